@@ -1,0 +1,681 @@
+package accessor
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// identityAccessor is one extension's connection and its state machine.
+//
+//	Disconnected ──connect starts──► Connecting ──verified──► Connected
+//	     ▲                               │                        │
+//	     └───────────── failed ──────────┘                        │
+//	     └──── credential changed or refused, target silent ──────┘
+//
+// Getters load published and nothing else. Everything else is bookkeeping under mu, which is never held across
+// I/O, a channel send or a callback. Work is done by jobs in the pool; a job that ends acts only if it is still
+// the accessor's current one.
+type identityAccessor struct {
+	key    client.ObjectKey
+	set    *Set
+	spread float64 // in [0,1): makes probes of identities that connected together drift apart
+
+	published atomic.Pointer[snapshot]
+
+	mu          sync.Mutex // guards what follows
+	removed     bool
+	object      client.Object       // as last reconciled; not changed
+	resolved    credential.Resolved // what cred and target were made for; zero Key if there are none
+	cred        credential.Credential
+	target      *target.Target
+	job         *job // under way, nil if none
+	backoff     wait.Backoff
+	nextConnect time.Time
+	down        time.Time // since when not connected, zero while connected
+	generation  int64     // counts connects
+	health      healthprobe.State
+	wish        probeWish
+	watches     map[string]*watch
+	announced   Reason // what the last Changed was about
+}
+
+// probeWish is whether somebody asked for a probe, beside the clock.
+type probeWish int
+
+const (
+	noWish    probeWish = iota
+	ownWish             // the identity got a 401
+	forTarget           // the target is silent; this member asks for all
+)
+
+// job is a connect or probe in the pool. Its address is its identity.
+type job struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	cred   credential.Credential
+	target *target.Target
+}
+
+func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
+	now := time.Now()
+	a := &identityAccessor{key: key, set: set, spread: rand.Float64(), backoff: set.options.ConnectBackoff, down: now}
+	a.published.Store(&snapshot{phase: Disconnected, reason: NotStarted, since: now,
+		err: &NotConnectedError{Extension: key, Reason: NotStarted, Since: now}})
+	return a
+}
+
+// effects are what a transition wants done once mu is released.
+type effects struct {
+	then    []func() // first, in order
+	changed bool     // tell the extension sources
+	wake    bool     // reconcile soon
+}
+
+// transition runs f under mu and then, without it, what f asks for.
+func (a *identityAccessor) transition(f func(now time.Time) effects) {
+	a.mu.Lock()
+	e := f(time.Now())
+	object := a.object
+	a.mu.Unlock()
+	for _, f := range e.then {
+		f()
+	}
+	if e.changed && object != nil {
+		a.set.options.Changed(object)
+	}
+	if e.wake {
+		a.set.options.Wake(a.key)
+	}
+}
+
+// reconcile takes what the extension is to connect as and starts what is due. It returns after what time to be
+// called again, 0 if only when woken.
+func (a *identityAccessor) reconcile(object client.Object, resolved credential.Resolved, resolveErr error) (again time.Duration) {
+	a.transition(func(now time.Time) (e effects) {
+		if a.removed {
+			return e
+		}
+		a.object = object
+		if resolveErr != nil {
+			reason := reasonOf(resolveErr)
+			if reason == Unreachable && a.cred != nil {
+				// Nothing is known against what we have; a cache could not be read.
+				resolved, resolveErr = a.resolved, nil
+			} else {
+				e = a.dropLocked(now, reason, resolveErr)
+				again = a.delayLocked(now)
+				return e
+			}
+		}
+		if resolved.Key != a.resolved.Key {
+			if a.cred != nil {
+				e = a.dropLocked(now, IdentityMismatch, errors.New("the extension acts as another identity now"))
+			}
+			t, err := a.set.targets.Acquire(resolved.Target)
+			if err != nil {
+				e.changed = a.dropLocked(now, InvalidCredential, err).changed || e.changed
+				again = a.delayLocked(now)
+				return e
+			}
+			a.resolved, a.cred, a.target = resolved, resolved.Open(), t
+			a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
+		}
+		action, after := decide(a.viewLocked(now), a.set.options.HealthProbe)
+		again = after
+		switch action {
+		case connect:
+			e.then = append(e.then, a.startConnectLocked(now))
+		case probe:
+			e.then = append(e.then, a.startProbeLocked())
+		}
+		return e
+	})
+	return again
+}
+
+func (a *identityAccessor) viewLocked(now time.Time) view {
+	s := a.published.Load()
+	v := view{
+		now: now, phase: s.phase, busy: a.job != nil, nextConnect: a.nextConnect,
+		health: a.health, wanted: a.wish != noWish, spread: a.spread,
+	}
+	if s.conn != nil {
+		v.health = effective(a.health, s.conn.lastServed())
+		v.target = a.target.Health()
+	}
+	return v
+}
+
+// delayLocked is how long to wait before looking at an extension that has nothing to connect with. Events usually
+// come first.
+func (a *identityAccessor) delayLocked(now time.Time) time.Duration {
+	if !now.Before(a.nextConnect) {
+		a.stepBackoffLocked(now)
+	}
+	return a.nextConnect.Sub(now)
+}
+
+// startConnectLocked makes the accessor Connecting and returns what to do without mu.
+func (a *identityAccessor) startConnectLocked(now time.Time) func() {
+	j := a.newJobLocked()
+	generation, expected := a.generation+1, a.resolved.Expected
+	a.publishLocked(now, Connecting, a.published.Load().reason, a.published.Load().err.Cause)
+	return func() {
+		a.set.pool.submit(j.target.Host(), func() {
+			defer j.cancel()
+			a.runConnect(j, generation, expected)
+		})
+	}
+}
+
+func (a *identityAccessor) startProbeLocked() func() {
+	j := a.newJobLocked()
+	conn, wish := a.published.Load().conn, a.wish
+	a.wish = noWish
+	return func() {
+		a.set.pool.submit(j.target.Host(), func() {
+			defer j.cancel()
+			a.runProbe(j, conn, wish)
+		})
+	}
+}
+
+func (a *identityAccessor) newJobLocked() *job {
+	ctx, cancel := context.WithCancel(a.set.life)
+	a.job = &job{ctx: ctx, cancel: cancel, cred: a.cred, target: a.target}
+	return a.job
+}
+
+// runConnect obtains a credential and asks the API server who it makes us. It runs in the pool, without mu.
+func (a *identityAccessor) runConnect(j *job, generation int64, expected Identity) {
+	if j.ctx.Err() != nil {
+		return // given up while it waited for its turn
+	}
+	options := a.set.options
+	prepareCtx, cancel := context.WithTimeout(j.ctx, options.Client.Timeout)
+	err := j.cred.Prepare(prepareCtx)
+	cancel()
+	if err != nil {
+		a.connectFailed(j, reasonOf(err), err)
+		return
+	}
+	asked := time.Now()
+	var conn *connection
+	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.cred, func() { a.sawUnauthorized(conn) })
+	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
+	if answer.Verdict == healthprobe.Valid && !expected.Matches(answer.Identity) {
+		answer = mismatch("expected", expected, answer.Identity)
+	}
+	if answer.Verdict != healthprobe.Valid {
+		if answer.unaccepted() {
+			j.cred.Discard(asked)
+		}
+		conn.close(a.notConnected(answer.reason, answer.Err))
+		a.connectFailed(j, answer.reason, answer.Err)
+		return
+	}
+	conn.identity = answer.Identity
+	a.connected(j, conn)
+}
+
+// told is an answer and what it means for the connection.
+type told struct {
+	healthprobe.Answer
+	reason Reason // why such an answer ends a connection; "" when Valid
+}
+
+// unaccepted reports whether the API server did not take the credential for what it should be.
+func (t told) unaccepted() bool { return t.reason == Unauthorized || t.reason == IdentityMismatch }
+
+// fromServer reports whether the answer came from the API server, and not from our own credential's failure.
+func (t told) fromServer() bool {
+	return t.Verdict.Answered() && (t.Err == nil || reasonOf(t.Err) == Unreachable)
+}
+
+func mismatch(what string, expected, seen Identity) told {
+	err := errors.Wrapf(errIdentityMismatch, "%s %s (UID %s), it states %s (UID %s)", what, expected.Username, expected.UID, seen.Username, seen.UID)
+	return told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: err}, reason: IdentityMismatch}
+}
+
+// ask probes once. A request that failed for want of a credential never left, so its error's status, if any, is
+// not the answer of the server that was to be asked.
+func ask(ctx context.Context, conn *connection, timeout time.Duration) told {
+	config := conn.restConfig()
+	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
+	answer := told{Answer: healthprobe.Ask(ctx, config, conn.httpClient, timeout)}
+	if answer.Err != nil {
+		if answer.reason = reasonOf(answer.Err); answer.reason == Unreachable {
+			answer.reason = reasonOfVerdict(answer.Verdict)
+		} else {
+			answer.Verdict = healthprobe.Failing
+		}
+	}
+	return answer
+}
+
+// askUntilTold asks again while the answer is Denied: an API server in its first moments denies rightful requests.
+// It takes no longer than timeout.
+func askUntilTold(ctx context.Context, conn *connection, timeout time.Duration) told {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		answer := ask(ctx, conn, timeout)
+		if answer.Verdict != healthprobe.Denied {
+			return answer
+		}
+		select {
+		case <-ctx.Done():
+			return answer
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+func (a *identityAccessor) connected(j *job, conn *connection) {
+	ours := false
+	a.transition(func(now time.Time) (e effects) {
+		if a.job != j {
+			return e
+		}
+		ours = true
+		a.job = nil
+		a.generation = conn.generation
+		a.health = healthprobe.State{}.After(now, nil)
+		a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
+		a.wish = noWish
+		a.down = time.Time{}
+		a.published.Store(&snapshot{phase: Connected, since: now, generation: conn.generation, conn: conn})
+		a.announced = ""
+		for _, w := range a.watches {
+			conn.owned.start(func() { a.reattach(conn, w) })
+		}
+		return effects{changed: true, wake: true}
+	})
+	if !ours {
+		conn.close(a.notConnected(NotStarted, errors.New("the connect came too late")))
+		return
+	}
+	a.set.options.Logger.Info("Connected", "extension", KeyString(a.key), "generation", conn.generation,
+		"username", conn.identity.Username, "uid", conn.identity.UID, "target", j.target.Host())
+	a.set.answered(j.target)
+}
+
+func (a *identityAccessor) connectFailed(j *job, reason Reason, cause error) {
+	if j.ctx.Err() != nil {
+		return // given up
+	}
+	a.transition(func(now time.Time) (e effects) {
+		if a.job != j {
+			return e
+		}
+		a.job = nil
+		a.health = a.health.After(now, cause)
+		a.stepBackoffLocked(now)
+		e = a.publishLocked(now, Disconnected, reason, cause)
+		e.wake = true // to be called again after delay
+		return e
+	})
+	a.set.options.Logger.V(1).Info("Connect failed", "extension", KeyString(a.key), "reason", reason, "error", cause.Error())
+	if reason == Unreachable {
+		j.target.MarkSilent()
+	} else {
+		a.set.answered(j.target)
+	}
+}
+
+// runProbe asks the API server who we are. It runs in the pool, without mu.
+func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
+	if j.ctx.Err() != nil {
+		return
+	}
+	asked := time.Now()
+	answer := ask(j.ctx, conn, a.set.options.HealthProbe.Timeout)
+	if answer.Verdict == healthprobe.Valid && !conn.identity.Matches(answer.Identity) {
+		answer = mismatch("connected as", conn.identity, answer.Identity)
+	}
+	if answer.unaccepted() {
+		j.cred.Discard(asked)
+	}
+	current := false
+	a.transition(func(now time.Time) (e effects) {
+		if a.job != j || j.ctx.Err() != nil {
+			return e
+		}
+		current = true
+		a.job = nil
+		return a.probedLocked(now, conn, answer)
+	})
+	switch {
+	case !current:
+	case answer.fromServer():
+		a.set.answered(j.target)
+	case answer.Verdict == healthprobe.Silent:
+		j.target.MarkSilent()
+		if wish == forTarget && a.set.options.HealthProbe.Failed(j.target.Probed(time.Now(), answer.Err)) {
+			a.set.targetDown(j.target, answer.Err)
+		}
+	}
+}
+
+func (a *identityAccessor) probedLocked(now time.Time, conn *connection, answer told) effects {
+	switch {
+	case answer.Verdict == healthprobe.Valid:
+		a.health = a.health.After(now, nil)
+	case answer.Verdict == healthprobe.Denied:
+		// It answers, and says nothing of the identity: neither a success nor a failure.
+		a.health.LastProbeTime, a.health.LastError = now, answer.Err
+	case answer.unaccepted():
+		a.health = a.health.After(now, answer.Err)
+		a.nextConnect = now // with a new token it may well work
+		return a.disconnectLocked(now, answer.reason, answer.Err)
+	default:
+		a.health = effective(a.health, conn.lastServed()).After(now, answer.Err)
+		if a.set.options.HealthProbe.Failed(a.health) {
+			a.stepBackoffLocked(now)
+			return a.disconnectLocked(now, answer.reason, answer.Err)
+		}
+	}
+	return effects{wake: true} // for the next clock
+}
+
+// stepBackoffLocked puts off the next connect.
+func (a *identityAccessor) stepBackoffLocked(now time.Time) {
+	a.nextConnect = now.Add(a.backoff.Step())
+}
+
+// targetSilent ends the connection because its target does not answer anybody.
+func (a *identityAccessor) targetSilent(t *target.Target, cause error) {
+	a.transition(func(now time.Time) (e effects) {
+		if a.target != t || a.published.Load().phase != Connected {
+			return e
+		}
+		a.stepBackoffLocked(now)
+		return a.disconnectLocked(now, Unreachable, cause)
+	})
+}
+
+// targetBack brings the next connect forward to at, if it waits because the target was silent.
+func (a *identityAccessor) targetBack(t *target.Target, at time.Time) {
+	a.transition(func(time.Time) (e effects) {
+		if a.waitsForLocked(t) && a.nextConnect.After(at) {
+			a.nextConnect = at
+			e.wake = true
+		}
+		return e
+	})
+}
+
+func (a *identityAccessor) waitsFor(t *target.Target) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.waitsForLocked(t)
+}
+
+func (a *identityAccessor) waitsForLocked(t *target.Target) bool {
+	s := a.published.Load()
+	return a.target == t && s.phase == Disconnected && s.reason == Unreachable
+}
+
+// sawUnauthorized is told of every 401 that a connection got. Only the probe can tell what it means: an
+// aggregated API's 401 says nothing about the token. One probe per Interval is enough.
+func (a *identityAccessor) sawUnauthorized(conn *connection) {
+	a.transition(func(now time.Time) (e effects) {
+		interval := a.set.options.HealthProbe.Interval
+		if a.published.Load().conn != conn || a.wish != noWish || a.job != nil || now.Before(a.health.LastProbeTime.Add(interval)) {
+			return e
+		}
+		a.wish = ownWish
+		return effects{wake: true}
+	})
+}
+
+// askForTarget makes the accessor probe on behalf of its target.
+func (a *identityAccessor) askForTarget() {
+	a.transition(func(time.Time) (e effects) {
+		if a.published.Load().phase != Connected || a.job != nil {
+			return e
+		}
+		a.wish = forTarget
+		return effects{wake: true}
+	})
+}
+
+// remove ends the accessor for ever.
+func (a *identityAccessor) remove(reason Reason, cause error) {
+	a.transition(func(now time.Time) (e effects) {
+		if a.removed {
+			return e
+		}
+		a.removed = true
+		e = a.dropLocked(now, reason, cause)
+		for _, w := range a.watches {
+			e.then = append(e.then, w.end)
+		}
+		a.watches = nil
+		e.changed, e.wake = true, false
+		return e
+	})
+}
+
+// dropLocked gives up the connection, what is under way, and the credential.
+func (a *identityAccessor) dropLocked(now time.Time, reason Reason, cause error) effects {
+	e := a.disconnectLocked(now, reason, cause)
+	if a.cred != nil {
+		e.then = append(e.then, a.cred.Close, a.target.Release)
+	}
+	a.resolved, a.cred, a.target = credential.Resolved{}, nil, nil
+	return e
+}
+
+// disconnectLocked ends the connection and what is under way, if any, and publishes why. Watches stay registered.
+func (a *identityAccessor) disconnectLocked(now time.Time, reason Reason, cause error) effects {
+	if a.job != nil {
+		a.job.cancel()
+		a.job = nil
+	}
+	conn := a.published.Load().conn
+	e := a.publishLocked(now, Disconnected, reason, cause)
+	if conn != nil {
+		conn.close(a.published.Load().err)
+		a.wish = noWish
+		e.wake = true
+		e.then = append(e.then, func() {
+			a.set.options.Logger.Info("Disconnected", "extension", KeyString(a.key), "generation", conn.generation, "reason", reason, "error", errorText(cause))
+		})
+	}
+	return e
+}
+
+// publishLocked publishes that the accessor is not connected. It asks for an event when the reason is news.
+func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reason, cause error) (e effects) {
+	before := a.published.Load()
+	since := before.since
+	if before.phase != phase {
+		since = now
+	}
+	if a.down.IsZero() {
+		a.down = now
+	}
+	a.published.Store(&snapshot{phase: phase, reason: reason, since: since, generation: a.generation,
+		err: &NotConnectedError{Extension: a.key, Reason: reason, Since: a.down, Cause: cause}})
+	if phase == Disconnected && (before.conn != nil || a.announced != reason) {
+		a.announced = reason
+		e.changed = true
+	}
+	return e
+}
+
+func (a *identityAccessor) notConnected(reason Reason, cause error) *NotConnectedError {
+	return &NotConnectedError{Extension: a.key, Reason: reason, Since: time.Now(), Cause: cause}
+}
+
+// register adds a watch, feeds it, and gives the controller its source.
+func (a *identityAccessor) register(ctx context.Context, watcher Watcher) error {
+	for {
+		s := a.published.Load()
+		if s.conn == nil {
+			return s.err
+		}
+		w, existing, err := a.reserve(s.conn, watcher)
+		if err != nil {
+			return err
+		}
+		if existing == nil {
+			w.failed = a.firstAttach(ctx, s.conn, w, watcher)
+			if w.failed != nil {
+				a.forget(w)
+			}
+			close(w.registered)
+			return w.failed
+		}
+		// Somebody else registers, or registered, the same watch.
+		select {
+		case <-existing.registered:
+			if existing.failed == nil {
+				return nil
+			}
+		case <-ctx.Done():
+			return errors.Wrapf(context.Cause(ctx), "watch %q", watcher.Name())
+		}
+	}
+}
+
+// reserve enters a new watch under its name, or its dependent in the one that is there.
+func (a *identityAccessor) reserve(conn *connection, watcher Watcher) (w, existing *watch, err error) {
+	w, err = newWatch(watcher, a.set.options.Scheme)
+	if err != nil {
+		return nil, nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.published.Load().conn != conn {
+		return nil, nil, conn.err() // whatever is not published any more has ended
+	}
+	existing = a.watches[w.name]
+	if existing == nil {
+		if a.watches == nil {
+			a.watches = map[string]*watch{}
+		}
+		a.watches[w.name] = w
+		return w, nil, nil
+	}
+	if !existing.sameAs(w) {
+		return nil, nil, errors.Wrapf(ErrWatchConflict, "extension %s, watch %q", KeyString(a.key), w.name)
+	}
+	existing.dependents = withDependent(existing.dependents, watcher.dependent())
+	return nil, existing, nil
+}
+
+func (a *identityAccessor) firstAttach(ctx context.Context, conn *connection, w *watch, watcher Watcher) error {
+	h, err := conn.handles()
+	if err != nil {
+		return err
+	}
+	informer, err := h.cache.GetScopedInformer(ctx, w.object, w.scope)
+	if err != nil {
+		return errors.WithMessagef(err, "extension %s, watch %q", KeyString(a.key), w.name)
+	}
+	if err := w.attach(conn, informer); err != nil {
+		return err
+	}
+	return errors.Wrapf(watcher.start(w.ready), "extension %s, watch %q: adding a source to the controller", KeyString(a.key), w.name)
+}
+
+// reattach feeds a watch from a new connection. What fails is tried again as long as the connection lives: the
+// kind may be served again.
+func (a *identityAccessor) reattach(conn *connection, w *watch) {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
+	for conn.err() == nil && w.live() {
+		h, err := conn.handles()
+		if err == nil {
+			informer, informerErr := h.cache.GetScopedInformer(conn.life, w.object, w.scope)
+			if err = informerErr; err == nil {
+				err = w.attach(conn, informer)
+			}
+		}
+		if err == nil {
+			return
+		}
+		a.set.options.Logger.V(1).Info("Watch not resumed yet", "extension", KeyString(a.key), "watch", w.name, "error", err.Error())
+		select {
+		case <-conn.life.Done():
+		case <-time.After(backoff.Step()):
+		}
+	}
+}
+
+// unregister takes dependents from a watch, all if none are given, and ends it when none is left.
+func (a *identityAccessor) unregister(name string, dependents []types.UID) {
+	a.mu.Lock()
+	w := a.watches[name]
+	if w != nil {
+		if w.dependents = withoutDependents(w.dependents, dependents); len(w.dependents) > 0 {
+			w = nil
+		} else {
+			delete(a.watches, name)
+		}
+	}
+	a.mu.Unlock()
+	if w != nil {
+		w.end()
+	}
+}
+
+func (a *identityAccessor) forget(w *watch) {
+	a.mu.Lock()
+	if a.watches[w.name] == w {
+		delete(a.watches, w.name)
+	}
+	a.mu.Unlock()
+	w.end()
+}
+
+// state is a picture for people.
+func (a *identityAccessor) state() ConnectionState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.published.Load()
+	state := ConnectionState{Extension: a.key, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.health}
+	if a.object != nil {
+		state.UID = a.object.GetUID()
+	}
+	if a.target != nil {
+		state.Target = a.target.Host()
+	}
+	if a.cred != nil {
+		state.TokenExpires = a.cred.Expires()
+	}
+	if s.conn != nil {
+		state.Identity = s.conn.identity
+		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
+		state.Health = withTarget(effective(a.health, s.conn.lastServed()), a.target.Health())
+	} else if s.err.Cause != nil {
+		state.Message = s.err.Cause.Error()
+	}
+	for _, w := range a.watches {
+		state.Watches = append(state.Watches, WatchState{Name: w.name, Kind: w.kind, Dependents: slices.Clone(w.dependents)})
+	}
+	slices.SortFunc(state.Watches, func(x, y WatchState) int { return cmp.Compare(x.Name, y.Name) })
+	return state
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

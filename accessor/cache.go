@@ -1,0 +1,123 @@
+package accessor
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+)
+
+// boundCache is the cache of a connection: made and started on first use, ended with the connection. Every call is
+// bounded by the caller's context, by Client.Timeout and by the connection's life, whichever is first.
+type boundCache struct {
+	conn   *connection
+	scoped func() (scopedcache.Cache, error)
+}
+
+var _ scopedcache.Cache = (*boundCache)(nil)
+
+func newBoundCache(c *connection) *boundCache {
+	return &boundCache{conn: c, scoped: sync.OnceValues(c.startCache)}
+}
+
+// startCache does no I/O: a scope asks the API server when it is first used.
+func (c *connection) startCache() (scopedcache.Cache, error) {
+	made, err := scopedcache.New(c.config, cache.Options{
+		HTTPClient:       c.streams,
+		Scheme:           c.options.Scheme,
+		Mapper:           c.mapper,
+		SyncPeriod:       c.options.Cache.SyncPeriod,
+		DefaultTransform: c.options.Cache.DefaultTransform,
+		ByObject:         c.options.Cache.ByObject,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, index := range c.options.Cache.Indexes {
+		if err := made.IndexField(c.life, index.Object, index.Field, index.ExtractValue); err != nil {
+			return nil, err
+		}
+	}
+	c.owned.start(func() { _ = made.Start(c.life) }) // ends with the connection and never fails otherwise
+	made.WaitForCacheSync(c.life)                    // it has no scope yet, so this waits for Start only
+	return made.(scopedcache.Cache), nil
+}
+
+// do calls f with the cache unless the connection has ended, and says so when it ends meanwhile.
+func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache.Cache) error) error {
+	if err := b.conn.err(); err != nil {
+		return err
+	}
+	scoped, err := b.scoped()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := b.conn.bind(ctx)
+	defer cancel()
+	err = f(ctx, scoped)
+	if ended := b.conn.err(); ended != nil {
+		return ended // also instead of a success: what was read may be gone
+	}
+	return err
+}
+
+func (b *boundCache) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.Get(ctx, key, object, opts...) })
+}
+
+func (b *boundCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.List(ctx, list, opts...) })
+}
+
+func (b *boundCache) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
+	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		informer, err = c.GetInformer(ctx, object, opts...)
+		return err
+	})
+	return informer, err
+}
+
+func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
+	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		informer, err = c.GetInformerForKind(ctx, gvk, opts...)
+		return err
+	})
+	return informer, err
+}
+
+func (b *boundCache) GetScopedInformer(ctx context.Context, object client.Object, scope scopedcache.Scope) (informer cache.Informer, err error) {
+	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		informer, err = c.GetScopedInformer(ctx, object, scope)
+		return err
+	})
+	return informer, err
+}
+
+func (b *boundCache) RemoveInformer(ctx context.Context, object client.Object) error {
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.RemoveInformer(ctx, object) })
+}
+
+func (b *boundCache) IndexField(ctx context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.IndexField(ctx, object, field, extract) })
+}
+
+// Start waits for the end of ctx or of the connection, which started the cache.
+func (b *boundCache) Start(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-b.conn.life.Done():
+	}
+	return nil
+}
+
+func (b *boundCache) WaitForCacheSync(ctx context.Context) (synced bool) {
+	err := b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		synced = c.WaitForCacheSync(ctx)
+		return nil
+	})
+	return synced && err == nil
+}

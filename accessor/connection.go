@@ -1,0 +1,264 @@
+package accessor
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/target"
+)
+
+// connection is what a successful connect makes. Its fields never change once it is published; clients are built
+// on first use. After close everything that was handed out fails at once with the reason, for ever.
+type connection struct {
+	options    *Options
+	generation int64
+	identity   Identity // as the API server stated it; set before publishing
+
+	life  context.Context // ends with the connection; its cause is the *NotConnectedError
+	end   context.CancelCauseFunc
+	owned *goroutines // that end with life
+
+	config     *rest.Config // authenticates as the identity, holds no secret; copied before it is handed out
+	httpClient *http.Client // for requests that end
+	streams    *http.Client // for watches: without a timeout
+	mapper     *target.Mapper
+
+	served       atomic.Int64 // Unix nanoseconds of the identity's last successful request
+	unauthorized func()       // told of every 401; must not block
+
+	handles func() (*handles, error) // built once, without I/O
+	cluster func() (cluster.Cluster, error)
+}
+
+// handles are the clients of a connection.
+type handles struct {
+	client client.Client // reads cached, writes live
+	live   client.Client
+	cache  *boundCache
+}
+
+// newConnection does no I/O. What it makes must be closed.
+func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
+	t *target.Target, cred credential.Credential, unauthorized func()) *connection {
+	life, end := context.WithCancelCause(parent)
+	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, unauthorized: unauthorized}
+
+	wrap := func(next http.RoundTripper) http.RoundTripper {
+		return &guard{conn: c, next: cred.RoundTripper(t.Observe(next))}
+	}
+	c.config = t.Config()
+	c.config.UserAgent = options.Client.UserAgent + " extension/" + KeyString(key)
+	c.config.Timeout = options.Client.Timeout
+	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
+	c.config.RateLimiter = &limiter{RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c}
+	c.config.WrapTransport = wrap
+
+	transport := &guard{conn: c, next: cred.RoundTripper(t.RoundTripper())}
+	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout}
+	c.streams = &http.Client{Transport: transport}
+	c.mapper = t.Mapper(c.config, c.httpClient)
+
+	c.handles = sync.OnceValues(c.newHandles)
+	c.cluster = sync.OnceValues(c.newCluster)
+	return c
+}
+
+// close ends the connection: requests and streams under way, informers, and every handle.
+func (c *connection) close(reason *NotConnectedError) { c.end(reason) }
+
+// err is why the connection ended, nil while it lives.
+func (c *connection) err() error {
+	if c.life.Err() == nil {
+		return nil
+	}
+	return context.Cause(c.life)
+}
+
+// bind returns a context that ends with the caller's, with the connection, or after Client.Timeout.
+func (c *connection) bind(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancelTimeout := context.WithTimeout(ctx, c.options.Client.Timeout)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.life, func() { cancel(context.Cause(c.life)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		cancelTimeout()
+	}
+}
+
+// lastServed is when a request of the identity last succeeded.
+func (c *connection) lastServed() time.Time {
+	if nanos := c.served.Load(); nanos != 0 {
+		return time.Unix(0, nanos)
+	}
+	return time.Time{}
+}
+
+// restConfig returns a copy that its receiver may change at will.
+func (c *connection) restConfig() *rest.Config {
+	config := rest.CopyConfig(c.config)
+	config.CAData = append([]byte(nil), c.config.CAData...)
+	return config
+}
+
+func (c *connection) newHandles() (*handles, error) {
+	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
+	live, err := client.New(c.config, options)
+	if err != nil {
+		return nil, errors.Wrap(err, "making a client")
+	}
+	bound := newBoundCache(c)
+	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.Cache.DisableFor, Unstructured: true}
+	cached, err := client.New(c.config, options)
+	if err != nil {
+		return nil, errors.Wrap(err, "making a cached client")
+	}
+	return &handles{client: cached, live: live, cache: bound}, nil
+}
+
+func (c *connection) newCluster() (cluster.Cluster, error) {
+	h, err := c.handles()
+	if err != nil {
+		return nil, err
+	}
+	made, err := cluster.New(c.restConfig(), func(o *cluster.Options) {
+		o.Scheme = c.options.Scheme
+		o.Logger = c.options.Logger
+		o.HTTPClient = c.streams
+		o.MapperProvider = func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return c.mapper, nil }
+		o.NewCache = func(*rest.Config, cache.Options) (cache.Cache, error) { return h.cache, nil }
+		o.NewClient = func(*rest.Config, client.Options) (client.Client, error) { return h.client, nil }
+	})
+	if err != nil {
+		return nil, errors.Wrap(err, "making a cluster.Cluster")
+	}
+	return &boundCluster{Cluster: made, conn: c}, nil
+}
+
+// boundCluster is a cluster.Cluster that runs as long as its connection, whoever starts it.
+type boundCluster struct {
+	cluster.Cluster
+	conn *connection
+}
+
+// Start returns when ctx is done, or the connection is: then with the reason.
+func (b *boundCluster) Start(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(b.conn.life, func() { cancel(nil) })
+	defer stop()
+	if err := b.Cluster.Start(ctx); err != nil { // ends its event recorders when it returns
+		return err
+	}
+	return b.conn.err()
+}
+
+// guard is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
+// what is under way with it, names the extension to the API server, and notes what the answers mean.
+type guard struct {
+	conn *connection
+	next http.RoundTripper
+}
+
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if err := g.conn.err(); err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
+		}
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(req.Context())
+	stop := context.AfterFunc(g.conn.life, func() { cancel(context.Cause(g.conn.life)) })
+	release := func() {
+		stop()
+		cancel(nil)
+	}
+	if req.Header.Get("User-Agent") == "" {
+		req = utilnet.CloneRequest(req)
+		req.Header.Set("User-Agent", g.conn.config.UserAgent)
+	}
+	resp, err := g.next.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		release()
+		if ended := g.conn.err(); ended != nil {
+			return nil, ended
+		}
+		return nil, err
+	}
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized:
+		g.conn.unauthorized()
+	case resp.StatusCode < http.StatusBadRequest:
+		g.conn.served.Store(time.Now().UnixNano())
+	}
+	resp.Body = bodyWithRelease(resp.Body, release)
+	return resp, nil
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (g *guard) WrappedRoundTripper() http.RoundTripper { return g.next }
+
+// releasingBody is a response body that calls release when it is closed.
+type releasingBody struct {
+	io.ReadCloser
+	release func()
+}
+
+func (b *releasingBody) Close() error {
+	defer b.release()
+	return b.ReadCloser.Close()
+}
+
+// releasingStream is a releasingBody that can be written to, as after an upgrade of the protocol.
+type releasingStream struct {
+	releasingBody
+	io.Writer
+}
+
+func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
+	if writer, ok := body.(io.Writer); ok {
+		return &releasingStream{releasingBody{body, release}, writer}
+	}
+	return &releasingBody{body, release}
+}
+
+// limiter is the identity's rate limit; nobody waits for it after the connection has ended.
+type limiter struct {
+	flowcontrol.RateLimiter
+	conn *connection
+}
+
+// Wait implements flowcontrol.RateLimiter.
+func (l *limiter) Wait(ctx context.Context) error {
+	if err := l.conn.err(); err != nil {
+		return err
+	}
+	if l.TryAccept() {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(l.conn.life, func() { cancel(context.Cause(l.conn.life)) })
+	defer stop()
+	if err := l.RateLimiter.Wait(ctx); err != nil {
+		if ended := l.conn.err(); ended != nil {
+			return ended
+		}
+		return err
+	}
+	return nil
+}

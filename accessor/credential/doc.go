@@ -1,0 +1,30 @@
+// Package credential decides whom a connection acts as, and proves it on every request.
+//
+// # Setup
+//
+// The author of a host operator picks a [Provider]; [ServiceAccountTokens] is the default.
+//
+//	credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+//		NamespacePath: "metadata.namespace",
+//		NamePath:      "spec.serviceAccountName",
+//	})
+//
+// # Usage
+//
+// clustercache binds the provider to the cluster of the extensions and resolves every extension on every
+// reconcile, from caches only. A [Resolved] tells the target, the expected identity, and a key that changes
+// exactly when the connection must: same target and same identity, same key, however often the secret behind
+// it rotates. Its Open yields the [Credential] whose RoundTripper authenticates requests.
+//
+// # Considerations
+//
+//   - Fail closed. What reaches a target starts from an allow-list of fields ([Anonymous]); the RoundTripper
+//     overwrites Authorization and removes every impersonation header, and a request without a token is
+//     refused here instead of being sent as somebody else.
+//   - Tokens come from the TokenRequest API with the UID of the ServiceAccount as a precondition, are shared by
+//     extensions that name the same ServiceAccount, kept until the last of them goes, and renewed after 70 to
+//     80 % of their life by one request at a time.
+//   - Secrets are kept behind closures, so that printing any value here with %+v shows none, and TokenRequests
+//     do not pass through client-go's body logging.
+//   - The interfaces are sealed so that they can grow; [FromRESTConfigMapper] is the way in for others.
+package credential

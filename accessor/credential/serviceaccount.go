@@ -1,0 +1,174 @@
+package credential
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// minLifetime is the shortest life that the TokenRequest API grants.
+const minLifetime = 10 * time.Minute
+
+// ServiceAccountOptions configure ServiceAccountTokens. The zero value is for ClusterExtensions.
+type ServiceAccountOptions struct {
+	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its ServiceAccount,
+	// such as "metadata.namespace". They default to "spec.namespace" and "spec.serviceAccount.name".
+	NamespacePath, NamePath string
+	// Audiences of the tokens; empty means the API server's own.
+	Audiences []string
+	// Lifetime to ask for; the server decides. Defaults to 1 h, at least 10 min.
+	Lifetime time.Duration
+}
+
+// ServiceAccountTokens is the default provider: every extension names a ServiceAccount of the cluster it lives
+// in and acts as it with tokens from the TokenRequest API. The host operator needs "create" on
+// serviceaccounts/token and get, list and watch on the metadata of serviceaccounts.
+func ServiceAccountTokens(options ServiceAccountOptions) Provider {
+	return serviceAccountTokens(options)
+}
+
+type serviceAccountTokens ServiceAccountOptions
+
+func (serviceAccountTokens) sealed() {}
+
+func (o serviceAccountTokens) Bind(host cluster.Cluster) (Resolver, error) {
+	if o.NamespacePath == "" {
+		o.NamespacePath = "spec.namespace"
+	}
+	if o.NamePath == "" {
+		o.NamePath = "spec.serviceAccount.name"
+	}
+	if o.Lifetime == 0 {
+		o.Lifetime = time.Hour
+	}
+	if o.Lifetime < minLifetime {
+		return nil, errors.Errorf("Lifetime is %s, the TokenRequest API grants %s at the least", o.Lifetime, minLifetime)
+	}
+	namespacePath, err := fieldPath(o.NamespacePath)
+	if err != nil {
+		return nil, errors.WithMessage(err, "NamespacePath")
+	}
+	namePath, err := fieldPath(o.NamePath)
+	if err != nil {
+		return nil, errors.WithMessage(err, "NamePath")
+	}
+	reach, err := Anonymous(host.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	issuer, err := newTokenIssuer(host, o.Audiences, o.Lifetime)
+	if err != nil {
+		return nil, err
+	}
+	return &serviceAccountResolver{
+		namespacePath: namespacePath, namePath: namePath,
+		serviceAccounts: host.GetCache(), target: reach, tokens: tokens{issue: issuer.issue},
+	}, nil
+}
+
+// serviceAccountResolver resolves extensions that name a ServiceAccount of their own cluster.
+type serviceAccountResolver struct {
+	namespacePath, namePath []string
+	serviceAccounts         client.Reader // cached metadata
+	target                  *rest.Config
+	tokens                  tokens
+}
+
+func (*serviceAccountResolver) sealed() {}
+
+func (*serviceAccountResolver) UsesServiceAccounts() bool { return true }
+
+func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.NamespacedName, error) {
+	content, err := contentOf(object)
+	if err != nil {
+		return types.NamespacedName{}, err
+	}
+	namespace, err := stringAt(content, r.namespacePath)
+	if err != nil {
+		return types.NamespacedName{}, err
+	}
+	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %q is no namespace: %s", strings.Join(r.namespacePath, "."), namespace, problems[0])
+	}
+	name, err := stringAt(content, r.namePath)
+	if err != nil {
+		return types.NamespacedName{}, err
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %q is no name: %s", strings.Join(r.namePath, "."), name, problems[0])
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}
+
+func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (Resolved, error) {
+	key, err := r.ServiceAccount(object)
+	if err != nil {
+		return Resolved{}, err
+	}
+	serviceAccount := &metav1.PartialObjectMetadata{}
+	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
+	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {
+		if apierrors.IsNotFound(err) {
+			return Resolved{}, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
+		}
+		return Resolved{}, errors.WithMessagef(err, "reading serviceaccount %s", key)
+	}
+	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
+	return Resolved{
+		Key:    strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00"),
+		Target: r.target,
+		Expected: healthprobe.Identity{
+			Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name,
+			UID:      id.uid,
+		},
+		open: func() Credential { return r.tokens.open(id) },
+	}, nil
+}
+
+// fieldPath splits a dotted path; a leading dot, as kubectl and CRDs write it, is allowed.
+func fieldPath(dotted string) ([]string, error) {
+	path := strings.Split(strings.TrimPrefix(dotted, "."), ".")
+	for _, field := range path {
+		if field == "" {
+			return nil, errors.Errorf("%q is no dotted path to a field", dotted)
+		}
+	}
+	return path, nil
+}
+
+func contentOf(object client.Object) (map[string]any, error) {
+	if u, ok := object.(*unstructured.Unstructured); ok {
+		return u.Object, nil
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return nil, errors.Wrapf(&joined{kind: ErrInvalidReference, cause: err}, "reading the fields of a %T", object)
+	}
+	return content, nil
+}
+
+// stringAt returns the string at path, which must be there and not empty.
+func stringAt(content map[string]any, path []string) (string, error) {
+	value, found, err := unstructured.NestedString(content, path...)
+	switch {
+	case err != nil:
+		return "", errors.Wrapf(&joined{kind: ErrInvalidReference, cause: err}, "%s", strings.Join(path, "."))
+	case !found || value == "":
+		return "", errors.Wrapf(ErrInvalidReference, "%s is not set", strings.Join(path, "."))
+	}
+	return value, nil
+}

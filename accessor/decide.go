@@ -1,0 +1,77 @@
+package accessor
+
+import (
+	"time"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// action is what a reconcile starts.
+type action int
+
+const (
+	nothing action = iota
+	connect
+	probe
+)
+
+// view is what decide looks at.
+type view struct {
+	now         time.Time
+	phase       Phase
+	busy        bool // a connect or probe is under way; its end wakes the reconciler
+	nextConnect time.Time
+	health      healthprobe.State
+	target      healthprobe.State
+	wanted      bool // somebody asked for a probe
+	spread      float64
+}
+
+// decide says what to start now, and else after what time to look again; 0 means when something happens.
+func decide(v view, options healthprobe.Options) (action, time.Duration) {
+	switch {
+	case v.busy:
+		return nothing, 0
+	case v.phase != Connected:
+		if v.now.Before(v.nextConnect) {
+			return nothing, v.nextConnect.Sub(v.now)
+		}
+		return connect, 0
+	case v.wanted:
+		return probe, 0
+	case v.target.ConsecutiveFailures > 0:
+		// The server is silent: it is asked on behalf of all, so that a server that is down meets one probe
+		// per Interval and not one per identity.
+		return nothing, options.Interval
+	}
+	if due := options.Due(v.health, v.spread); v.now.Before(due) {
+		return nothing, due.Sub(v.now)
+	}
+	return probe, 0
+}
+
+// effective is the health of a connection whose identity was last served at served: that counts as a probe.
+func effective(health healthprobe.State, served time.Time) healthprobe.State {
+	if served.After(health.LastProbeTime) {
+		return health.After(served, nil)
+	}
+	if served.After(health.LastProbeSuccessTime) {
+		health.LastProbeSuccessTime = served
+	}
+	return health
+}
+
+// withTarget is the health to show: while the target is silent, so is the connection.
+func withTarget(health, target healthprobe.State) healthprobe.State {
+	if target.ConsecutiveFailures > health.ConsecutiveFailures && target.LastProbeTime.After(health.LastProbeSuccessTime) {
+		health.ConsecutiveFailures = target.ConsecutiveFailures
+		health.LastProbeTime = target.LastProbeTime
+		health.LastError = target.LastError
+	}
+	return health
+}
+
+// wakeWindow is over what time the waiters of a target that is back are spread, so that it meets no storm.
+func wakeWindow(waiters int) time.Duration {
+	return min(time.Duration(waiters)*50*time.Millisecond, 10*time.Second)
+}

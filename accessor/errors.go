@@ -1,0 +1,121 @@
+package accessor
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pkg/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// ErrNotConnected is in the chain of every error that is due to an extension not being connected, for errors.Is.
+var ErrNotConnected = errors.New("not connected")
+
+// ErrWatchConflict is returned by Watch for a name that is in use for another kind or scope.
+var ErrWatchConflict = errors.New("the watch is registered for another kind or scope")
+
+// Reason says in one word why an extension is not connected. It is "" when it is.
+type Reason string
+
+const (
+	// NotStarted: nothing was tried yet. Either the extension is unknown here, or the replica does not lead, or
+	// the first connect is under way.
+	NotStarted Reason = "NotStarted"
+	// InvalidReference: the extension names no ServiceAccount, or none that can exist.
+	InvalidReference Reason = "InvalidReference"
+	// ServiceAccountNotFound: the ServiceAccount does not exist, or was recreated this moment.
+	ServiceAccountNotFound Reason = "ServiceAccountNotFound"
+	// TokenRequestFailed: the API server gave no token.
+	TokenRequestFailed Reason = "TokenRequestFailed"
+	// InvalidCredential: what was provided cannot be used as a credential.
+	InvalidCredential Reason = "InvalidCredential"
+	// NotAllowed: the extension may not act as that ServiceAccount.
+	NotAllowed Reason = "NotAllowed"
+	// Unauthorized: the API server does not accept the credential.
+	Unauthorized Reason = "Unauthorized"
+	// IdentityMismatch: the API server accepts the credential as somebody else's.
+	IdentityMismatch Reason = "IdentityMismatch"
+	// Unreachable: no answer from the API server.
+	Unreachable Reason = "Unreachable"
+	// ProbeFailed: the API server answers, but not the question who we are.
+	ProbeFailed Reason = "ProbeFailed"
+	// Deleted: the extension is gone.
+	Deleted Reason = "Deleted"
+)
+
+// NotConnectedError says which extension is not connected, why and since when. Values are shared: do not change
+// them.
+type NotConnectedError struct {
+	Extension client.ObjectKey
+	Reason    Reason
+	Since     time.Time // zero if the extension is unknown
+	Cause     error     // what failed last, nil if nothing did
+}
+
+// Error implements error. It never holds a secret.
+func (e *NotConnectedError) Error() string {
+	if e.Cause == nil {
+		return fmt.Sprintf("extension %s: %s (%s)", KeyString(e.Extension), ErrNotConnected, e.Reason)
+	}
+	return fmt.Sprintf("extension %s: %s (%s): %s", KeyString(e.Extension), ErrNotConnected, e.Reason, e.Cause)
+}
+
+// Is makes errors.Is(err, ErrNotConnected) true.
+func (e *NotConnectedError) Is(target error) bool { return target == ErrNotConnected }
+
+// Unwrap returns the cause.
+func (e *NotConnectedError) Unwrap() error { return e.Cause }
+
+// errIdentityMismatch is the cause of IdentityMismatch.
+var errIdentityMismatch = errors.New("the API server takes us for somebody else")
+
+// errNotAllowed marks the error of a rule that forbids an extension its ServiceAccount.
+type notAllowedError struct{ cause error }
+
+func (e *notAllowedError) Error() string { return e.cause.Error() }
+func (e *notAllowedError) Unwrap() error { return e.cause }
+
+// NotAllowedError marks err as the verdict of a rule that forbids an extension to act as its ServiceAccount.
+func NotAllowedError(err error) error { return &notAllowedError{cause: err} }
+
+// reasonOf says why resolving, or obtaining a credential, failed.
+func reasonOf(err error) Reason {
+	var notAllowed *notAllowedError
+	switch {
+	case errors.As(err, &notAllowed):
+		return NotAllowed
+	case errors.Is(err, credential.ErrInvalidReference):
+		return InvalidReference
+	case errors.Is(err, credential.ErrServiceAccountNotFound):
+		return ServiceAccountNotFound
+	case errors.Is(err, credential.ErrTokenRequestFailed):
+		return TokenRequestFailed
+	case errors.Is(err, credential.ErrInvalidCredential):
+		return InvalidCredential
+	default:
+		return Unreachable
+	}
+}
+
+// reasonOfVerdict says why a probe that was not Valid ends or prevents a connection.
+func reasonOfVerdict(verdict healthprobe.Verdict) Reason {
+	switch verdict {
+	case healthprobe.Unauthorized:
+		return Unauthorized
+	case healthprobe.Silent:
+		return Unreachable
+	default:
+		return ProbeFailed
+	}
+}
+
+// KeyString formats a key as "namespace/name", or "name" where there is no namespace.
+func KeyString(key client.ObjectKey) string {
+	if key.Namespace == "" {
+		return key.Name
+	}
+	return key.String()
+}

@@ -1,0 +1,27 @@
+package accessor
+
+import "sync"
+
+// goroutines counts goroutines so that their owner can wait for their end. The zero value is ready.
+type goroutines struct {
+	mu     sync.Mutex
+	closed bool // guarded by mu
+	group  sync.WaitGroup
+}
+
+// start runs f in a goroutine, unless wait was called. f must end when its connection does.
+func (g *goroutines) start(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.group.Go(f)
+	}
+}
+
+// wait returns when all have ended; none starts any more.
+func (g *goroutines) wait() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.group.Wait()
+}

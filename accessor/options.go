@@ -1,0 +1,69 @@
+package accessor
+
+import (
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// CacheOptions configure the cache of every connection.
+type CacheOptions struct {
+	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults to 10 h.
+	SyncPeriod *time.Duration
+	// DefaultTransform is applied to every object before it is cached, unless ByObject has another for its kind.
+	DefaultTransform toolscache.TransformFunc
+	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what is cached follows
+	// from what is read.
+	ByObject map[client.Object]cache.ByObject
+	// Indexes are added to the informers of their kinds.
+	Indexes []CacheOptionsIndex
+}
+
+// CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.
+type CacheOptionsIndex struct {
+	Object       client.Object
+	Field        string
+	ExtractValue client.IndexerFunc
+}
+
+// ClientOptions configure the clients of every connection; the limits are per identity.
+type ClientOptions struct {
+	// Timeout bounds each request but watches, and each cached read. Defaults to 10 s.
+	Timeout time.Duration
+	// QPS and Burst limit the requests of one identity, the probes excepted. They default to 20 and 30.
+	QPS   float32
+	Burst int
+	// UserAgent names the host operator to API servers. It is required; each connection appends its extension's key.
+	UserAgent string
+	// Cache says which reads bypass the cache.
+	Cache ClientCacheOptions
+}
+
+// ClientCacheOptions say which reads of GetClient bypass the cache.
+type ClientCacheOptions struct {
+	// DisableFor lists objects whose kinds are always read live.
+	DisableFor []client.Object
+}
+
+// Options configure a Set. Everything must be set; SetupWithManager defaults what its callers leave out.
+type Options struct {
+	Scheme         *runtime.Scheme
+	Cache          CacheOptions
+	Client         ClientOptions
+	HealthProbe    healthprobe.Options
+	ConnectBackoff wait.Backoff
+	Logger         logr.Logger
+
+	// Wake asks for a Reconcile of that extension soon. It must not block.
+	Wake func(client.ObjectKey)
+	// Changed tells that the extension connected, disconnected or went away. object is as last reconciled, and
+	// shared: it must not be changed. It must not block.
+	Changed func(object client.Object)
+}

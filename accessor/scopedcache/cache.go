@@ -1,0 +1,375 @@
+package scopedcache
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/pkg/errors"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+)
+
+// Scope is the part of a kind that one informer sees. The zero value is all of it.
+type Scope struct {
+	// Namespace restricts a namespaced kind; it is ignored for kinds that have none.
+	Namespace string
+}
+
+// Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any goroutine.
+type Cache interface {
+	cache.Cache
+
+	// GetScopedInformer returns the informer of the object's kind and representation in scope, and starts it if
+	// need be. It does not wait for it to sync. It is an error if the kind is not served.
+	GetScopedInformer(ctx context.Context, object client.Object, scope Scope) (cache.Informer, error)
+}
+
+// New makes a cache; the result is a [Cache]. It does no I/O. config needs no credential if opts.HTTPClient
+// authenticates; opts.HTTPClient and opts.Mapper must be set.
+func New(config *rest.Config, opts cache.Options) (cache.Cache, error) {
+	if opts.HTTPClient == nil || opts.Mapper == nil || opts.Scheme == nil {
+		return nil, errors.New("scopedcache needs HTTPClient, Mapper and Scheme")
+	}
+	if len(opts.DefaultNamespaces) > 0 {
+		return nil, errors.New("scopedcache takes no DefaultNamespaces: what is cached follows from what is read")
+	}
+	s := &scoped{config: config, options: opts, byObject: map[schema.GroupVersionKind]byObject{}, started: make(chan struct{}), scopes: map[key]*scope{}}
+	for object, settings := range opts.ByObject {
+		if len(settings.Namespaces) > 0 {
+			return nil, errors.Errorf("scopedcache takes no ByObject.Namespaces (for %T): what is cached follows from what is read", object)
+		}
+		gvk, err := apiutil.GVKForObject(object, opts.Scheme)
+		if err != nil {
+			return nil, errors.Wrapf(err, "ByObject[%T]", object)
+		}
+		s.byObject[gvk] = byObject{object: object, settings: settings}
+	}
+	return s, nil
+}
+
+type byObject struct {
+	object   client.Object
+	settings cache.ByObject
+}
+
+// index is a field index, to be added to every informer of its kind.
+type index struct {
+	object  client.Object
+	field   string
+	extract client.IndexerFunc
+}
+
+// key names a scope.
+type key struct {
+	gvk            schema.GroupVersionKind
+	representation representation
+	namespace      string
+}
+
+func (k key) String() string {
+	return strings.Join([]string{k.gvk.String(), k.representation.String(), k.namespace}, "\x00")
+}
+
+type scoped struct {
+	config   *rest.Config
+	options  cache.Options
+	byObject map[schema.GroupVersionKind]byObject // never written after New
+
+	building singleflight.Group
+	started  chan struct{} // closed by Start
+
+	mu      sync.Mutex
+	life    context.Context                     // guarded by mu; nil before Start
+	running sync.WaitGroup                      // Add only under mu while life is alive
+	scopes  map[key]*scope                      // guarded by mu
+	indexes map[schema.GroupVersionKind][]index // guarded by mu; slices are only appended to
+}
+
+var _ Cache = (*scoped)(nil)
+
+// Start runs the informers, those there are and those to come, until ctx is done. It blocks.
+func (s *scoped) Start(ctx context.Context) error {
+	s.mu.Lock()
+	if s.life != nil {
+		s.mu.Unlock()
+		return errors.New("the cache was started already")
+	}
+	s.life = ctx
+	for _, scope := range s.scopes {
+		s.runLocked(scope)
+	}
+	close(s.started)
+	s.mu.Unlock()
+
+	<-ctx.Done()
+	s.mu.Lock() // nobody is in the middle of starting one
+	//nolint:staticcheck // empty critical section on purpose
+	s.mu.Unlock()
+	s.running.Wait()
+	return nil
+}
+
+// runLocked starts a scope unless the cache has ended or does not run yet.
+func (s *scoped) runLocked(scope *scope) {
+	if s.life == nil || s.life.Err() != nil {
+		return
+	}
+	s.running.Add(1)
+	ctx, cancel := context.WithCancel(s.life)
+	scope.stop = cancel
+	go func() {
+		defer s.running.Done()
+		defer cancel()
+		_ = scope.cache.Start(ctx) // ends with ctx and never fails otherwise
+	}()
+}
+
+// Get reads an object from the informer of its namespace.
+func (s *scoped) Get(ctx context.Context, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	scope, err := s.forReading(ctx, object, name.Namespace)
+	if err != nil {
+		return err
+	}
+	return scope.cache.Get(ctx, name, object, opts...)
+}
+
+// List reads from the informer of the namespace that opts name, or of all.
+func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	var options client.ListOptions
+	options.ApplyOptions(opts)
+	scope, err := s.forReading(ctx, list, options.Namespace)
+	if err != nil {
+		return err
+	}
+	return scope.cache.List(ctx, list, opts...)
+}
+
+// forReading returns a synced scope: that of the exact namespace, or of all namespaces if only that exists.
+func (s *scoped) forReading(ctx context.Context, object runtime.Object, namespace string) (*scope, error) {
+	select {
+	case <-s.started:
+	default:
+		return nil, &cache.ErrCacheNotStarted{}
+	}
+	if s.options.ReaderFailOnMissingInformer {
+		return nil, errors.New("scopedcache does not support ReaderFailOnMissingInformer")
+	}
+	wanted, example, err := s.keyOf(object, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if everywhere := s.existing(key{gvk: wanted.gvk, representation: wanted.representation}); everywhere != nil && everywhere.synced() && s.existing(wanted) == nil {
+		return everywhere, nil
+	}
+	scope, err := s.scope(wanted, example)
+	if err != nil {
+		return nil, err
+	}
+	return scope, scope.wait(ctx)
+}
+
+// GetScopedInformer implements Cache.
+func (s *scoped) GetScopedInformer(_ context.Context, object client.Object, where Scope) (cache.Informer, error) {
+	wanted, example, err := s.keyOf(object, where.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	scope, err := s.scope(wanted, example)
+	if err != nil {
+		return nil, err
+	}
+	return scope.informer, nil
+}
+
+// GetInformer returns the informer of all namespaces.
+func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
+	wanted, example, err := s.keyOf(object, metav1.NamespaceAll)
+	if err != nil {
+		return nil, err
+	}
+	scope, err := s.scope(wanted, example)
+	if err != nil {
+		return nil, err
+	}
+	var options cache.InformerGetOptions
+	for _, opt := range opts {
+		opt(&options)
+	}
+	if options.BlockUntilSynced == nil || *options.BlockUntilSynced {
+		select {
+		case <-s.started:
+			if err := scope.wait(ctx); err != nil {
+				return nil, err
+			}
+		default: // like controller-runtime: before Start there is nothing to wait for
+		}
+	}
+	return scope.informer, nil
+}
+
+// GetInformerForKind returns the informer of all namespaces; unstructured if the scheme does not know the kind.
+func (s *scoped) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+	object, err := s.options.Scheme.New(gvk)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	typed, ok := object.(client.Object)
+	if !ok {
+		return nil, errors.Errorf("%T is no client.Object", object)
+	}
+	return s.GetInformer(ctx, typed, opts...)
+}
+
+// RemoveInformer stops the informers of the object's kind and representation, in whatever namespace.
+func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
+	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, scope := range s.scopes {
+		if k.gvk == gvk && k.representation == representationOf(object) {
+			if scope.stop != nil {
+				scope.stop()
+			}
+			delete(s.scopes, k)
+		}
+	}
+	return nil
+}
+
+// WaitForCacheSync waits until the cache runs and every scope is settled: synced, or refused by the API server.
+func (s *scoped) WaitForCacheSync(ctx context.Context) bool {
+	select {
+	case <-s.started:
+	case <-ctx.Done():
+		return false
+	}
+	s.mu.Lock()
+	scopes := make([]*scope, 0, len(s.scopes))
+	for _, scope := range s.scopes {
+		scopes = append(scopes, scope)
+	}
+	s.mu.Unlock()
+	for _, scope := range scopes {
+		if scope.wait(ctx) != nil && ctx.Err() != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// IndexField adds an index to all scopes of the object's kind and representation, those there are and those to come.
+func (s *scoped) IndexField(ctx context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	s.mu.Lock()
+	if s.indexes == nil {
+		s.indexes = map[schema.GroupVersionKind][]index{}
+	}
+	s.indexes[gvk] = append(s.indexes[gvk], index{object: object, field: field, extract: extract})
+	var existing []*scope
+	for k, scope := range s.scopes {
+		if k.gvk == gvk && k.representation == representationOf(object) {
+			existing = append(existing, scope)
+		}
+	}
+	s.mu.Unlock()
+	for _, scope := range existing {
+		if err := scope.cache.IndexField(ctx, object, field, extract); err != nil {
+			return errors.WithStack(err)
+		}
+	}
+	return nil
+}
+
+// keyOf returns the scope that serves reads of object (or of a list of such) in a namespace, and an object of
+// the kind. It asks the mapper, which may ask the API server.
+func (s *scoped) keyOf(object runtime.Object, namespace string) (key, client.Object, error) {
+	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
+	if err != nil {
+		return key{}, nil, errors.WithStack(err)
+	}
+	if _, isObject := object.(client.Object); !isObject || meta.IsListType(object) {
+		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+	}
+	mapping, err := s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return key{}, nil, errors.WithStack(err)
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
+		namespace = metav1.NamespaceAll
+	}
+	k := key{gvk: gvk, representation: representationOf(object), namespace: namespace}
+	example, err := s.example(k)
+	return k, example, err
+}
+
+func (s *scoped) example(k key) (client.Object, error) {
+	switch k.representation {
+	case asUnstructured:
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(k.gvk)
+		return object, nil
+	case asMetadata:
+		object := &metav1.PartialObjectMetadata{}
+		object.SetGroupVersionKind(k.gvk)
+		return object, nil
+	}
+	object, err := s.options.Scheme.New(k.gvk)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	typed, ok := object.(client.Object)
+	if !ok {
+		return nil, errors.Errorf("%T is no client.Object", object)
+	}
+	return typed, nil
+}
+
+func (s *scoped) existing(k key) *scope {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scopes[k]
+}
+
+// scope returns the scope of that name, made on first use. Making one may ask the API server for its mapping, so
+// it happens in one flight and outside of the lock.
+func (s *scoped) scope(k key, example client.Object) (*scope, error) {
+	if existing := s.existing(k); existing != nil {
+		return existing, nil
+	}
+	made, err, _ := s.building.Do(k.String(), func() (any, error) {
+		if existing := s.existing(k); existing != nil {
+			return existing, nil
+		}
+		s.mu.Lock()
+		indexes := s.indexes[k.gvk]
+		s.mu.Unlock()
+		made, err := s.newScope(k, example, indexes)
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.scopes[k] = made
+		s.runLocked(made)
+		return made, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return made.(*scope), nil
+}

@@ -1,0 +1,261 @@
+package accessor
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/target"
+)
+
+// Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it alone calls
+// Reconcile, Remove and Run. Everything else may be called from any goroutine, and getters never wait.
+type Set struct {
+	options   *Options
+	accessors sync.Map // client.ObjectKey to *identityAccessor
+	targets   target.Set
+	pool      pool
+	owned     goroutines
+
+	life context.Context // parent of everything; ends when Run does
+	end  context.CancelCauseFunc
+}
+
+// NewSet makes an empty set. It starts nothing; Run does.
+func NewSet(options Options) *Set {
+	life, end := context.WithCancelCause(context.Background())
+	return &Set{options: &options, life: life, end: end}
+}
+
+// Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns once nothing
+// of the set runs any more.
+func (s *Set) Run(ctx context.Context) error {
+	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.shutdown()
+			return nil
+		case now := <-tick.C:
+			s.askSilentTargets(now)
+		}
+	}
+}
+
+func (s *Set) shutdown() {
+	stopping := errors.New("the manager has stopped")
+	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
+	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
+	s.pool.close()
+	s.owned.wait()
+}
+
+// Reconcile takes what the extension is to connect as, or why that is not known, and starts what is due: a connect, a
+// probe, or nothing. It never waits. It returns after what time to call it again; 0 means when Wake is called or
+// the extension changes.
+func (s *Set) Reconcile(object client.Object, resolved credential.Resolved, err error) time.Duration {
+	key := client.ObjectKeyFromObject(object)
+	found, ok := s.accessors.Load(key)
+	if !ok {
+		if s.life.Err() != nil {
+			return 0
+		}
+		found, _ = s.accessors.LoadOrStore(key, newAccessor(s, key))
+	}
+	return found.(*identityAccessor).reconcile(object, resolved, err)
+}
+
+// Remove ends the extension's connection and forgets everything about it.
+func (s *Set) Remove(key client.ObjectKey, reason Reason) {
+	if found, ok := s.accessors.LoadAndDelete(key); ok {
+		found.(*identityAccessor).remove(reason, nil)
+	}
+}
+
+// askSilentTargets makes one member of every silent target probe: the one whose own probe is longest ago.
+func (s *Set) askSilentTargets(now time.Time) {
+	type member struct {
+		*identityAccessor
+		lastProbe time.Time
+	}
+	chosen := map[*target.Target]member{}
+	s.each(func(a *identityAccessor) {
+		a.mu.Lock()
+		t, lastProbe, connected := a.target, a.health.LastProbeTime, a.published.Load().phase == Connected
+		a.mu.Unlock()
+		if !connected || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
+			return
+		}
+		if other, ok := chosen[t]; !ok || lastProbe.Before(other.lastProbe) {
+			chosen[t] = member{a, lastProbe}
+		}
+	})
+	for t, a := range chosen {
+		if t.TakeTurn(now, s.options.HealthProbe.Interval) {
+			a.askForTarget()
+		}
+	}
+}
+
+// targetDown disconnects all members of a target that answers nobody.
+func (s *Set) targetDown(t *target.Target, cause error) {
+	t.MarkSilent()
+	s.each(func(a *identityAccessor) { a.targetSilent(t, cause) })
+}
+
+// answered wakes those that gave up on a target that was silent, spread so that it meets no storm.
+func (s *Set) answered(t *target.Target) {
+	if !t.TakeSilent() {
+		return
+	}
+	var waiters []*identityAccessor
+	s.each(func(a *identityAccessor) {
+		if a.waitsFor(t) {
+			waiters = append(waiters, a)
+		}
+	})
+	now, window := time.Now(), wakeWindow(len(waiters))
+	for _, a := range waiters {
+		a.targetBack(t, now.Add(time.Duration(rand.Float64()*float64(window))))
+	}
+}
+
+func (s *Set) each(f func(*identityAccessor)) {
+	s.accessors.Range(func(_, value any) bool {
+		f(value.(*identityAccessor))
+		return true
+	})
+}
+
+func (s *Set) find(key client.ObjectKey) (*identityAccessor, error) {
+	found, ok := s.accessors.Load(key)
+	if !ok {
+		return nil, &NotConnectedError{Extension: key, Reason: NotStarted}
+	}
+	return found.(*identityAccessor), nil
+}
+
+// connected is the way of every getter: one map load and one atomic load.
+func (s *Set) connected(key client.ObjectKey) (*connection, error) {
+	a, err := s.find(key)
+	if err != nil {
+		return nil, err
+	}
+	published := a.published.Load()
+	if published.conn == nil {
+		return nil, published.err
+	}
+	return published.conn, nil
+}
+
+func (s *Set) handles(key client.ObjectKey) (*handles, error) {
+	conn, err := s.connected(key)
+	if err != nil {
+		return nil, err
+	}
+	return conn.handles()
+}
+
+// GetClient returns the client whose reads are cached, or a *NotConnectedError.
+func (s *Set) GetClient(key client.ObjectKey) (client.Client, error) {
+	h, err := s.handles(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.client, nil
+}
+
+// GetReader returns the cached reader, or a *NotConnectedError.
+func (s *Set) GetReader(key client.ObjectKey) (client.Reader, error) {
+	h, err := s.handles(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.cache, nil
+}
+
+// GetUncachedClient returns the client that asks the API server, or a *NotConnectedError.
+func (s *Set) GetUncachedClient(key client.ObjectKey) (client.Client, error) {
+	h, err := s.handles(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.live, nil
+}
+
+// GetRESTConfig returns a copy of the connection's config, or a *NotConnectedError.
+func (s *Set) GetRESTConfig(key client.ObjectKey) (*rest.Config, error) {
+	conn, err := s.connected(key)
+	if err != nil {
+		return nil, err
+	}
+	return conn.restConfig(), nil
+}
+
+// GetCluster returns the connection as a cluster.Cluster, or a *NotConnectedError.
+func (s *Set) GetCluster(key client.ObjectKey) (cluster.Cluster, error) {
+	conn, err := s.connected(key)
+	if err != nil {
+		return nil, err
+	}
+	return conn.cluster()
+}
+
+// Watch registers a watch; see clustercache.ClusterCache.
+func (s *Set) Watch(ctx context.Context, key client.ObjectKey, watcher Watcher) error {
+	a, err := s.find(key)
+	if err != nil {
+		return err
+	}
+	return a.register(ctx, watcher)
+}
+
+// Unwatch ends a watch, or takes dependents from it. What is not registered is no error.
+func (s *Set) Unwatch(key client.ObjectKey, name string, dependents ...types.UID) {
+	if a, err := s.find(key); err == nil {
+		a.unregister(name, dependents)
+	}
+}
+
+// State returns a picture of the extension's connection; false if the extension is unknown.
+func (s *Set) State(key client.ObjectKey) (ConnectionState, bool) {
+	a, err := s.find(key)
+	if err != nil {
+		return ConnectionState{}, false
+	}
+	return a.state(), true
+}
+
+// States returns a picture of all connections, sorted by key.
+func (s *Set) States() []ConnectionState {
+	var states []ConnectionState
+	s.each(func(a *identityAccessor) { states = append(states, a.state()) })
+	slices.SortFunc(states, func(x, y ConnectionState) int {
+		return strings.Compare(x.Extension.Namespace+"\x00"+x.Extension.Name, y.Extension.Namespace+"\x00"+y.Extension.Name)
+	})
+	return states
+}
+
+// Objects returns every known extension as last reconciled. They are shared: do not change them.
+func (s *Set) Objects() []client.Object {
+	var objects []client.Object
+	s.each(func(a *identityAccessor) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.object != nil {
+			objects = append(objects, a.object)
+		}
+	})
+	return objects
+}

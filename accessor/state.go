@@ -1,0 +1,64 @@
+package accessor
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// Phase is where a connection stands.
+type Phase string
+
+const (
+	// Disconnected: there is no connection; Reason says why.
+	Disconnected Phase = "Disconnected"
+	// Connecting: a connect is under way. Reason is that of the last disconnect.
+	Connecting Phase = "Connecting"
+	// Connected: there is a connection, and the API server stated whose.
+	Connected Phase = "Connected"
+)
+
+// Identity is a user as an API server states it.
+type Identity = healthprobe.Identity
+
+// HealthCheckingState is what the probes of a connection found.
+type HealthCheckingState = healthprobe.State
+
+// ConnectionState is a picture of one extension's connection. It holds no secret and shares nothing with the
+// connection.
+type ConnectionState struct {
+	Extension    client.ObjectKey
+	UID          types.UID // of the extension
+	Phase        Phase
+	Reason       Reason    // why not connected; "" when connected
+	Message      string    // for a person; never a secret
+	Since        time.Time // of this phase
+	Identity     Identity  // as verified; zero before the first probe
+	Target       string    // host; empty while it is not known
+	Generation   int64     // counts connects
+	TokenExpires time.Time // zero if it does not expire
+	Health       HealthCheckingState
+	Watches      []WatchState // sorted by name
+}
+
+// WatchState is a picture of one watch.
+type WatchState struct {
+	Name       string
+	Kind       schema.GroupVersionKind
+	Dependents []types.UID // sorted; a watch without a dependent has the empty one
+}
+
+// snapshot is the state of an accessor that getters see. It never changes; a transition publishes another.
+type snapshot struct {
+	phase      Phase
+	reason     Reason
+	since      time.Time
+	generation int64
+
+	conn *connection        // set exactly when phase is Connected
+	err  *NotConnectedError // set exactly when conn is not
+}

@@ -1,0 +1,147 @@
+package target
+
+import (
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+)
+
+// rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two discoveries.
+const rediscoverAfter = 5 * time.Second
+
+// discovered is what the members of a target found out about the kinds it serves.
+type discovered struct {
+	flight singleflight.Group
+	latest atomic.Pointer[kinds] // nil before the first discovery
+}
+
+// kinds is the outcome of one discovery.
+type kinds struct {
+	mapper meta.RESTMapper
+	at     time.Time
+	stale  atomic.Bool // a path that it named turned out not to exist
+}
+
+func (k *kinds) fresh() bool { return time.Since(k.at) < rediscoverAfter }
+
+func (d *discovered) forget() {
+	if k := d.latest.Load(); k != nil {
+		k.stale.Store(true)
+	}
+}
+
+// Mapper is a meta.RESTMapper over what all members of a target discovered. On a miss it discovers with its own
+// client, once for all who ask at the same time, and holds no lock meanwhile. It may be used from any goroutine.
+//
+// "No such kind" is believed for 5 s, so a kind that was just installed is found within that time.
+type Mapper struct {
+	kinds  *discovered
+	config *rest.Config
+	client *http.Client
+}
+
+var _ meta.RESTMapper = (*Mapper)(nil)
+
+// Mapper returns a mapper that discovers through client, which authenticates, with the limits of config, which
+// holds no credential.
+func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
+	return &Mapper{kinds: &t.kinds, config: config, client: client}
+}
+
+// lookup answers from what is known and discovers where that does not suffice.
+func lookup[T any](m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
+	known := m.kinds.latest.Load()
+	if known != nil {
+		answer, err := ask(known.mapper)
+		if known.fresh() || (!meta.IsNoMatchError(err) && !known.stale.Load()) {
+			return answer, err
+		}
+	}
+	renewed, err := m.discover()
+	switch {
+	case err == nil:
+		return ask(renewed.mapper)
+	case known != nil && known.stale.Load():
+		return ask(known.mapper) // doubtful knowledge is better than none
+	default:
+		var none T
+		return none, err
+	}
+}
+
+// discover asks the server, in one flight with others. A flight that failed with another member's credential
+// says nothing about ours, so then we ask alone.
+func (m *Mapper) discover() (*kinds, error) {
+	mine := false
+	result, err, _ := m.kinds.flight.Do("", func() (any, error) {
+		mine = true
+		return m.ask()
+	})
+	if err == nil {
+		return result.(*kinds), nil
+	}
+	if mine {
+		return nil, err
+	}
+	return m.ask()
+}
+
+func (m *Mapper) ask() (*kinds, error) {
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(rest.CopyConfig(m.config), m.client)
+	if err != nil {
+		return nil, errors.Wrap(err, "preparing discovery")
+	}
+	groups, err := restmapper.GetAPIGroupResources(client)
+	if err != nil {
+		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
+	}
+	if len(groups) == 0 {
+		return nil, errors.Errorf("discovering the kinds that %s serves: it named none", m.config.Host)
+	}
+	found := &kinds{mapper: restmapper.NewDiscoveryRESTMapper(groups), at: time.Now()}
+	m.kinds.latest.Store(found)
+	return found, nil
+}
+
+// KindFor implements meta.RESTMapper.
+func (m *Mapper) KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, error) {
+	return lookup(m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) { return known.KindFor(resource) })
+}
+
+// KindsFor implements meta.RESTMapper.
+func (m *Mapper) KindsFor(resource schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
+	return lookup(m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) { return known.KindsFor(resource) })
+}
+
+// ResourceFor implements meta.RESTMapper.
+func (m *Mapper) ResourceFor(input schema.GroupVersionResource) (schema.GroupVersionResource, error) {
+	return lookup(m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) { return known.ResourceFor(input) })
+}
+
+// ResourcesFor implements meta.RESTMapper.
+func (m *Mapper) ResourcesFor(input schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
+	return lookup(m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) { return known.ResourcesFor(input) })
+}
+
+// RESTMapping implements meta.RESTMapper.
+func (m *Mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	return lookup(m, func(known meta.RESTMapper) (*meta.RESTMapping, error) { return known.RESTMapping(gk, versions...) })
+}
+
+// RESTMappings implements meta.RESTMapper.
+func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
+	return lookup(m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) { return known.RESTMappings(gk, versions...) })
+}
+
+// ResourceSingularizer implements meta.RESTMapper.
+func (m *Mapper) ResourceSingularizer(resource string) (string, error) {
+	return lookup(m, func(known meta.RESTMapper) (string, error) { return known.ResourceSingularizer(resource) })
+}

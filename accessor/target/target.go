@@ -1,0 +1,157 @@
+package target
+
+import (
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// Target is one API server and what its members share. Its methods may be called from any goroutine.
+type Target struct {
+	set       *Set
+	key       Key
+	members   int // guarded by set.mu
+	config    *rest.Config
+	transport *http.Transport
+	kinds     discovered
+
+	lastAnswer atomic.Int64 // Unix nanoseconds of the last response to any member
+	silent     atomic.Bool  // a member met silence and nobody took note of an answer since
+
+	mu     sync.Mutex
+	health healthprobe.State // guarded by mu
+	asked  time.Time         // guarded by mu; when a member was last made to ask for all
+}
+
+func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
+	anonymous := &rest.Config{
+		Host:    config.Host,
+		APIPath: config.APIPath,
+		TLSClientConfig: rest.TLSClientConfig{
+			Insecure:   config.Insecure,
+			ServerName: config.ServerName,
+			CAData:     config.CAData,
+		},
+	}
+	if len(config.CertData)+len(config.KeyData)+len(config.CertFile)+len(config.KeyFile) > 0 {
+		return nil, errors.New("a target has no identity, but its config carries a client certificate")
+	}
+	tlsConfig, err := rest.TLSConfigFor(anonymous)
+	if err != nil {
+		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
+	}
+	return &Target{
+		set: set, key: key, members: 1, config: anonymous,
+		// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
+		transport: utilnet.SetTransportDefaults(&http.Transport{
+			Proxy:               http.ProxyFromEnvironment,
+			TLSClientConfig:     tlsConfig,
+			TLSHandshakeTimeout: 10 * time.Second,
+			MaxIdleConnsPerHost: 25,
+			DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		}),
+	}, nil
+}
+
+// Release ends the membership that Acquire began. Call it once; requests under way may finish.
+func (t *Target) Release() { t.set.release(t) }
+
+// Host names the server, for people.
+func (t *Target) Host() string { return t.key.Host }
+
+// Config returns a copy of the config that reaches the server. It holds no credential.
+func (t *Target) Config() *rest.Config {
+	config := rest.CopyConfig(t.config)
+	config.CAData = append([]byte(nil), t.config.CAData...)
+	return config
+}
+
+// RoundTripper sends requests to the server over the shared transport and learns from the answers.
+func (t *Target) RoundTripper() http.RoundTripper { return t.Observe(t.transport) }
+
+// Observe returns next, made to tell the target what it can learn from the answers.
+func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
+	return observer{target: t, next: next}
+}
+
+// LastAnswer is when the server last answered any member, with whatever status. Zero if never.
+func (t *Target) LastAnswer() time.Time {
+	if nanos := t.lastAnswer.Load(); nanos != 0 {
+		return time.Unix(0, nanos)
+	}
+	return time.Time{}
+}
+
+// Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as soon as it answers anybody.
+func (t *Target) Health() healthprobe.State {
+	last := t.LastAnswer()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last.After(t.health.LastProbeTime) {
+		t.health = t.health.After(last, nil)
+	}
+	return t.health
+}
+
+// Probed records the outcome of such a probe; err is nil when the server answered anything. It returns the
+// new health.
+func (t *Target) Probed(now time.Time, err error) healthprobe.State {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.health = t.health.After(now, err)
+	return t.health
+}
+
+// TakeTurn reports whether it is time to make a member ask whether the target is up: nobody got an answer for an
+// interval, and nobody was made to ask in the last one either. If so, the turn is taken.
+func (t *Target) TakeTurn(now time.Time, interval time.Duration) bool {
+	if now.Sub(t.LastAnswer()) < interval {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.Sub(t.asked) < interval {
+		return false
+	}
+	t.asked = now
+	return true
+}
+
+// MarkSilent notes that a member got no answer.
+func (t *Target) MarkSilent() { t.silent.Store(true) }
+
+// TakeSilent reports whether MarkSilent was called since the last TakeSilent: who learns that the target answers
+// wakes those that gave up on it, once.
+func (t *Target) TakeSilent() bool { return t.silent.Load() && t.silent.CompareAndSwap(true, false) }
+
+// observer is a RoundTripper that notes that the server answered, and forgets discovery when it says that a
+// path does not exist.
+type observer struct {
+	target *Target
+	next   http.RoundTripper
+}
+
+func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := o.next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	o.target.lastAnswer.Store(time.Now().UnixNano())
+	// The API server says "no such object" with a Status, "no such resource" in plain text.
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+		o.target.kinds.forget()
+	}
+	return resp, nil
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (o observer) WrappedRoundTripper() http.RoundTripper { return o.next }

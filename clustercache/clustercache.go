@@ -1,0 +1,189 @@
+package clustercache
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+)
+
+// ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
+// does I/O. Those that return an error return a *NotConnectedError (errors.Is ErrNotConnected) when the extension
+// is not connected, or not known.
+type ClusterCache interface {
+	// GetClient returns a client that reads from the connection's cache, unstructured objects too, and writes to
+	// the API server. Each read and each request takes Client.Timeout at the most, whatever the caller's context allows.
+	GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
+
+	// GetReader returns the cached reader of GetClient.
+	GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error)
+
+	// GetUncachedClient returns a client that reads from the API server.
+	GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
+
+	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity, renewals
+	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit.
+	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
+
+	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper, HTTP client
+	// (without a timeout), event recorders. Its Start returns when the connection ends; the cache runs without it.
+	GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error)
+
+	// Watch feeds watcher's controller with events about the objects that the extension's identity sees. There is
+	// one registration per name and dependent: the same again is a no-op, the same name for another kind or scope is
+	// ErrWatchConflict. An error means that nothing was registered. It asks the API server for the kind and so
+	// may take until ctx ends; it does not wait for the first objects.
+	//
+	// A registration survives disconnects: a new connection delivers all objects again, as creations. Deletions that
+	// happened in between are not delivered; reconcile on the connect event.
+	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
+
+	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with the last. What
+	// is not registered is no error. A handler that is being called may still finish. It may be called from a
+	// handler.
+	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
+
+	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension is unknown.
+	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
+
+	// GetConnectionState returns a picture of the connection; false if the extension is unknown.
+	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
+
+	// ListConnectionStates returns a picture of all connections, sorted by key.
+	ListConnectionStates(ctx context.Context) []ConnectionState
+
+	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
+	// disconnected, stayed disconnected for another reason, or was deleted, into requests. A source that starts
+	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
+	// deletion mapFunc gets the object last seen. Delivery waits for nobody but mapFunc. controllerName is for logs.
+	GetExtensionSource(controllerName string, mapFunc handler.MapFunc) source.Source
+}
+
+// What accessor and healthprobe declare, by the names under which users know it.
+type (
+	// ConnectionState is a picture of one extension's connection.
+	ConnectionState = accessor.ConnectionState
+	// WatchState is a picture of one watch.
+	WatchState = accessor.WatchState
+	// HealthCheckingState is what the probes of a connection found.
+	HealthCheckingState = accessor.HealthCheckingState
+	// Identity is a user as the API server states it.
+	Identity = accessor.Identity
+	// Phase is where a connection stands.
+	Phase = accessor.Phase
+	// Reason says why an extension is not connected.
+	Reason = accessor.Reason
+	// NotConnectedError says which extension is not connected, why and since when.
+	NotConnectedError = accessor.NotConnectedError
+	// Watcher says what to watch and who is told. NewWatcher makes one.
+	Watcher = accessor.Watcher
+	// WatcherOptions are TypedWatcherOptions for ordinary controllers.
+	WatcherOptions = accessor.WatcherOptions
+	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
+	TypedWatcherOptions[object client.Object, request comparable] = accessor.TypedWatcherOptions[object, request]
+	// SourceWatcher is what a watch needs of a controller.
+	SourceWatcher[request comparable] = accessor.SourceWatcher[request]
+	// CacheOptions configure the cache of every connection.
+	CacheOptions = accessor.CacheOptions
+	// CacheOptionsIndex is a field index of the caches.
+	CacheOptionsIndex = accessor.CacheOptionsIndex
+	// ClientOptions configure the clients of every connection.
+	ClientOptions = accessor.ClientOptions
+	// ClientCacheOptions say which reads bypass the cache.
+	ClientCacheOptions = accessor.ClientCacheOptions
+)
+
+// Phases of a connection; see package accessor.
+const (
+	Disconnected = accessor.Disconnected
+	Connecting   = accessor.Connecting
+	Connected    = accessor.Connected
+)
+
+// Reasons for not being connected; see package accessor.
+const (
+	NotStarted             = accessor.NotStarted
+	InvalidReference       = accessor.InvalidReference
+	ServiceAccountNotFound = accessor.ServiceAccountNotFound
+	TokenRequestFailed     = accessor.TokenRequestFailed
+	InvalidCredential      = accessor.InvalidCredential
+	NotAllowed             = accessor.NotAllowed
+	Unauthorized           = accessor.Unauthorized
+	IdentityMismatch       = accessor.IdentityMismatch
+	Unreachable            = accessor.Unreachable
+	ProbeFailed            = accessor.ProbeFailed
+	Deleted                = accessor.Deleted
+)
+
+var (
+	// ErrNotConnected is in the chain of every error that is due to an extension not being connected.
+	ErrNotConnected = accessor.ErrNotConnected
+	// ErrWatchConflict is returned by Watch for a name that is in use for another kind or scope.
+	ErrWatchConflict = accessor.ErrWatchConflict
+)
+
+// NewWatcher makes a Watcher.
+func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
+	return accessor.NewWatcher(options)
+}
+
+// clusterCache is the ClusterCache that SetupWithManager returns.
+type clusterCache struct {
+	set     *accessor.Set
+	sources *sources
+}
+
+var _ ClusterCache = (*clusterCache)(nil)
+
+func (c *clusterCache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
+	return c.set.GetClient(extension)
+}
+
+func (c *clusterCache) GetReader(_ context.Context, extension client.ObjectKey) (client.Reader, error) {
+	return c.set.GetReader(extension)
+}
+
+func (c *clusterCache) GetUncachedClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
+	return c.set.GetUncachedClient(extension)
+}
+
+func (c *clusterCache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
+	return c.set.GetRESTConfig(extension)
+}
+
+func (c *clusterCache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
+	return c.set.GetCluster(extension)
+}
+
+func (c *clusterCache) Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error {
+	return c.set.Watch(ctx, extension, watcher)
+}
+
+func (c *clusterCache) Unwatch(_ context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
+	c.set.Unwatch(extension, name, dependents...)
+	return nil
+}
+
+func (c *clusterCache) GetHealthCheckingState(_ context.Context, extension client.ObjectKey) HealthCheckingState {
+	state, _ := c.set.State(extension)
+	return state.Health
+}
+
+func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey) (ConnectionState, bool) {
+	return c.set.State(extension)
+}
+
+func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
+	return c.set.States()
+}
+
+func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc) source.Source {
+	return newExtensionSource[ctrl.Request](controllerName, handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc), c.sources, c.set.Objects)
+}

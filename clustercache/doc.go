@@ -1,0 +1,41 @@
+// Package clustercache gives every tenant object of a host operator a connection that acts as exactly the
+// ServiceAccount it names.
+//
+// # Setup
+//
+// [SetupWithManager] adds one reconciler to the manager and returns a [ClusterCache].
+//
+//	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+//		Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
+//		AllowIdentity: clustercache.GuardedByAdmission,
+//	}, controller.Options{})
+//
+// # Usage
+//
+// Controllers ask for what they need, every time they need it: getters cost nanoseconds and never wait.
+//
+//	c, err := cc.GetClient(ctx, client.ObjectKeyFromObject(extension))
+//	if errors.Is(err, clustercache.ErrNotConnected) {
+//		return ctrl.Result{}, nil // the extension source calls again when it connects
+//	}
+//
+// A controller that gets [ErrNotConnected] does not requeue and does not poll: [ClusterCache].GetExtensionSource
+// delivers an event whenever the extension connects, disconnects, or stays disconnected for another reason.
+// Handles (clients, readers, configs) belong to one connection. After a disconnect they fail at once and for ever;
+// ask again after the connect event. Watches are different: they are registered with the extension and come
+// back by themselves.
+//
+// # Considerations
+//
+//   - There is one reconciler and it never dials, so 200 extensions at a server that hangs delay nobody else. It is
+//     the simplest locking there is: it decides, other controllers read snapshots.
+//   - On a replica that does not lead, every getter returns a [NotConnectedError] with reason NotStarted.
+//   - Whoever may write an extension names its ServiceAccount. Namespaced kinds may only name one of their own
+//     namespace, unless Options.AllowIdentity says otherwise; for cluster-scoped kinds the author must state the
+//     guard.
+//   - The host operator's own identity is used for three things only: its own manager, TokenRequests, and
+//     watching the metadata of ServiceAccounts.
+//
+// The design is that of Cluster API's clustercache, turned from "per cluster" into "per identity";
+// docs/architecture.md says where it differs and why.
+package clustercache

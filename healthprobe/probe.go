@@ -1,0 +1,88 @@
+package healthprobe
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/pkg/errors"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Identity is a user as the API server states it. The zero value means "not known".
+type Identity struct {
+	Username string
+	UID      types.UID // empty for users that have none, such as those of client certificates
+	Groups   []string
+}
+
+// Matches reports whether seen is acceptable where i is expected: fields that i leaves empty are not compared,
+// groups never are, for they may change while the identity stays the same.
+func (i Identity) Matches(seen Identity) bool {
+	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
+}
+
+// Verdict is what an answer says about the server and about us.
+type Verdict int
+
+const (
+	// Silent: no answer came: refused, hung, broken off, or not a server we trust.
+	Silent Verdict = iota
+	// Valid: the server stated who we are.
+	Valid
+	// Unauthorized: the server does not accept our credential (401).
+	Unauthorized
+	// Denied: the server answers but does not tell (403). Says nothing about the credential.
+	Denied
+	// Failing: the server answers with an error of its own (429, 5xx) or with something that is no API server's.
+	Failing
+)
+
+// Answered reports whether the server said anything at all.
+func (v Verdict) Answered() bool { return v != Silent }
+
+// Answer is the outcome of one probe.
+type Answer struct {
+	Verdict  Verdict
+	Identity Identity // set when Valid
+	Err      error    // nil exactly when Valid
+}
+
+// Ask sends one SelfSubjectReview through httpClient, which authenticates it, to the server of config, which
+// holds no credential. It returns within timeout.
+func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, timeout time.Duration) Answer {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	reviews, err := authenticationv1client.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return Answer{Verdict: Failing, Err: errors.Wrap(err, "preparing a SelfSubjectReview")}
+	}
+	review, err := reviews.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return Answer{Verdict: Classify(err), Err: errors.WithMessage(err, "asking the API server who we are")}
+	}
+	user := review.Status.UserInfo
+	return Answer{Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups}}
+}
+
+// Classify says what an error of a request to an API server means.
+func Classify(err error) Verdict {
+	var status apierrors.APIStatus
+	switch {
+	case err == nil:
+		return Valid
+	case !errors.As(err, &status):
+		return Silent
+	case apierrors.IsUnauthorized(err):
+		return Unauthorized
+	case apierrors.IsForbidden(err):
+		return Denied
+	default:
+		return Failing
+	}
+}

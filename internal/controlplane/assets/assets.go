@@ -1,0 +1,91 @@
+// Package assets finds the programs of a Kubernetes control plane on this machine.
+//
+// It depends on nothing but the standard library, so that asking is quick.
+package assets
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// KubernetesVersion and EtcdVersion are what test/controlplane builds; a test keeps them equal to its go.mod.
+const (
+	KubernetesVersion = "v1.36.3"
+	EtcdVersion       = "v3.6.8"
+)
+
+// Env is the variable that overrules every other place, as in setup-envtest and controller-runtime.
+const Env = "KUBEBUILDER_ASSETS"
+
+// Programs are what a complete directory holds.
+var Programs = []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-manager"}
+
+// ErrMissing is in the chain of what Find returns when no directory has all the programs.
+var ErrMissing = errors.New("control plane programs not found")
+
+// Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store of
+// setup-envtest, then the cache of this user that "make controlplane" fills.
+//
+// A $KUBEBUILDER_ASSETS that lacks a program is an error: whoever set it means it. The store of
+// setup-envtest often lacks kube-controller-manager and is then passed over.
+func Find() (string, error) {
+	if dir := os.Getenv(Env); dir != "" {
+		if missing := lacking(dir); len(missing) > 0 {
+			return "", fmt.Errorf("%w: %s=%s lacks %s; unset it, or run \"make controlplane\" and use the directory it prints",
+				ErrMissing, Env, dir, strings.Join(missing, ", "))
+		}
+		return dir, nil
+	}
+	built, err := Dir()
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range append(envtestStore(), built) {
+		if len(lacking(dir)) == 0 {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("%w: run \"make controlplane\" once (about 5 minutes), or set %s", ErrMissing, Env)
+}
+
+// Dir is where "make controlplane" puts the programs: a directory of this user's cache, named for their versions.
+func Dir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no per-user cache directory (is HOME set?): %w", err)
+	}
+	return filepath.Join(cache, "latchkey", "controlplane",
+		fmt.Sprintf("kubernetes-%s-etcd-%s-%s-%s", KubernetesVersion, EtcdVersion, runtime.GOOS, runtime.GOARCH)), nil
+}
+
+// envtestStore lists the directories of setup-envtest's store that hold our minor version.
+func envtestStore() []string {
+	data := os.Getenv("XDG_DATA_HOME")
+	if data == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return nil
+		}
+		data = filepath.Join(home, ".local", "share")
+	}
+	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
+	dirs, err := filepath.Glob(filepath.Join(data, "kubebuilder-envtest", "k8s", fmt.Sprintf("%s.*-%s-%s", minor, runtime.GOOS, runtime.GOARCH)))
+	if err != nil {
+		return nil
+	}
+	return dirs
+}
+
+func lacking(dir string) (missing []string) {
+	for _, program := range Programs {
+		info, err := os.Stat(filepath.Join(dir, program))
+		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+			missing = append(missing, program)
+		}
+	}
+	return missing
+}

@@ -1,0 +1,40 @@
+// Command controlplane builds kube-apiserver, etcd, kube-controller-manager and kubectl from Go
+// modules into one directory.
+//
+//	go run . -o DIR
+//
+// DIR appears whole or not at all: everything is built beside it and renamed into place. Builds of
+// the same DIR wait for each other (a file lock), so that the second finds the work done, and what
+// a killed build left behind is swept away by the next. The commands to build lie in cmd/.
+//
+// This is a module of its own so that the large dependency graph of Kubernetes never reaches the
+// users of latchkey. Within the repository "make controlplane" runs it with the right DIR.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	dir := flag.String("o", "", "directory to build into; it must not exist or be complete")
+	flag.Parse()
+	if *dir == "" || flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	b := builder{compile: goBuild, out: os.Stderr, now: time.Now}
+	if err := b.build(ctx, *dir, programs); err != nil {
+		fmt.Fprintln(os.Stderr, "controlplane:", err)
+		stop()
+		os.Exit(1)
+	}
+}
