@@ -242,22 +242,16 @@ type limiter struct {
 	conn *connection
 }
 
-// Wait implements flowcontrol.RateLimiter.
+// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request through to the guard,
+// which refuses it with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
-	if err := l.conn.err(); err != nil {
-		return err
-	}
-	if l.TryAccept() {
+	if l.conn.err() != nil || l.TryAccept() {
 		return nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(l.conn.life, func() { cancel(context.Cause(l.conn.life)) })
-	defer stop()
-	if err := l.RateLimiter.Wait(ctx); err != nil {
-		if ended := l.conn.err(); ended != nil {
-			return ended
-		}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.conn.life, cancel)()
+	if err := l.RateLimiter.Wait(ctx); err != nil && l.conn.err() == nil {
 		return err
 	}
 	return nil

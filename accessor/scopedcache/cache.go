@@ -89,7 +89,8 @@ type scoped struct {
 
 	mu      sync.Mutex
 	life    context.Context                     // guarded by mu; nil before Start
-	running sync.WaitGroup                      // Add only under mu while life is alive
+	ended   bool                                // guarded by mu
+	running sync.WaitGroup                      // grows only under mu and before ended
 	scopes  map[key]*scope                      // guarded by mu
 	indexes map[schema.GroupVersionKind][]index // guarded by mu; slices are only appended to
 }
@@ -111,8 +112,8 @@ func (s *scoped) Start(ctx context.Context) error {
 	s.mu.Unlock()
 
 	<-ctx.Done()
-	s.mu.Lock() // nobody is in the middle of starting one
-	//nolint:staticcheck // empty critical section on purpose
+	s.mu.Lock()
+	s.ended = true
 	s.mu.Unlock()
 	s.running.Wait()
 	return nil
@@ -120,17 +121,15 @@ func (s *scoped) Start(ctx context.Context) error {
 
 // runLocked starts a scope unless the cache has ended or does not run yet.
 func (s *scoped) runLocked(scope *scope) {
-	if s.life == nil || s.life.Err() != nil {
+	if s.life == nil || s.ended {
 		return
 	}
-	s.running.Add(1)
 	ctx, cancel := context.WithCancel(s.life)
 	scope.stop = cancel
-	go func() {
-		defer s.running.Done()
+	s.running.Go(func() {
 		defer cancel()
 		_ = scope.cache.Start(ctx) // ends with ctx and never fails otherwise
-	}()
+	})
 }
 
 // Get reads an object from the informer of its namespace.

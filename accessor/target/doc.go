@@ -4,7 +4,7 @@
 //
 // A [Set] belongs to one ClusterCache. [Set.Acquire] takes a REST config without any secret and returns the
 // [Target] of that server, a new one or the one that others hold already; [Target.Release] gives it back, and
-// the last one to do so closes its idle connections.
+// the last one to do so closes its TCP connections.
 //
 // # Usage
 //

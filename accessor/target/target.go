@@ -11,6 +11,7 @@ import (
 	"github.com/pkg/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
@@ -22,6 +23,7 @@ type Target struct {
 	members   int // guarded by set.mu
 	config    *rest.Config
 	transport *http.Transport
+	dialer    *connrotation.Dialer // knows the open TCP connections
 	kinds     discovered
 
 	lastAnswer atomic.Int64 // Unix nanoseconds of the last response to any member
@@ -49,20 +51,21 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
+	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
 	return &Target{
-		set: set, key: key, members: 1, config: anonymous,
+		set: set, key: key, members: 1, config: anonymous, dialer: dialer,
 		// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
 		transport: utilnet.SetTransportDefaults(&http.Transport{
 			Proxy:               http.ProxyFromEnvironment,
 			TLSClientConfig:     tlsConfig,
 			TLSHandshakeTimeout: 10 * time.Second,
 			MaxIdleConnsPerHost: 25,
-			DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+			DialContext:         dialer.DialContext,
 		}),
 	}, nil
 }
 
-// Release ends the membership that Acquire began. Call it once; requests under way may finish.
+// Release ends the membership that Acquire began. Call it once. The last one closes the target's TCP connections.
 func (t *Target) Release() { t.set.release(t) }
 
 // Host names the server, for people.

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -70,7 +71,7 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 			CRDDirectoryPaths:        options.CRDs,
 			ErrorIfCRDPathMissing:    true,
 			ControlPlaneStartTimeout: 2 * time.Minute, // generous: a loaded machine
-			ControlPlaneStopTimeout:  time.Minute,
+			ControlPlaneStopTimeout:  2 * time.Second, // then envtest kills
 		},
 	}
 	defer func() {
@@ -118,6 +119,9 @@ func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.env.Conf
 // Kubeconfig is the file with the administrator's credentials.
 func (c *ControlPlane) Kubeconfig() string { return c.kubeconfig }
 
+// Programs is the directory that holds kubectl and the others.
+func (c *ControlPlane) Programs() string { return filepath.Dir(c.kubectl) }
+
 // AuditLog is the file to which the API server writes a JSON audit event a line.
 func (c *ControlPlane) AuditLog() string { return filepath.Join(c.dir, "audit.log") }
 
@@ -146,10 +150,21 @@ func (c *ControlPlane) KubectlInput(ctx context.Context, stdin string, args ...s
 	return stdout.String(), nil
 }
 
-// StopAPIServer ends the API server; etcd keeps its data. StartAPIServer brings it back at the same address,
-// with the same certificates and signing keys.
-func (c *ControlPlane) StopAPIServer() error {
-	return errors.Wrap(c.env.ControlPlane.APIServer.Stop(), "stopping kube-apiserver")
+// KillAPIServer ends the API server within about 2 s, without the minute that it gives to open watches; etcd keeps
+// its data. StartAPIServer brings it back at the same address, with the same certificates and signing keys.
+func (c *ControlPlane) KillAPIServer(ctx context.Context) error {
+	server := c.env.ControlPlane.APIServer
+	_ = server.Stop() // it kills what does not end in time, and says no more than that
+	address := net.JoinHostPort(server.SecureServing.Address, server.SecureServing.Port)
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return true, nil // nobody listens any more
+		}
+		return false, conn.Close()
+	})
+	return errors.Wrap(err, "killing kube-apiserver")
 }
 
 // StartAPIServer starts the API server again and waits until it is ready.
@@ -167,11 +182,8 @@ func (c *ControlPlane) Stop() error {
 		_ = c.manager.Wait() // its exit code says only that it was interrupted
 		_ = c.managerLog.Close()
 	}
-	err := c.env.Stop()
-	if removeErr := os.RemoveAll(c.dir); err == nil {
-		err = removeErr
-	}
-	return errors.Wrap(err, "stopping the control plane")
+	_ = c.env.Stop() // it kills what does not end in time, and says no more than that
+	return errors.Wrap(os.RemoveAll(c.dir), "removing the files of the control plane")
 }
 
 // waitReady waits for /readyz: before it passes, the API server answers 403 to rightful requests.

@@ -1,0 +1,62 @@
+# make run     see it work: the demo on a control plane of its own
+# make test    all tests, race detector on
+# make help    the rest
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The module's folders with packages of their own go.mod.
+CONTROLPLANE := test/controlplane
+TOOLS := tools
+
+# How often "make soak" runs the end-to-end tests.
+N ?= 10
+# ONCE=1 ends the demo after the tour; BREAK=<step> leaves out that step's cause.
+DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+.PHONY: controlplane
+controlplane: ## build kube-apiserver, etcd, kube-controller-manager and kubectl, unless they are there; about 5 minutes once
+	@go run ./internal/controlplane/ensure
+
+.PHONY: run
+run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=<step> makes that step fail
+	@assets=$$(go run ./internal/controlplane/ensure) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
+
+.PHONY: bin/latchkey
+bin/latchkey: ## the binary
+	@echo "Building bin/latchkey"
+	@go build -o $@ ./cmd/latchkey
+
+.PHONY: test
+test: controlplane ## all tests of all modules, race detector on
+	go test -race -timeout 20m ./...
+	go test -C $(CONTROLPLANE) -race .
+
+.PHONY: soak
+soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
+	@for i in $$(seq $(N)); do \
+		start=$$(date +%s); \
+		go test -race -count=1 -timeout 20m ./test/... ./clustercache/... ./accessor/... ./examples/... > .soak.log 2>&1 \
+			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \
+		echo "run $$i of $(N): ok, $$(( $$(date +%s) - start )) s"; \
+	done; rm -f .soak.log
+
+.PHONY: bench
+bench: controlplane ## the benchmarks, with allocations
+	go test -run '^$$' -bench . -benchmem ./clustercache
+
+.PHONY: lint
+lint: ## gofmt, vet and staticcheck, as pinned in tools/
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
+	go vet ./...
+	go vet -C $(CONTROLPLANE) .
+	@go build -C $(TOOLS) -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	bin/staticcheck ./...
+	cd $(CONTROLPLANE) && $(CURDIR)/bin/staticcheck .
+
+.PHONY: clean
+clean: ## remove bin/; the control plane stays in your cache
+	rm -rf bin .soak.log

@@ -1,0 +1,51 @@
+// Command latchkey keeps one connection per tenant object, each acting as the ServiceAccount that the object names.
+//
+//	latchkey manager   on any cluster: connect every extension, probe it, log and serve how it goes
+//	latchkey demo      on a control plane of its own: see connections come, break and heal
+//
+// Run a subcommand with -h for its flags.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+const usage = `latchkey keeps one connection per tenant object, each acting as the ServiceAccount that the object names.
+
+Usage:
+  latchkey manager [flags]   run on the cluster of your kubeconfig
+  latchkey demo [flags]      start a control plane and show how connections come, break and heal
+
+"latchkey <command> -h" lists the flags.
+`
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	var err error
+	switch command, args := os.Args[1], os.Args[2:]; command {
+	case "manager":
+		err = runManager(ctx, args)
+	case "demo":
+		err = runDemo(ctx, args)
+	case "-h", "-help", "--help", "help":
+		fmt.Print(usage)
+	default:
+		fmt.Fprintf(os.Stderr, "latchkey: there is no command %q\n\n%s", command, usage)
+		os.Exit(2)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "latchkey:", err)
+		stop()
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,45 @@
+// Command cmd runs the content operator on the cluster of your kubeconfig.
+package main
+
+import (
+	"os"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/examples/contentoperator"
+)
+
+func main() {
+	ctrl.SetLogger(zap.New())
+	if err := run(); err != nil {
+		ctrl.Log.Error(err, "The content operator ended")
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return err
+	}
+	mgr, err := ctrl.NewManager(config, manager.Options{})
+	if err != nil {
+		return err
+	}
+	ctx := ctrl.SetupSignalHandler()
+	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+		Client:        clustercache.ClientOptions{UserAgent: "contentoperator"},
+		AllowIdentity: clustercache.GuardedByAdmission, // kubectl apply -f config/admission
+	}, controller.Options{})
+	if err != nil {
+		return err
+	}
+	if err := contentoperator.SetupWithManager(mgr, connections, controller.Options{}); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}

@@ -1,0 +1,246 @@
+package contentoperator
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+const (
+	name = "contentoperator"
+
+	// Connected says whether there is a connection that acts as the extension's ServiceAccount.
+	Connected = "Connected"
+	// Installed says whether all of the content is applied.
+	Installed = "Installed"
+
+	// ownerLabel marks what was applied for an extension.
+	ownerLabel = "contentoperator.latchkey.dev/extension"
+	// contentWatch prefixes the names of watches on applied kinds.
+	contentWatch = name + "/content/"
+)
+
+// reconciler installs the content of extensions.
+type reconciler struct {
+	extensions  client.Reader            // cached; as the operator itself
+	status      client.SubResourceWriter // of the extensions; as the operator itself
+	connections clustercache.ClusterCache
+	controller  controller.Controller
+}
+
+// SetupWithManager adds the content operator to the manager.
+func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache, options controller.Options) error {
+	r := &reconciler{extensions: mgr.GetCache(), status: mgr.GetClient().Status(), connections: connections}
+	options.Reconciler = r
+	if options.RateLimiter == nil { // what is forbidden now may be granted soon
+		options.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond, 30*time.Second)
+	}
+	var err error
+	if r.controller, err = controller.New(name, mgr, options); err != nil {
+		return err
+	}
+	extensions := source.Kind(mgr.GetCache(), newExtension(), &handler.TypedEnqueueRequestForObject[*unstructured.Unstructured]{},
+		predicate.TypedGenerationChangedPredicate[*unstructured.Unstructured]{})
+	if err := r.controller.Watch(extensions); err != nil {
+		return err
+	}
+	// Called when an extension connects, disconnects, or stays disconnected for another reason.
+	return r.controller.Watch(connections.GetExtensionSource(name, func(_ context.Context, extension client.Object) []ctrl.Request {
+		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
+	}))
+}
+
+func newExtension() *unstructured.Unstructured {
+	extension := &unstructured.Unstructured{}
+	extension.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	return extension
+}
+
+// Reconcile brings one extension's content to the cluster and says in its conditions how that went.
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	extension := newExtension()
+	if err := r.extensions.Get(ctx, req.NamespacedName, extension); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	installErr := r.install(ctx, extension)
+	if err := r.report(ctx, extension, installErr); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if errors.Is(installErr, clustercache.ErrNotConnected) {
+		return ctrl.Result{}, nil // the extension source calls when it connects
+	}
+	return ctrl.Result{}, installErr
+}
+
+// install reads, applies and watches the content, all of it as the extension's ServiceAccount.
+func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstructured) error {
+	key := client.ObjectKeyFromObject(extension)
+	c, err := r.connections.GetClient(ctx, key)
+	if err != nil {
+		return err
+	}
+	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
+
+	content := &corev1.ConfigMap{}
+	if err := r.watch(ctx, key, name+"/manifests", &corev1.ConfigMap{}, namespace, predicate.NewPredicateFuncs(func(object client.Object) bool {
+		return object.GetName() == key.Name
+	})); err != nil {
+		return err
+	}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
+		return errors.WithMessage(err, "reading the content")
+	}
+	manifests, err := parse(content)
+	if err != nil {
+		return err
+	}
+
+	watches := map[string]bool{}
+	for _, object := range manifests {
+		if object.GetNamespace() == "" {
+			object.SetNamespace(namespace)
+		}
+		labels := object.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[ownerLabel] = key.Name
+		object.SetLabels(labels)
+		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name), client.ForceOwnership); err != nil {
+			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
+		}
+		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
+		kind.SetGroupVersionKind(object.GroupVersionKind())
+		watch := contentWatch + object.GroupVersionKind().GroupKind().String() + "/" + object.GetNamespace()
+		watches[watch] = true
+		if err := r.watch(ctx, key, watch, kind, object.GetNamespace(), predicate.NewPredicateFuncs(func(object client.Object) bool {
+			return object.GetLabels()[ownerLabel] == key.Name
+		})); err != nil {
+			return err
+		}
+	}
+
+	// What is no longer in the content is no longer watched.
+	state, _ := r.connections.GetConnectionState(ctx, key)
+	for _, watch := range state.Watches {
+		if strings.HasPrefix(watch.Name, contentWatch) && !watches[watch.Name] {
+			if err := r.connections.Unwatch(ctx, key, watch.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// watch makes events about objects of that kind reconcile the extension. A watch that is there already stays.
+func (r *reconciler) watch(ctx context.Context, extension client.ObjectKey, watch string, kind client.Object, namespace string, predicates ...predicate.Predicate) error {
+	return r.connections.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:    watch,
+		Watcher: r.controller,
+		Kind:    kind,
+		Scope:   scopedcache.Scope{Namespace: namespace},
+		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: extension}}
+		}),
+		Predicates: predicates,
+	}))
+}
+
+// parse returns the manifests of all keys, in the order of the keys.
+func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, err error) {
+	keys := make([]string, 0, len(content.Data))
+	for key := range content.Data {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		for documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(content.Data[key]), 4096); ; {
+			object := &unstructured.Unstructured{}
+			if err := documents.Decode(&object.Object); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return nil, errors.Wrapf(err, "%s of the content is no YAML", key)
+			}
+			if len(object.Object) == 0 {
+				continue
+			}
+			if object.GetKind() == "" || object.GetName() == "" {
+				return nil, errors.Errorf("%s of the content holds a document without kind or name", key)
+			}
+			manifests = append(manifests, object)
+		}
+	}
+	return manifests, nil
+}
+
+// report writes the conditions, if they changed.
+func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstructured, installErr error) error {
+	var status struct {
+		Conditions []metav1.Condition `json:"conditions,omitempty"`
+	}
+	if present, ok := extension.Object["status"].(map[string]any); ok {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(present, &status); err != nil {
+			return errors.Wrap(err, "reading the status")
+		}
+	}
+	changed := false
+	for _, condition := range conditions(installErr) {
+		condition.ObservedGeneration = extension.GetGeneration()
+		changed = meta.SetStatusCondition(&status.Conditions, condition) || changed
+	}
+	if !changed {
+		return nil
+	}
+	written, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+	if err != nil {
+		return errors.Wrap(err, "writing the status")
+	}
+	patch := newExtension()
+	patch.SetName(extension.GetName())
+	patch.Object["status"] = written
+	return r.status.Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(name), client.ForceOwnership)
+}
+
+// conditions say what an attempt to install means.
+func conditions(err error) []metav1.Condition {
+	connected := metav1.Condition{Type: Connected, Status: metav1.ConditionTrue, Reason: "Connected"}
+	var notConnected *clustercache.NotConnectedError
+	switch {
+	case err == nil:
+		return []metav1.Condition{connected, {Type: Installed, Status: metav1.ConditionTrue, Reason: "Applied"}}
+	case errors.As(err, &notConnected):
+		return []metav1.Condition{
+			{Type: Connected, Status: metav1.ConditionFalse, Reason: string(notConnected.Reason), Message: notConnected.Error()},
+			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected", Message: "what is installed cannot be seen while the extension is not connected"},
+		}
+	default:
+		reason := string(apierrors.ReasonForError(err)) // Forbidden, NotFound, …
+		if reason == "" {
+			reason = "Failed"
+		}
+		return []metav1.Condition{connected, {Type: Installed, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()}}
+	}
+}
