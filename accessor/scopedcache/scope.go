@@ -66,7 +66,7 @@ func (s *scoped) newScope(k key, example client.Object, indexes []index) (*scope
 		options.DefaultFieldSelector = inNamespace(k.namespace, options.DefaultFieldSelector)
 	}
 	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		informer := toolscache.NewSharedIndexInformer(lw, object, resync, indexers)
+		informer := toolscache.NewSharedIndexInformer(drained(lw), object, resync, indexers)
 		// It fails only on an informer that runs already.
 		_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *toolscache.Reflector, err error) {
 			made.watchFailed(err)

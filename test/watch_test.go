@@ -1,0 +1,197 @@
+package test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// fakeController is a started controller with a real queue that nobody works off; it notes what handlers are given.
+type fakeController struct {
+	ctx   context.Context
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+	mu     sync.Mutex
+	events []string // guarded by mu
+}
+
+func newFakeController(t *testing.T) *fakeController {
+	c := &fakeController{ctx: t.Context(), queue: priorityqueue.New[reconcile.Request]("test")}
+	t.Cleanup(c.queue.ShutDown)
+	return c
+}
+
+func (c *fakeController) Watch(src source.Source) error { return src.Start(c.ctx, c.queue) }
+
+func (c *fakeController) note(what string, object client.Object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.events = append(c.events, what+" "+object.GetName())
+	object.SetName("handlers get copies") // and may do this
+}
+
+func (c *fakeController) seen() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.events...)
+}
+
+func (c *fakeController) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.events = nil
+}
+
+func (c *fakeController) watch(name string, kind client.Object, namespace string) clustercache.WatcherOptions {
+	return clustercache.WatcherOptions{
+		Name: name, Watcher: c, Kind: kind, Scope: scopedcache.Scope{Namespace: namespace},
+		EventHandler: handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				q.Add(ctrl.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)})
+				c.note("create", e.Object)
+			},
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				c.note("update", e.ObjectNew)
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				c.note("delete", e.Object)
+			},
+		},
+	}
+}
+
+func configMap(namespace, name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+}
+
+// metadataOf makes an object of which only the metadata is watched.
+func metadataOf(kind string) *metav1.PartialObjectMetadata {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
+	return object
+}
+
+func TestWatch(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "watcher")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "watcher")
+	c := newFakeController(t)
+	ctx := t.Context()
+
+	watch := clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), ns))
+	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed())
+	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed(), "the same again is a no-op")
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", &corev1.Secret{}, ns)))).To(MatchError(clustercache.ErrWatchConflict))
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), "")))).To(MatchError(clustercache.ErrWatchConflict))
+
+	create(t, configMap(ns, "a"))
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
+	// A reconnect brings the watch back by itself.
+	g.Expect(admin.Delete(ctx, serviceAccount(ns, "watcher"))).To(Succeed())
+	o.waitReason(t, "watcher", clustercache.ServiceAccountNotFound)
+	g.Expect(o.state("watcher").Watches).To(HaveLen(1), "it stays registered")
+	c.forget()
+	create(t, configMap(ns, "while-down"))
+	create(t, serviceAccount(ns, "watcher"))
+	o.waitConnected(t, "watcher")
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create while-down"))
+	count := 0
+	for _, e := range c.seen() {
+		if e == "create while-down" {
+			count++
+		}
+	}
+	g.Expect(count).To(Equal(1), "it was registered once")
+
+	// Unwatch ends it; another watch proves that events still flow.
+	g.Expect(o.Unwatch(ctx, key("watcher"), "content")).To(Succeed())
+	g.Expect(o.Unwatch(ctx, key("watcher"), "content")).To(Succeed(), "what is not registered is no error")
+	g.Expect(o.state("watcher").Watches).To(BeEmpty())
+	c.forget()
+	other := newFakeController(t)
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(other.watch("other", metadataOf("ConfigMap"), ns)))).To(Succeed())
+	create(t, configMap(ns, "after"))
+	g.Eventually(other.seen).WithTimeout(patience).Should(ContainElement("create after"))
+	g.Expect(c.seen()).To(BeEmpty())
+}
+
+func TestWatchOfAKindThatIsNotServed(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "watcher")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "watcher")
+	err := o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(newFakeController(t).watch("gadgets", gadget(), "")))
+	g.Expect(err).To(Satisfy(isNoMatch), "%v", err)
+	g.Expect(o.state("watcher").Watches).To(BeEmpty(), "nothing is registered")
+}
+
+// A watch lives as long as somebody depends on it.
+func TestWatchDependents(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "watcher")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "watcher")
+	c := newFakeController(t)
+	for _, dependent := range []types.UID{"b", "a", "b"} {
+		options := c.watch("content", &corev1.ConfigMap{}, ns)
+		options.Dependent = dependent
+		g.Expect(o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(options))).To(Succeed())
+	}
+	dependents := func() []types.UID { return o.state("watcher").Watches[0].Dependents }
+	g.Expect(dependents()).To(Equal([]types.UID{"a", "b"}))
+	g.Expect(o.Unwatch(t.Context(), key("watcher"), "content", "b", "unknown")).To(Succeed())
+	g.Expect(dependents()).To(Equal([]types.UID{"a"}))
+	g.Expect(o.Unwatch(t.Context(), key("watcher"), "content", "a")).To(Succeed())
+	g.Expect(o.state("watcher").Watches).To(BeEmpty())
+}
+
+// A handler may end its own watch.
+func TestUnwatchInsideAHandler(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "watcher")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "watcher")
+	c := newFakeController(t)
+	options := c.watch("once", &corev1.ConfigMap{}, ns)
+	inner := options.EventHandler.(handler.Funcs)
+	create := inner.CreateFunc
+	inner.CreateFunc = func(ctx context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+		if err := o.Unwatch(ctx, key("watcher"), "once"); err != nil {
+			t.Error(err)
+		}
+		create(ctx, e, q)
+	}
+	options.EventHandler = inner
+	createConfigMaps(t, ns, "x", "y", "z")
+	g.Expect(o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(options))).To(Succeed())
+	g.Eventually(c.seen).WithTimeout(patience).Should(HaveLen(1))
+	g.Expect(o.state("watcher").Watches).To(BeEmpty())
+	g.Consistently(c.seen).Should(HaveLen(1))
+}
+
+func createConfigMaps(t *testing.T, namespace string, names ...string) {
+	for _, name := range names {
+		create(t, configMap(namespace, name))
+	}
+}
