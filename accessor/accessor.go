@@ -400,9 +400,11 @@ func (a *identityAccessor) stepBackoffLocked(now time.Time) {
 // targetSilent ends the connection because its target does not answer anybody.
 func (a *identityAccessor) targetSilent(t *target.Target, cause error) {
 	a.transition(func(now time.Time) (e effects) {
-		if a.target != t || a.published.Load().phase != Connected {
+		conn := a.published.Load().conn
+		if a.target != t || conn == nil {
 			return e
 		}
+		a.health = withTarget(effective(a.health, conn.lastServed()), t.Health())
 		a.stepBackoffLocked(now)
 		return a.disconnectLocked(now, Unreachable, cause)
 	})

@@ -73,7 +73,6 @@ func (s *Set) release(t *Target) {
 	}
 	s.mu.Unlock()
 	if last {
-		t.transport.CloseIdleConnections()
-		t.dialer.CloseAll() // also what still ends a cancelled stream
+		t.close()
 	}
 }

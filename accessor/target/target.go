@@ -1,6 +1,7 @@
 package target
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"strings"
@@ -24,6 +25,8 @@ type Target struct {
 	config    *rest.Config
 	transport *http.Transport
 	dialer    *connrotation.Dialer // knows the open TCP connections
+	life      context.Context      // ends with the last member
+	end       context.CancelFunc
 	kinds     discovered
 
 	lastAnswer atomic.Int64 // Unix nanoseconds of the last response to any member
@@ -51,18 +54,44 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
-	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
-	return &Target{
-		set: set, key: key, members: 1, config: anonymous, dialer: dialer,
-		// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
-		transport: utilnet.SetTransportDefaults(&http.Transport{
-			Proxy:               http.ProxyFromEnvironment,
-			TLSClientConfig:     tlsConfig,
-			TLSHandshakeTimeout: 10 * time.Second,
-			MaxIdleConnsPerHost: 25,
-			DialContext:         dialer.DialContext,
-		}),
-	}, nil
+	t := &Target{
+		set: set, key: key, members: 1, config: anonymous,
+		dialer: connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext),
+	}
+	t.life, t.end = context.WithCancel(context.Background())
+	// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
+	t.transport = utilnet.SetTransportDefaults(&http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		TLSClientConfig:     tlsConfig,
+		TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 25,
+		DialContext:         t.dial,
+	})
+	return t, nil
+}
+
+// dial opens a TCP connection that ends with the target. net/http goes on dialing after the request that wanted the
+// connection was given up, so the last member may be gone when the dial succeeds.
+func (t *Target) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.life, cancel)()
+	conn, err := t.dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if t.life.Err() != nil {
+		_ = conn.Close()
+		return nil, errors.Errorf("nobody uses %s any more", t.Host())
+	}
+	return conn, nil
+}
+
+// close ends the TCP connections, open and to come, when the last member has gone.
+func (t *Target) close() {
+	t.end()
+	t.transport.CloseIdleConnections()
+	t.dialer.CloseAll() // also what is still shaking hands, or ends a cancelled stream
 }
 
 // Release ends the membership that Acquire began. Call it once. The last one closes the target's TCP connections.
