@@ -1,0 +1,209 @@
+package credential
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/flowcontrol"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+)
+
+// host is a cluster of which only the config is asked.
+type host struct {
+	cluster.Cluster
+	config *rest.Config
+}
+
+func (h host) GetConfig() *rest.Config { return h.config }
+
+// everything is a config in which every field names a user, limits one, or runs code.
+func everything(t *testing.T) *rest.Config {
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, []byte("authorities"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &rest.Config{
+		Host: "https://server", APIPath: "/prefix",
+		Username: "u", Password: "p", BearerToken: "t", BearerTokenFile: "/token",
+		Impersonate:         rest.ImpersonationConfig{UserName: "i"},
+		AuthProvider:        &clientcmdapi.AuthProviderConfig{Name: "a"},
+		AuthConfigPersister: persister{},
+		ExecProvider:        &clientcmdapi.ExecConfig{Command: "/bin/false"},
+		TLSClientConfig:     rest.TLSClientConfig{Insecure: false, ServerName: "name", CAFile: ca, CertFile: "/c", KeyFile: "/k", CertData: []byte("c"), KeyData: []byte("k"), NextProtos: []string{"h2"}},
+		UserAgent:           "ua", QPS: 1, Burst: 2, Timeout: time.Second,
+		Transport:     http.DefaultTransport,
+		WrapTransport: func(rt http.RoundTripper) http.RoundTripper { return rt },
+		RateLimiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
+		Dial:          func(context.Context, string, string) (net.Conn, error) { return nil, nil },
+		Proxy:         func(*http.Request) (*url.URL, error) { return nil, nil },
+	}
+}
+
+type persister struct{}
+
+func (persister) Persist(map[string]string) error { return nil }
+func (persister) Login() error                    { return nil }
+
+func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
+	g := NewWithT(t)
+	anonymous, err := Anonymous(everything(t))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(anonymous).To(Equal(&rest.Config{
+		Host: "https://server", APIPath: "/prefix",
+		TLSClientConfig: rest.TLSClientConfig{ServerName: "name", CAData: []byte("authorities")},
+	}), "and nothing else; the authorities were read from their file")
+	_, err = Anonymous(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAFile: "/does/not/exist"}})
+	g.Expect(err).To(HaveOccurred())
+}
+
+func TestRESTConfigMapper(t *testing.T) {
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red"}}
+	resolve := func(t *testing.T, m func(*rest.Config) (*rest.Config, error)) (Resolved, error) {
+		resolver, err := FromRESTConfigMapper(func(_ context.Context, got client.Object, base *rest.Config) (*rest.Config, error) {
+			NewWithT(t).Expect(got).To(BeIdenticalTo(client.Object(object)))
+			return m(base)
+		}).Bind(host{config: everything(t)})
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		return resolver.Resolve(t.Context(), object)
+	}
+	withToken := func(token string) func(*rest.Config) (*rest.Config, error) {
+		return func(base *rest.Config) (*rest.Config, error) { base.BearerToken = token; return base, nil }
+	}
+
+	t.Run("gets and gives no credential but the one it set", func(t *testing.T) {
+		g := NewWithT(t)
+		resolved, err := resolve(t, func(base *rest.Config) (*rest.Config, error) {
+			anonymous, err := Anonymous(everything(t))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(base).To(Equal(anonymous))
+			return withToken("mine")(base)
+		})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resolved.Target.BearerToken).To(BeEmpty())
+		g.Expect(resolved.Key).NotTo(ContainSubstring("mine"))
+		c := resolved.Open()
+		g.Expect(send(t, c)).To(Equal("Bearer mine"))
+		c.Close()
+		_, err = send(t, c)
+		g.Expect(err).To(MatchError(ErrInvalidCredential))
+	})
+	t.Run("the key changes with the token and the target only", func(t *testing.T) {
+		g := NewWithT(t)
+		key := func(m func(*rest.Config) (*rest.Config, error)) string {
+			resolved, err := resolve(t, m)
+			g.Expect(err).NotTo(HaveOccurred())
+			return resolved.Key
+		}
+		g.Expect(key(withToken("a"))).To(Equal(key(withToken("a"))))
+		g.Expect(key(withToken("a"))).NotTo(Equal(key(withToken("b"))))
+		g.Expect(key(func(base *rest.Config) (*rest.Config, error) {
+			base.Host = "https://other"
+			return withToken("a")(base)
+		})).NotTo(Equal(key(withToken("a"))))
+		g.Expect(key(func(base *rest.Config) (*rest.Config, error) {
+			base.UserAgent, base.QPS = "x", 5
+			return withToken("a")(base)
+		})).To(Equal(key(withToken("a"))))
+	})
+	for name, m := range map[string]func(*rest.Config) (*rest.Config, error){
+		"an error":          func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
+		"nothing":           func(*rest.Config) (*rest.Config, error) { return nil, nil },
+		"no credential":     func(base *rest.Config) (*rest.Config, error) { return base, nil },
+		"the host's token":  withToken("t"),
+		"the host's config": func(*rest.Config) (*rest.Config, error) { return everything(t), nil },
+	} {
+		t.Run("rejects "+name, func(t *testing.T) {
+			_, err := resolve(t, m)
+			NewWithT(t).Expect(err).To(MatchError(ErrInvalidCredential))
+		})
+	}
+
+	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new one makes this fail.
+	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName", "TLSClientConfig.Insecure"}
+	ignored := []string{"ContentConfig", "UserAgent", "DisableCompression", "QPS", "Burst", "WarningHandler", "WarningHandlerWithContext", "Timeout"}
+	known := map[string]bool{}
+	for _, field := range append(append(accepted, ignored...), notAccepted(everything(t))...) {
+		known[field] = true
+	}
+	check := func(prefix string, of reflect.Type) {
+		for i := range of.NumField() {
+			if name := prefix + of.Field(i).Name; name != "TLSClientConfig" && !known[name] {
+				t.Errorf("rest.Config.%s is neither accepted nor rejected", name)
+			}
+		}
+	}
+	check("", reflect.TypeFor[rest.Config]())
+	check("TLSClientConfig.", reflect.TypeFor[rest.TLSClientConfig]())
+}
+
+func TestServiceAccountReference(t *testing.T) {
+	object := func(fields map[string]any) client.Object { return &unstructured.Unstructured{Object: fields} }
+	spec := func(namespace, name any) client.Object {
+		return object(map[string]any{"spec": map[string]any{"namespace": namespace, "serviceAccount": map[string]any{"name": name}}})
+	}
+	for name, tc := range map[string]struct {
+		object  client.Object
+		want    types.NamespacedName
+		problem string
+	}{
+		"both":                    {object: spec("team", "red"), want: types.NamespacedName{Namespace: "team", Name: "red"}},
+		"dots are fine in a name": {object: spec("team", "red.v2"), want: types.NamespacedName{Namespace: "team", Name: "red.v2"}},
+		"no namespace":            {object: spec("", "red"), problem: "spec.namespace is not set"},
+		"no name":                 {object: object(map[string]any{"spec": map[string]any{"namespace": "team"}}), problem: "spec.serviceAccount.name is not set"},
+		"no spec":                 {object: object(map[string]any{}), problem: "spec.namespace is not set"},
+		"not a string":            {object: spec("team", int64(7)), problem: "spec.serviceAccount.name"},
+		"a path":                  {object: spec("team", "../../nodes/x"), problem: "is no name"},
+		"a path in the namespace": {object: spec("team/serviceaccounts", "red"), problem: "is no namespace"},
+		"a scalar on the way":     {object: object(map[string]any{"spec": "none"}), problem: "spec.namespace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "serviceAccount", "name"}}
+			got, err := r.ServiceAccount(tc.object)
+			if tc.problem != "" {
+				g.Expect(err).To(MatchError(ErrInvalidReference))
+				g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(got).To(Equal(tc.want))
+		})
+	}
+	t.Run("typed objects", func(t *testing.T) {
+		g := NewWithT(t)
+		r := &serviceAccountResolver{namespacePath: []string{"metadata", "namespace"}, namePath: []string{"spec", "serviceAccountName"}}
+		got, err := r.ServiceAccount(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team"}, Spec: corev1.PodSpec{ServiceAccountName: "red"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(got).To(Equal(types.NamespacedName{Namespace: "team", Name: "red"}))
+	})
+}
+
+func TestServiceAccountOptions(t *testing.T) {
+	g := NewWithT(t)
+	bind := func(options ServiceAccountOptions) error {
+		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}})
+		return err
+	}
+	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).To(MatchError(ContainSubstring("grants 10m0s at the least")))
+	g.Expect(bind(ServiceAccountOptions{NamePath: "spec..name"})).To(MatchError(ContainSubstring("NamePath")))
+	g.Expect(bind(ServiceAccountOptions{NamespacePath: "."})).To(MatchError(ContainSubstring("NamespacePath")))
+	path, err := fieldPath(".spec.a")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(path).To(Equal([]string{"spec", "a"}))
+}
