@@ -1,0 +1,403 @@
+package accessor
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 30 * time.Second
+
+// reviewer is an API server that knows nothing but SelfSubjectReviews, and can be made to answer what a real one
+// answers only for a moment. What a real one does is tested in package test.
+type reviewer struct {
+	*httptest.Server
+	asked atomic.Int32
+	// answer returns the status and the user for a token.
+	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
+}
+
+func newReviewer(t *testing.T) *reviewer {
+	r := &reviewer{}
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
+	})
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if !strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") {
+			w.WriteHeader(http.StatusUnauthorized) // an aggregated API that trusts nobody
+			return
+		}
+		r.asked.Add(1)
+		status, user := (*r.answer.Load())(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer "))
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		if status != http.StatusCreated {
+			reason := map[int]metav1.StatusReason{401: metav1.StatusReasonUnauthorized, 403: metav1.StatusReasonForbidden, 500: metav1.StatusReasonInternalError}[status]
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(status), Reason: reason})
+			return
+		}
+		_ = json.NewEncoder(w).Encode(authenticationv1.SelfSubjectReview{
+			TypeMeta: metav1.TypeMeta{Kind: "SelfSubjectReview", APIVersion: "authentication.k8s.io/v1"},
+			Status:   authenticationv1.SelfSubjectReviewStatus{UserInfo: user},
+		})
+	}))
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *reviewer) answers(f func(token string) (int, authenticationv1.UserInfo)) { r.answer.Store(&f) }
+
+func (r *reviewer) status(status int) {
+	r.answers(func(string) (int, authenticationv1.UserInfo) { return status, authenticationv1.UserInfo{} })
+}
+
+// driver calls Reconcile as the reconciler does, for extensions whose token it knows.
+type driver struct {
+	*Set
+	t        *testing.T
+	resolver credential.Resolver
+	wake     chan client.ObjectKey
+
+	mu      sync.Mutex
+	tokens  map[string]string // guarded by mu; of the extensions there are
+	changes []string          // guarded by mu; what Changed was called for
+}
+
+type host struct {
+	cluster.Cluster
+	config *rest.Config
+}
+
+func (h host) GetConfig() *rest.Config { return h.config }
+
+func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Backoff) *driver {
+	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{}}
+	var err error
+	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		base.BearerToken = d.tokens[object.GetName()]
+		return base, nil
+	}).Bind(host{config: &rest.Config{Host: url}})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	d.Set = NewSet(Options{
+		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
+		HealthProbe: probes.WithDefaults(), ConnectBackoff: backoff, Logger: logr.Discard(),
+		Wake: func(key client.ObjectKey) { d.wake <- key },
+		Changed: func(object client.Object) {
+			state, _ := d.State(client.ObjectKeyFromObject(object))
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.changes = append(d.changes, string(state.Phase)+string(state.Reason))
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = d.Run(ctx) })
+	running.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case key := <-d.wake:
+				if again := d.reconcile(key.Name); again > 0 {
+					timer := time.AfterFunc(again, func() { d.wake <- key })
+					context.AfterFunc(ctx, func() { timer.Stop() })
+				}
+			}
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return d
+}
+
+func (d *driver) reconcile(name string) time.Duration {
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
+	resolved, err := d.resolver.Resolve(d.t.Context(), object)
+	return d.Reconcile(object, resolved, err)
+}
+
+// extension makes an extension, or changes its token.
+func (d *driver) extension(name, token string) {
+	d.mu.Lock()
+	d.tokens[name] = token
+	d.mu.Unlock()
+	d.wake <- client.ObjectKey{Name: name}
+}
+
+func (d *driver) eventually(name string, matcher any) ConnectionState {
+	d.t.Helper()
+	var state ConnectionState
+	NewWithT(d.t).Eventually(func() ConnectionState {
+		state, _ = d.State(client.ObjectKey{Name: name})
+		return state
+	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(matcher))
+	return state
+}
+
+func (d *driver) changed() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]string(nil), d.changes...)
+}
+
+func connectedAs(user string) func(ConnectionState) bool {
+	return func(s ConnectionState) bool { return s.Phase == Connected && s.Identity.Username == user }
+}
+
+func disconnectedFor(reason Reason) func(ConnectionState) bool {
+	return func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason == reason }
+}
+
+var (
+	fast   = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond, Timeout: 2 * time.Second, FailureThreshold: 3}
+	rare   = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second, FailureThreshold: 3}
+	never  = wait.Backoff{Duration: time.Hour, Steps: 1}
+	atOnce = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
+)
+
+// A connect that comes late, after the extension changed its identity, must not come through.
+func TestLateConnectChangesNothing(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	held, release := make(chan struct{}), make(chan struct{})
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if token == "old" {
+			close(held)
+			<-release
+		}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: token}
+	})
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "old")
+	<-held
+	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	a := found.(*identityAccessor)
+	a.mu.Lock()
+	late := a.job
+	a.mu.Unlock()
+
+	d.extension("red", "new")
+	state := d.eventually("red", connectedAs("new"))
+	close(release)
+	// The old connect was cancelled, but imagine that its answer had been on the way.
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.cred, func() {})
+	conn.identity = Identity{Username: "old"}
+	a.connected(late, conn)
+	a.connectFailed(late, Unreachable, errDown)
+	g.Expect(conn.err()).To(MatchError(ErrNotConnected), "what nobody publishes is closed")
+	after, _ := d.State(a.key)
+	g.Expect(after.Identity).To(Equal(state.Identity))
+	g.Expect(after.Generation).To(BeEquivalentTo(1))
+	g.Expect(after.Since).To(Equal(state.Since))
+}
+
+// A 403 to the review says nothing: an API server in its first moments denies rightful requests.
+func TestDeniedReview(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	r.answers(func(string) (int, authenticationv1.UserInfo) {
+		if r.asked.Load() < 2 {
+			return http.StatusForbidden, authenticationv1.UserInfo{}
+		}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "red"}
+	})
+	d := drive(t, r.URL, fast, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("red"))
+
+	r.status(http.StatusForbidden)
+	asked := r.asked.Load()
+	g.Eventually(r.asked.Load).WithTimeout(patience).Should(BeNumerically(">", asked+5))
+	state := d.eventually("red", connectedAs("red"))
+	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
+	g.Expect(apierrors.IsForbidden(state.Health.LastError)).To(BeTrue(), "but it shows: %v", state.Health.LastError)
+}
+
+// A 401 to the review disconnects at once and connects again at once; only then it backs off.
+func TestUnauthorizedReview(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fast, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	old, err := d.GetClient(client.ObjectKey{Name: "red"})
+	g.Expect(err).NotTo(HaveOccurred())
+
+	var refused atomic.Int32
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if refused.Add(1) == 1 {
+			return http.StatusUnauthorized, authenticationv1.UserInfo{}
+		}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
+	})
+	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation == 2 })
+	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
+	g.Expect(old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})).To(MatchError(ErrNotConnected))
+	g.Expect(d.changed()).To(ContainElements("Connected", "DisconnectedUnauthorized"))
+
+	r.status(http.StatusUnauthorized)
+	d.eventually("red", disconnectedFor(Unauthorized))
+	g.Eventually(func() bool { // the connect that follows at once has failed too
+		found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+		a := found.(*identityAccessor)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.job == nil && time.Until(a.nextConnect) > time.Minute
+	}).WithTimeout(patience).Should(BeTrue())
+}
+
+// Another user than the one that was pinned is another identity: the connection ends, and another begins.
+func TestIdentityThatChanges(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fast, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	r.answers(func(string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-token", UID: "another"}
+	})
+	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Identity.UID == "another" })
+	g.Expect(state.Generation).To(BeEquivalentTo(2))
+	g.Expect(d.changed()).To(ContainElement("DisconnectedIdentityMismatch"))
+}
+
+// A server that answers with errors of its own is not unauthorized; it takes FailureThreshold probes.
+func TestFailingReviews(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fast, atOnce)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	r.status(http.StatusInternalServerError)
+	before := r.asked.Load()
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase != Connected })
+	g.Expect(r.asked.Load() - before).To(BeNumerically(">=", fast.FailureThreshold))
+	d.eventually("red", disconnectedFor(ProbeFailed))
+	r.answers(func(string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "back"}
+	})
+	d.eventually("red", connectedAs("back"))
+}
+
+// An API that answers 401 to everything, as an aggregated one may, disconnects nobody and causes one probe per
+// Interval.
+func TestUnauthorizedElsewhere(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, healthprobe.Options{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second, FailureThreshold: 3}, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
+	g.Expect(err).NotTo(HaveOccurred())
+	httpClient, err := rest.HTTPClientFor(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // what client-go uses without TLS
+	begin := time.Now()
+	g.Eventually(func() int32 {
+		resp, err := httpClient.Get(r.URL + "/apis/metrics.example.test/v1")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resp.Body.Close()).To(Succeed())
+		g.Expect(resp.StatusCode).To(Equal(http.StatusUnauthorized))
+		return r.asked.Load()
+	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(BeNumerically(">=", 4))
+	intervals := int32(time.Since(begin)/(200*time.Millisecond)) + 1
+	g.Expect(r.asked.Load()-1).To(BeNumerically("<=", intervals), "probes, the connect's own excepted")
+	g.Expect(d.eventually("red", connectedAs("user-of-token")).Generation).To(BeEquivalentTo(1))
+}
+
+// When a target is silent one member asks for all, all are disconnected together, and all are woken when one gets an
+// answer, however long their own backoff.
+func TestSilentTarget(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour, Timeout: 100 * time.Millisecond, FailureThreshold: 3}, never)
+	names := []string{"red", "green", "blue", "yellow", "violet", "grey"}
+	for _, name := range names {
+		d.extension(name, name)
+	}
+	for _, name := range names {
+		d.eventually(name, connectedAs("user-of-"+name))
+	}
+	silence := make(chan struct{})
+	asked := r.asked.Load()
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		<-silence
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token}
+	})
+	for _, name := range names {
+		state := d.eventually(name, disconnectedFor(Unreachable))
+		g.Expect(state.Health.ConsecutiveFailures).To(BeNumerically(">=", 3))
+	}
+	g.Expect(r.asked.Load()-asked).To(BeNumerically("<=", 5), "one probe per interval, not one per member")
+
+	close(silence)
+	d.extension("red", "first") // one comes back for a reason of its own, the others wait for an hour
+	d.eventually("red", connectedAs("user-of-first"))
+	for _, name := range names[1:] {
+		d.eventually(name, connectedAs("user-of-"+name))
+	}
+}
+
+// What is removed leaves nothing.
+func TestRemoveLeavesNothing(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(d.targets.List()).To(HaveLen(1))
+
+	d.Remove(client.ObjectKey{Name: "red"}, Deleted)
+	d.Remove(client.ObjectKey{Name: "red"}, Deleted) // again is nothing
+	g.Expect(d.targets.List()).To(BeEmpty())
+	g.Expect(d.States()).To(BeEmpty())
+	g.Expect(d.changed()).To(HaveLen(2), "connected, and gone")
+	err = old.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
+	g.Expect(err).To(MatchError(ErrNotConnected))
+	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
+}
+
+// The credential's own failure is not taken for the server's answer, whatever status it carries.
+func TestReasonOfACredentialThatFails(t *testing.T) {
+	g := NewWithT(t)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "red", errDown)
+	g.Expect(healthprobe.Classify(forbidden)).To(Equal(healthprobe.Denied))
+	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: NotAllowedError(forbidden)}}
+	g.Expect(answer.fromServer()).To(BeFalse())
+	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Denied, Err: forbidden}}.fromServer()).To(BeTrue())
+	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Valid}}.fromServer()).To(BeTrue())
+	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Silent, Err: errDown}}.fromServer()).To(BeFalse())
+}

@@ -1,0 +1,236 @@
+package target
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestSetSharesAndForgets(t *testing.T) {
+	g := NewWithT(t)
+	var s Set
+	acquire := func(config *rest.Config) *Target {
+		target, err := s.Acquire(config)
+		g.Expect(err).NotTo(HaveOccurred())
+		return target
+	}
+	one := acquire(&rest.Config{Host: "https://one"})
+	g.Expect(acquire(&rest.Config{Host: "https://one"})).To(BeIdenticalTo(one))
+	two := acquire(&rest.Config{Host: "https://two"})
+	g.Expect(two).NotTo(BeIdenticalTo(one))
+	g.Expect(s.List()).To(Equal([]*Target{one, two}))
+	for _, other := range []*rest.Config{
+		{Host: "https://one", APIPath: "/p"},
+		{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{ServerName: "n"}},
+		{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
+	} {
+		different := acquire(other)
+		g.Expect(different).NotTo(BeIdenticalTo(one))
+		different.Release()
+	}
+	one.Release()
+	g.Expect(s.List()).To(ContainElement(one), "another member is left")
+	one.Release()
+	g.Expect(s.List()).To(Equal([]*Target{two}))
+	g.Expect(acquire(&rest.Config{Host: "https://one"})).NotTo(BeIdenticalTo(one), "a new life")
+}
+
+func TestTargetHasNoIdentity(t *testing.T) {
+	g := NewWithT(t)
+	var s Set
+	_, err := s.Acquire(&rest.Config{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
+	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
+	g.Expect(s.List()).To(BeEmpty())
+	target, err := s.Acquire(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(target.Config()).To(Equal(&rest.Config{Host: "https://one"}))
+}
+
+// apiServer serves discovery of one group, and counts what it is asked.
+type apiServer struct {
+	*httptest.Server
+	kinds     atomic.Pointer[[]string]
+	discovery atomic.Int32
+	refuse    atomic.Pointer[string] // the User-Agent that is not served
+}
+
+func newAPIServer(t *testing.T, kinds ...string) *apiServer {
+	a := &apiServer{}
+	a.kinds.Store(&kinds)
+	reply := func(w http.ResponseWriter, object any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(object)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/api", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}})
+	})
+	mux.HandleFunc("/apis", func(w http.ResponseWriter, r *http.Request) {
+		a.discovery.Add(1)
+		if refused := a.refuse.Load(); refused != nil && *refused == r.UserAgent() {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		version := metav1.GroupVersionForDiscovery{GroupVersion: "g/v1", Version: "v1"}
+		reply(w, metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
+			Groups: []metav1.APIGroup{{Name: "g", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}}})
+	})
+	mux.HandleFunc("/apis/g/v1", func(w http.ResponseWriter, _ *http.Request) {
+		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "g/v1"}
+		for _, kind := range *a.kinds.Load() {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: kind + "s", Kind: kind, Namespaced: true})
+		}
+		reply(w, list)
+	})
+	a.Server = httptest.NewServer(mux)
+	t.Cleanup(a.Close)
+	return a
+}
+
+func (a *apiServer) target(t *testing.T) *Target {
+	var s Set
+	target, err := s.Acquire(&rest.Config{Host: a.URL})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	return target
+}
+
+// member is a mapper of a connection with that User-Agent.
+func member(t *Target, userAgent string) *Mapper {
+	config := t.Config()
+	return t.Mapper(config, &http.Client{Transport: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		req = req.Clone(req.Context())
+		req.Header.Set("User-Agent", userAgent)
+		return t.RoundTripper().RoundTrip(req)
+	})})
+}
+
+type roundTripperFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+var gadget = schema.GroupKind{Group: "g", Kind: "gadget"}
+
+func TestDiscoveryIsShared(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	target := a.target(t)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			mapping, err := member(target, "member").RESTMapping(gadget, "v1")
+			if err != nil || mapping.Resource.Resource != "gadgets" {
+				t.Errorf("mapping %v: %v", mapping, err)
+			}
+		})
+	}
+	wg.Wait()
+	g.Expect(a.discovery.Load()).To(BeNumerically("<=", 3), "who came while a discovery was under way shares it")
+	asked := a.discovery.Load()
+	_, err := member(target, "late").RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(a.discovery.Load()).To(Equal(asked), "who comes later asks nobody")
+
+	// What is not there is believed for a while.
+	for range 10 {
+		_, err = member(target, "member").RESTMapping(schema.GroupKind{Group: "g", Kind: "other"})
+		g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
+	}
+	g.Expect(a.discovery.Load()).To(Equal(asked))
+}
+
+// One identity that is not let in does not spoil it for the others.
+func TestDiscoveryThatFailsForOneIsDoneByTheNext(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	refused := "refused"
+	a.refuse.Store(&refused)
+	target := a.target(t)
+	_, err := member(target, "refused").RESTMapping(gadget)
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(meta.IsNoMatchError(err)).To(BeFalse(), "not knowing is not the same as not being there")
+	_, err = member(target, "welcome").RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = member(target, "refused").RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred(), "kinds are no secret of an identity")
+}
+
+func TestKindsComeAndGo(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	target := a.target(t)
+	mapper := member(target, "member")
+	_, err := mapper.RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred())
+
+	a.kinds.Store(&[]string{"other"})
+	age := func() {
+		aged := &kinds{mapper: target.kinds.latest.Load().mapper, at: time.Now().Add(-rediscoverAfter)}
+		aged.stale.Store(target.kinds.latest.Load().stale.Load())
+		target.kinds.latest.Store(aged)
+	}
+	age()
+	_, err = mapper.RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred(), "a kind that is known is not asked for again")
+	// The API server says in plain text that a path does not exist.
+	httpClient := &http.Client{Transport: target.RoundTripper()}
+	resp, err := httpClient.Get(a.URL + "/apis/g/v1/gadgets")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Body.Close()).To(Succeed())
+	age()
+	_, err = mapper.RESTMapping(gadget)
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+	_, err = mapper.RESTMapping(schema.GroupKind{Group: "g", Kind: "other"})
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
+func TestHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var s Set
+		target, err := s.Acquire(&rest.Config{Host: "https://one"})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer target.Release()
+		answer := func() {
+			_, _ = target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody}, nil
+			})).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+		down := errors.New("down")
+		interval := 10 * time.Second
+		answer()
+		g.Expect(target.LastAnswer()).To(Equal(time.Now()))
+		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeFalse(), "it has just answered, if only with a 500")
+		<-time.After(interval)
+		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
+		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeFalse(), "one member at a time")
+		g.Expect(target.Probed(time.Now(), down).ConsecutiveFailures).To(Equal(1))
+		<-time.After(interval)
+		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
+		g.Expect(target.Probed(time.Now(), down).ConsecutiveFailures).To(Equal(2))
+		<-time.After(time.Second)
+		answer()
+		g.Expect(target.Health().ConsecutiveFailures).To(BeZero(), "any answer to any member proves it up")
+
+		g.Expect(target.TakeSilent()).To(BeFalse())
+		target.MarkSilent()
+		target.MarkSilent()
+		g.Expect(target.TakeSilent()).To(BeTrue())
+		g.Expect(target.TakeSilent()).To(BeFalse(), "once")
+	})
+}
