@@ -146,7 +146,7 @@ func (s *Set) find(key client.ObjectKey) (*identityAccessor, error) {
 	return found.(*identityAccessor), nil
 }
 
-// connected is the way of every getter: one map load and one atomic load.
+// connected is the way of getters: one map load and one atomic load.
 func (s *Set) connected(key client.ObjectKey) (*connection, error) {
 	a, err := s.find(key)
 	if err != nil {
@@ -160,11 +160,11 @@ func (s *Set) connected(key client.ObjectKey) (*connection, error) {
 }
 
 func (s *Set) handles(key client.ObjectKey) (*handles, error) {
-	conn, err := s.connected(key)
+	a, err := s.find(key)
 	if err != nil {
 		return nil, err
 	}
-	return conn.handles()
+	return a.published.Load().handles()
 }
 
 // GetClient returns the client whose reads are cached, or a *NotConnectedError.

@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -52,7 +53,7 @@ type WatchState struct {
 	Dependents []types.UID // sorted; a watch without a dependent has the empty one
 }
 
-// snapshot is the state of an accessor that getters see. It never changes; a transition publishes another.
+// snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.
 type snapshot struct {
 	phase      Phase
 	reason     Reason
@@ -61,4 +62,21 @@ type snapshot struct {
 
 	conn *connection        // set exactly when phase is Connected
 	err  *NotConnectedError // set exactly when conn is not
+
+	built atomic.Pointer[handles] // what conn built on first use, here too so that getters find it in one step less
+}
+
+// handles returns the clients of the connection, built on first use.
+func (s *snapshot) handles() (*handles, error) {
+	if h := s.built.Load(); h != nil {
+		return h, nil
+	}
+	if s.conn == nil {
+		return nil, s.err
+	}
+	h, err := s.conn.handles()
+	if err == nil {
+		s.built.Store(h)
+	}
+	return h, err
 }

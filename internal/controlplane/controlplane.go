@@ -1,9 +1,3 @@
-// Package controlplane starts a real Kubernetes control plane for tests and for the demo: etcd and
-// kube-apiserver by controller-runtime's envtest, kube-controller-manager on request.
-//
-// RBAC is on, ServiceAccount tokens are signed and checked, and every request is written to an audit log,
-// which is how tests prove who asked for what. Everything listens on loopback. Subpackage assets finds
-// the programs; "make controlplane" builds them.
 package controlplane
 
 import (

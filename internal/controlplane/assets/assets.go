@@ -1,6 +1,3 @@
-// Package assets finds the programs of a Kubernetes control plane on this machine.
-//
-// It depends on nothing but the standard library, so that asking is quick.
 package assets
 
 import (

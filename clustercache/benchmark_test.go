@@ -1,0 +1,209 @@
+package clustercache_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+// serviceAccounts is how many ServiceAccounts the extensions share, so that most of the setup is connects.
+const serviceAccounts = 100
+
+// bench is a control plane and, on it, a ClusterCache whose reconciler connects extensions.
+type bench struct {
+	clustercache.ClusterCache
+	admin client.Client
+}
+
+// startBench starts everything; it ends with b.
+func startBench(b *testing.B) *bench {
+	b.Helper()
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	ctrl.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	cp, err := controlplane.Start(b.Context(), controlplane.Options{CRDs: []string{"../config/crd"}})
+	must(err)
+	b.Cleanup(func() { must(cp.Stop()) })
+	httpClient, err := rest.HTTPClientFor(cp.Config())
+	must(err)
+	admin, err := client.New(cp.Config(), client.Options{HTTPClient: httpClient})
+	must(err)
+	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+	must(err)
+	skip := true
+	connections, err := clustercache.SetupWithManager(b.Context(), mgr, clustercache.Options{
+		Client:        clustercache.ClientOptions{UserAgent: "benchmark"},
+		AllowIdentity: clustercache.GuardedByAdmission,
+		HealthProbe:   healthprobe.Options{IdentityInterval: time.Hour}, // getters are measured, not probes
+	}, controller.Options{SkipNameValidation: &skip})
+	must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	b.Cleanup(func() {
+		cancel()
+		must(<-ended)
+		utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport)
+		utilnet.CloseIdleConnectionsFor(httpClient.Transport)
+	})
+	for i := range serviceAccounts {
+		must(admin.Create(b.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("sa-%d", i)}}))
+	}
+	return &bench{ClusterCache: connections, admin: admin}
+}
+
+// extensions creates extensions from..to and waits until the reconciler has connected them all.
+func (b *bench) extensions(t *testing.B, from, to int) {
+	t.Helper()
+	var creating errgroup.Group
+	creating.SetLimit(32)
+	for i := from; i < to; i++ {
+		creating.Go(func() error {
+			e := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+				"namespace": "default", "serviceAccount": map[string]any{"name": fmt.Sprintf("sa-%d", i%serviceAccounts)},
+			}}}
+			e.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+			e.SetName(extensionKey(i).Name)
+			return b.admin.Create(t.Context(), e)
+		})
+	}
+	if err := creating.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(15 * time.Minute); ; {
+		connected := 0
+		for i := range to {
+			if _, err := b.GetClient(t.Context(), extensionKey(i)); err == nil { // also builds the client, once
+				connected++
+			}
+		}
+		if connected == to {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("only %d of %d extensions are connected", connected, to)
+		}
+		<-time.After(500 * time.Millisecond)
+	}
+}
+
+func extensionKey(i int) client.ObjectKey { return client.ObjectKey{Name: fmt.Sprintf("extension-%05d", i)} }
+
+func keys(n int) (keys []client.ObjectKey) {
+	for i := range n {
+		keys = append(keys, extensionKey(i))
+	}
+	return keys
+}
+
+// BenchmarkGetClient asks for the clients of ten extensions, as controllers do for those that they reconcile now: with
+// ten extensions in all, and with 10,000. "ratio" is how much slower than the same with ten. "spread" asks for each
+// of the 10,000 in turn, which no cache of the processor holds: that is the price of memory, not of latchkey.
+func BenchmarkGetClient(b *testing.B) {
+	env := startBench(b)
+	ctx := b.Context()
+	perOp := map[string]float64{}
+	report := func(b *testing.B, name, base string) {
+		perOp[name] = float64(b.Elapsed().Nanoseconds()) / float64(b.N)
+		if base != "" {
+			b.ReportMetric(perOp[name]/perOp[base], "ratio")
+		}
+	}
+	get := func(keys []client.ObjectKey, name, base string) func(*testing.B) {
+		return func(b *testing.B) {
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				if _, err := env.GetClient(ctx, keys[i]); err != nil {
+					b.Fatal(err)
+				}
+				if i++; i == len(keys) {
+					i = 0
+				}
+			}
+			report(b, name, base)
+		}
+	}
+	getInParallel := func(keys []client.ObjectKey, name, base string) func(*testing.B) {
+		return func(b *testing.B) {
+			defer env.churn(b)()
+			b.ReportAllocs()
+			b.SetParallelism(8) // times GOMAXPROCS; 16 goroutines on 2 cores
+			b.RunParallel(func(pb *testing.PB) {
+				for i := 0; pb.Next(); {
+					if _, err := env.GetClient(ctx, keys[i]); err != nil {
+						b.Error(err)
+						return
+					}
+					if i++; i == len(keys) {
+						i = 0
+					}
+				}
+			})
+			report(b, name, base)
+		}
+	}
+	few := keys(10)
+	env.extensions(b, 0, 10)
+	b.Run("extensions=10", get(few, "10", ""))
+	b.Run("extensions=10/goroutines=16/churn", getInParallel(few, "10 parallel", ""))
+	env.extensions(b, 10, 10_000)
+	b.Run("extensions=10000", get(few, "10000", "10"))
+	b.Run("extensions=10000/goroutines=16/churn", getInParallel(few, "10000 parallel", "10 parallel"))
+	b.Run("extensions=10000/spread", get(keys(10_000), "spread", "10"))
+}
+
+// churn makes an extension of its own connect and disconnect until the returned function is called.
+func (b *bench) churn(t *testing.B) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		name := "churning"
+		e := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"namespace": "default", "serviceAccount": map[string]any{"name": "sa-0"}}}}
+		e.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+		e.SetName(name)
+		for ctx.Err() == nil {
+			fresh := e.DeepCopy()
+			if err := b.admin.Create(ctx, fresh); err != nil {
+				continue
+			}
+			for ctx.Err() == nil {
+				if _, err := b.GetClient(ctx, client.ObjectKey{Name: name}); err == nil {
+					break
+				}
+				<-time.After(time.Millisecond)
+			}
+			_ = b.admin.Delete(context.WithoutCancel(ctx), fresh)
+		}
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}

@@ -1,0 +1,110 @@
+package architecture
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+const module = "github.com/latchkey-dev/latchkey"
+
+// mayImport are the arrows: for each package of ours, the packages of ours that it may import. What is not listed
+// may not exist.
+var mayImport = map[string][]string{
+	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "accessor/credential", "healthprobe"},
+	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
+
+	"examples/contentoperator":     {"clustercache", "accessor/scopedcache"},
+	"examples/contentoperator/cmd": {"clustercache", "examples/contentoperator"},
+
+	"clustercache":         {"accessor", "accessor/credential", "healthprobe"},
+	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "healthprobe"},
+	"accessor/credential":  {"healthprobe"},
+	"accessor/scopedcache": {},
+	"accessor/target":      {"healthprobe"},
+	"healthprobe":          {},
+
+	"config":                       {},
+	"internal/architecture":        {},
+	"internal/controlplane":        {"internal/controlplane/assets"},
+	"internal/controlplane/assets": {},
+	"internal/controlplane/ensure": {"internal/controlplane/assets"},
+	"test":                         {},
+}
+
+type goPackage struct {
+	ImportPath, Name, Dir string
+	Imports               []string
+}
+
+func packages(t *testing.T) (list []goPackage) {
+	t.Helper()
+	g := NewWithT(t)
+	cmd := exec.Command("go", "list", "-json=ImportPath,Name,Dir,Imports", module+"/...")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return list
+		} else {
+			g.Expect(err).NotTo(HaveOccurred())
+		}
+		list = append(list, p)
+	}
+}
+
+// violations are the imports that are not among the arrows.
+func violations(list []goPackage) (found []string) {
+	for _, p := range list {
+		name := strings.TrimPrefix(p.ImportPath, module+"/")
+		allowed, known := mayImport[name]
+		if !known {
+			found = append(found, name+" is not in the layers")
+		}
+		for _, imported := range p.Imports {
+			if ours, ok := strings.CutPrefix(imported, module+"/"); ok && !slices.Contains(allowed, ours) {
+				found = append(found, name+" imports "+ours)
+			}
+		}
+	}
+	return found
+}
+
+func TestNothingImportsUpwards(t *testing.T) {
+	g := NewWithT(t)
+	list := packages(t)
+	g.Expect(violations(list)).To(BeEmpty())
+	g.Expect(list).To(HaveLen(len(mayImport)), "the layers name only what exists")
+
+	upwards := append(list, goPackage{ImportPath: module + "/healthprobe", Imports: []string{module + "/clustercache"}}, goPackage{ImportPath: module + "/util"})
+	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"), "the check sees one")
+}
+
+func TestEveryPackageHasItsDoc(t *testing.T) {
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, module+"/")
+		if p.Name == "main" {
+			continue // the command's own -h tells
+		}
+		content, err := os.ReadFile(filepath.Join(p.Dir, "doc.go"))
+		if err != nil {
+			t.Errorf("%s has no doc.go", name)
+			continue
+		}
+		for _, section := range []string{"// # Setup\n", "// # Usage\n", "// # Considerations\n"} {
+			if !strings.Contains(string(content), section) {
+				t.Errorf("%s: doc.go has no %q", name, strings.TrimSpace(section))
+			}
+		}
+	}
+}

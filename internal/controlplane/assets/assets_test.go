@@ -1,0 +1,76 @@
+package assets
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// fill makes a directory with programs.
+func fill(t *testing.T, dir string, programs ...string) string {
+	t.Helper()
+	g := NewWithT(t)
+	g.Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+	for _, program := range programs {
+		g.Expect(os.WriteFile(filepath.Join(dir, program), nil, 0o755)).To(Succeed())
+	}
+	return dir
+}
+
+// home makes an empty home, in which nothing is found.
+func home(t *testing.T) string {
+	dir := t.TempDir()
+	t.Setenv("HOME", dir)
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("XDG_DATA_HOME", "")
+	t.Setenv(Env, "")
+	return dir
+}
+
+func TestFindInOrder(t *testing.T) {
+	g := NewWithT(t)
+	dir := home(t)
+	_, err := Find()
+	g.Expect(err).To(MatchError(ErrMissing))
+	g.Expect(err).To(MatchError(ContainSubstring("make controlplane")), "it names the command")
+
+	built, err := Dir()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(built).To(HavePrefix(filepath.Join(dir, ".cache", "latchkey")))
+	fill(t, built, Programs...)
+	g.Expect(Find()).To(Equal(built))
+
+	store := filepath.Join(dir, ".local", "share", "kubebuilder-envtest", "k8s")
+	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
+	suffix := built[strings.LastIndex(built, EtcdVersion)+len(EtcdVersion):]
+	partial := fill(t, filepath.Join(store, minor+".0"+suffix), "kube-apiserver", "etcd", "kubectl")
+	g.Expect(Find()).To(Equal(built), "%s lacks kube-controller-manager", partial)
+	whole := fill(t, filepath.Join(store, minor+".9"+suffix), Programs...)
+	fill(t, filepath.Join(store, "1.20.0"+suffix), Programs...)
+	g.Expect(Find()).To(Equal(whole), "and not another minor version")
+
+	set := fill(t, filepath.Join(dir, "set"), Programs...)
+	t.Setenv(Env, set)
+	g.Expect(Find()).To(Equal(set))
+	t.Setenv(Env, partial)
+	_, err = Find()
+	g.Expect(err).To(MatchError(ContainSubstring("lacks kube-controller-manager")), "whoever sets it means it")
+}
+
+// The versions here name the cache; what is built is in the other module's go.mod.
+func TestVersionsAreThoseThatAreBuilt(t *testing.T) {
+	g := NewWithT(t)
+	goMod, err := os.ReadFile("../../../test/controlplane/go.mod")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(goMod)).To(ContainSubstring("\tk8s.io/kubernetes " + KubernetesVersion + "\n"))
+	g.Expect(string(goMod)).To(ContainSubstring("\tgo.etcd.io/etcd/server/v3 " + EtcdVersion + "\n"))
+	programs, err := os.ReadDir("../../../test/controlplane/cmd")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(programs).To(HaveLen(len(Programs)))
+	for _, program := range programs {
+		g.Expect(Programs).To(ContainElement(program.Name()))
+	}
+}
