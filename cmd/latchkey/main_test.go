@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/cmd/latchkey/demo"
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+// mainEnv makes the test binary run main.
+const mainEnv = "LATCHKEY_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// latchkey is the command line, run as a program.
+func latchkey(t *testing.T, args ...string) *exec.Cmd {
+	self, err := os.Executable()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // a safety bound
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // so that it ends its control plane
+	cmd.WaitDelay = time.Minute
+	return cmd
+}
+
+func TestDemo(t *testing.T) {
+	g := NewWithT(t)
+	out, err := latchkey(t, "demo", "--once").CombinedOutput()
+	g.Expect(err).NotTo(HaveOccurred(), "%s", out)
+	for _, step := range demo.Steps() {
+		g.Expect(string(out)).To(ContainSubstring("] " + step + ": "))
+	}
+	g.Expect(string(out)).To(ContainSubstring("All 5 steps saw what they expected"))
+	g.Expect(string(out)).NotTo(ContainSubstring("FAIL"))
+}
+
+// A tour that cannot fail shows nothing: without its cause, each step does, and says which it is.
+func TestDemoFailsWithoutACause(t *testing.T) {
+	for _, step := range demo.Steps() {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			g := NewWithT(t)
+			out, err := latchkey(t, "demo", "--once", "--break", step, "--patience", "30s").CombinedOutput()
+			g.Expect(err).To(HaveOccurred())
+			g.Expect(err.(*exec.ExitError).ExitCode()).To(Equal(1))
+			g.Expect(string(out)).To(ContainSubstring("BREAK left out"))
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			g.Expect(lines[len(lines)-1]).To(HavePrefix("latchkey: step "+step+": expected "), "%s", out)
+		})
+	}
+}
+
+func TestManager(t *testing.T) {
+	g := NewWithT(t)
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	_, err = cp.KubectlInput(t.Context(), config.Manifests("crd"), "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
+	g.Expect(err).NotTo(HaveOccurred())
+	// An extension of a kind of its own, with the reference elsewhere: here, in a ConfigMap.
+	_, err = cp.Kubectl(t.Context(), "create", "configmap", "red", "-n", "default", "--from-literal=sa=red")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "olm.operatorframework.io/v1", "kind": "ClusterExtension", "metadata": {"name": "red"},
+		"spec": {"namespace": "default", "serviceAccount": {"name": "red"}}}`, "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+
+	run := func(t *testing.T, args ...string) {
+		g := NewWithT(t)
+		cmd := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig(), "--metrics-bind-address=0", "--health-probe-bind-address=0"}, args...)...)
+		stderr, err := cmd.StderrPipe()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(cmd.Start()).To(Succeed())
+		var seen bytes.Buffer
+		for lines := bufio.NewScanner(io.TeeReader(stderr, &seen)); lines.Scan() && !strings.Contains(lines.Text(), `"Connected"`); {
+		}
+		g.Expect(seen.String()).To(ContainSubstring("system:serviceaccount:default:red"))
+		g.Expect(cmd.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		_, _ = io.Copy(&seen, stderr)
+		g.Expect(cmd.Wait()).To(Succeed(), "%s", seen.String())
+	}
+	t.Run("ClusterExtensions", func(t *testing.T) {
+		run(t, "--guarded-by-admission", "--leader-elect", "--leader-election-namespace=default")
+	})
+	t.Run("any kind", func(t *testing.T) {
+		run(t, "--kind=ConfigMap.v1.", "--namespace-path=.metadata.namespace", "--service-account-path=.data.sa")
+	})
+
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no guard":           {nil, "--guarded-by-admission"},
+		"no kind":            {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
+		"no path":            {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
+		"no such kubeconfig": {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
+		"arguments":          {[]string{"extra"}, "takes no arguments"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			out, err := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig()}, tc.args...)...).CombinedOutput()
+			g.Expect(err).To(HaveOccurred())
+			g.Expect(string(out)).To(ContainSubstring(tc.want))
+			g.Expect(string(out)).NotTo(ContainSubstring("panic"))
+		})
+	}
+}
+
+func TestUsage(t *testing.T) {
+	g := NewWithT(t)
+	out, err := latchkey(t).CombinedOutput()
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(string(out)).To(ContainSubstring("latchkey demo"))
+	out, err = latchkey(t, "sing").CombinedOutput()
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(string(out)).To(ContainSubstring(`no command "sing"`))
+	out, err = latchkey(t, "manager", "-h").CombinedOutput()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(out)).To(And(ContainSubstring("namespace-path"), ContainSubstring("kubeconfig"), ContainSubstring("zap-log-level")))
+	out, err = latchkey(t, "demo", "--break", "nothing").CombinedOutput()
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(string(out)).To(ContainSubstring("steps are connect, repair"))
+}
