@@ -113,7 +113,9 @@ func (b *bench) extensions(t *testing.B, from, to int) {
 	}
 }
 
-func extensionKey(i int) client.ObjectKey { return client.ObjectKey{Name: fmt.Sprintf("extension-%05d", i)} }
+func extensionKey(i int) client.ObjectKey {
+	return client.ObjectKey{Name: fmt.Sprintf("extension-%05d", i)}
+}
 
 func keys(n int) (keys []client.ObjectKey) {
 	for i := range n {

@@ -108,3 +108,29 @@ func TestEveryPackageHasItsDoc(t *testing.T) {
 		}
 	}
 }
+
+// The README's Go is that of a godoc example, which compiles.
+func TestREADMECompiles(t *testing.T) {
+	g := NewWithT(t)
+	readme, err := os.ReadFile("../../README.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	example, err := os.ReadFile("../../clustercache/example_test.go")
+	g.Expect(err).NotTo(HaveOccurred())
+	blocks := strings.Split(string(readme), "```go\n")[1:]
+	g.Expect(blocks).NotTo(BeEmpty())
+	for _, block := range blocks {
+		code, _, _ := strings.Cut(block, "```")
+		indented := "\t\t" + strings.ReplaceAll(strings.TrimSpace(code), "\n", "\n\t\t")
+		g.Expect(string(example)).To(ContainSubstring(indented))
+	}
+}
+
+// The page that explains the code names every package.
+func TestArchitecturePageNamesEveryPackage(t *testing.T) {
+	g := NewWithT(t)
+	page, err := os.ReadFile("../../docs/architecture.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	for name := range mayImport {
+		g.Expect(string(page)).To(ContainSubstring("`" + name + "`"))
+	}
+}

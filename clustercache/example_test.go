@@ -1,0 +1,115 @@
+package clustercache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// What a host operator needs. The README shows these lines.
+func Example() {
+	type reconciler struct{ cc clustercache.ClusterCache }
+
+	setup := func(ctx context.Context, mgr manager.Manager, ctl controller.Controller, toRequests handler.MapFunc) error {
+		cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
+			AllowIdentity: clustercache.GuardedByAdmission, // kubectl apply -f config/admission
+		}, controller.Options{})
+		if err != nil {
+			return err
+		}
+		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests)) // calls when one connects or disconnects
+	}
+	reconcile := func(ctx context.Context, r reconciler, req ctrl.Request, configMap *corev1.ConfigMap) (ctrl.Result, error) {
+		c, err := r.cc.GetClient(ctx, req.NamespacedName)
+		if errors.Is(err, clustercache.ErrNotConnected) {
+			return ctrl.Result{}, nil // the source calls again
+		} else if err != nil {
+			return ctrl.Result{}, err
+		}
+		return ctrl.Result{}, c.Create(ctx, configMap) // as the extension's ServiceAccount, and as nobody else
+	}
+	_, _ = setup, reconcile
+}
+
+// Extensions of a namespaced kind that name a ServiceAccount of their own namespace need no guard.
+func ExampleSetupWithManager() {
+	setup := func(ctx context.Context, mgr manager.Manager, kind client.Object) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			Object: kind,
+			Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+				NamespacePath: "metadata.namespace",
+				NamePath:      "spec.serviceAccountName",
+			}),
+			Client: clustercache.ClientOptions{UserAgent: "my-operator/v1"},
+		}, controller.Options{MaxConcurrentReconciles: 4})
+	}
+	_ = setup
+}
+
+// An author may decide who acts as whom: here, tenants act as ServiceAccounts whose namespace is theirs by name.
+func ExampleOptions_allowIdentity() {
+	options := clustercache.Options{
+		AllowIdentity: func(_ context.Context, extension client.Object, serviceAccount types.NamespacedName) error {
+			if serviceAccount.Namespace == "tenant-"+extension.GetName() {
+				return nil
+			}
+			return fmt.Errorf("%s may only act as ServiceAccounts of namespace tenant-%s", extension.GetName(), extension.GetName())
+		},
+	}
+	red := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red"}}
+	fmt.Println(options.AllowIdentity(context.Background(), red, types.NamespacedName{Namespace: "kube-system", Name: "default"}))
+	// Output: red may only act as ServiceAccounts of namespace tenant-red
+}
+
+// The reason why an extension is not connected is in the error.
+func ExampleClusterCache_GetClient() {
+	explain := func(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey) string {
+		_, err := cc.GetClient(ctx, extension)
+		var notConnected *clustercache.NotConnectedError
+		if errors.As(err, &notConnected) {
+			return fmt.Sprintf("%s since %s: %v", notConnected.Reason, notConnected.Since, notConnected.Cause)
+		}
+		return "connected"
+	}
+	_ = explain
+}
+
+// A controller that is told about the Secrets that an extension's identity sees in one namespace.
+func ExampleClusterCache_Watch() {
+	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller, extension client.ObjectKey) error {
+		return cc.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{
+			Name:    "my-controller/secrets",
+			Watcher: ctl,
+			Kind:    &corev1.Secret{},
+			Scope:   scopedcache.Scope{Namespace: "team-red"},
+			EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+				return []ctrl.Request{{NamespacedName: extension}}
+			}),
+		}))
+	}
+	_ = watch
+}
+
+// Every controller can hear when extensions connect and disconnect.
+func ExampleClusterCache_GetExtensionSource() {
+	setup := func(cc clustercache.ClusterCache, ctl controller.Controller) error {
+		return ctl.Watch(cc.GetExtensionSource("my-controller", func(_ context.Context, extension client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
+		}))
+	}
+	_ = setup
+}
