@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,7 +49,13 @@ type identityAccessor struct {
 	health      healthprobe.State
 	wish        probeWish
 	watches     map[string]*watch
-	announced   Reason // what the last Changed was about
+	announced   announcement // what the last Changed was about
+}
+
+// announcement is what extension sources were last told of an extension that is not connected. Zero while it is.
+type announcement struct {
+	reason     Reason
+	generation int64 // metadata.generation of the extension, so that an edit that does not help is told too
 }
 
 // probeWish is whether somebody asked for a probe, beside the clock.
@@ -299,7 +304,7 @@ func (a *identityAccessor) connected(j *job, conn *connection) {
 		a.wish = noWish
 		a.down = time.Time{}
 		a.published.Store(&snapshot{phase: Connected, since: now, generation: conn.generation, conn: conn})
-		a.announced = ""
+		a.announced = announcement{}
 		for _, w := range a.watches {
 			conn.owned.start(func() { a.reattach(conn, w) })
 		}
@@ -495,14 +500,11 @@ func (a *identityAccessor) disconnectLocked(now time.Time, reason Reason, cause 
 		conn.close(a.published.Load().err)
 		a.wish = noWish
 		e.wake = true
-		e.then = append(e.then, func() {
-			a.set.options.Logger.Info("Disconnected", "extension", KeyString(a.key), "generation", conn.generation, "reason", reason, "error", errorText(cause))
-		})
 	}
 	return e
 }
 
-// publishLocked publishes that the accessor is not connected. It asks for an event when the reason is news.
+// publishLocked publishes that the accessor is not connected. It tells sources and log when that, or the reason, is news.
 func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reason, cause error) (e effects) {
 	before := a.published.Load()
 	since := before.since
@@ -514,136 +516,23 @@ func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reas
 	}
 	a.published.Store(&snapshot{phase: phase, reason: reason, since: since, generation: a.generation,
 		err: &NotConnectedError{Extension: a.key, Reason: reason, Since: a.down, Cause: cause}})
-	if phase == Disconnected && (before.conn != nil || a.announced != reason) {
-		a.announced = reason
+	news := announcement{reason: reason}
+	if a.object != nil {
+		news.generation = a.object.GetGeneration()
+	}
+	if phase == Disconnected && (before.conn != nil || a.announced != news) {
+		a.announced = news
 		e.changed = true
+		generation := a.generation
+		e.then = append(e.then, func() {
+			a.set.options.Logger.Info("Not connected", "extension", KeyString(a.key), "generation", generation, "reason", reason, "error", errorText(cause))
+		})
 	}
 	return e
 }
 
 func (a *identityAccessor) notConnected(reason Reason, cause error) *NotConnectedError {
 	return &NotConnectedError{Extension: a.key, Reason: reason, Since: time.Now(), Cause: cause}
-}
-
-// register adds a watch, feeds it, and gives the controller its source.
-func (a *identityAccessor) register(ctx context.Context, watcher Watcher) error {
-	for {
-		s := a.published.Load()
-		if s.conn == nil {
-			return s.err
-		}
-		w, existing, err := a.reserve(s.conn, watcher)
-		if err != nil {
-			return err
-		}
-		if existing == nil {
-			w.failed = a.firstAttach(ctx, s.conn, w, watcher)
-			if w.failed != nil {
-				a.forget(w)
-			}
-			close(w.registered)
-			return w.failed
-		}
-		// Somebody else registers, or registered, the same watch.
-		select {
-		case <-existing.registered:
-			if existing.failed == nil {
-				return nil
-			}
-		case <-ctx.Done():
-			return errors.Wrapf(context.Cause(ctx), "watch %q", watcher.Name())
-		}
-	}
-}
-
-// reserve enters a new watch under its name, or its dependent in the one that is there.
-func (a *identityAccessor) reserve(conn *connection, watcher Watcher) (w, existing *watch, err error) {
-	w, err = newWatch(watcher, a.set.options.Scheme)
-	if err != nil {
-		return nil, nil, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.published.Load().conn != conn {
-		return nil, nil, conn.err() // whatever is not published any more has ended
-	}
-	existing = a.watches[w.name]
-	if existing == nil {
-		if a.watches == nil {
-			a.watches = map[string]*watch{}
-		}
-		a.watches[w.name] = w
-		return w, nil, nil
-	}
-	if !existing.sameAs(w) {
-		return nil, nil, errors.Wrapf(ErrWatchConflict, "extension %s, watch %q", KeyString(a.key), w.name)
-	}
-	existing.dependents = withDependent(existing.dependents, watcher.dependent())
-	return nil, existing, nil
-}
-
-func (a *identityAccessor) firstAttach(ctx context.Context, conn *connection, w *watch, watcher Watcher) error {
-	h, err := conn.handles()
-	if err != nil {
-		return err
-	}
-	informer, err := h.cache.GetScopedInformer(ctx, w.object, w.scope)
-	if err != nil {
-		return errors.WithMessagef(err, "extension %s, watch %q", KeyString(a.key), w.name)
-	}
-	if err := w.attach(conn, informer); err != nil {
-		return err
-	}
-	return errors.Wrapf(watcher.start(w.ready), "extension %s, watch %q: adding a source to the controller", KeyString(a.key), w.name)
-}
-
-// reattach feeds a watch from a new connection. What fails is tried again as long as the connection lives: the
-// kind may be served again.
-func (a *identityAccessor) reattach(conn *connection, w *watch) {
-	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
-	for conn.err() == nil && w.live() {
-		h, err := conn.handles()
-		if err == nil {
-			informer, informerErr := h.cache.GetScopedInformer(conn.life, w.object, w.scope)
-			if err = informerErr; err == nil {
-				err = w.attach(conn, informer)
-			}
-		}
-		if err == nil {
-			return
-		}
-		a.set.options.Logger.V(1).Info("Watch not resumed yet", "extension", KeyString(a.key), "watch", w.name, "error", err.Error())
-		select {
-		case <-conn.life.Done():
-		case <-time.After(backoff.Step()):
-		}
-	}
-}
-
-// unregister takes dependents from a watch, all if none are given, and ends it when none is left.
-func (a *identityAccessor) unregister(name string, dependents []types.UID) {
-	a.mu.Lock()
-	w := a.watches[name]
-	if w != nil {
-		if w.dependents = withoutDependents(w.dependents, dependents); len(w.dependents) > 0 {
-			w = nil
-		} else {
-			delete(a.watches, name)
-		}
-	}
-	a.mu.Unlock()
-	if w != nil {
-		w.end()
-	}
-}
-
-func (a *identityAccessor) forget(w *watch) {
-	a.mu.Lock()
-	if a.watches[w.name] == w {
-		delete(a.watches, w.name)
-	}
-	a.mu.Unlock()
-	w.end()
 }
 
 // state is a picture for people.

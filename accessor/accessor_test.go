@@ -395,7 +395,7 @@ func TestReasonOfACredentialThatFails(t *testing.T) {
 	g := NewWithT(t)
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "red", errDown)
 	g.Expect(healthprobe.Classify(forbidden)).To(Equal(healthprobe.Denied))
-	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: NotAllowedError(forbidden)}}
+	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: MarkNotAllowed(forbidden)}}
 	g.Expect(answer.fromServer()).To(BeFalse())
 	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Denied, Err: forbidden}}.fromServer()).To(BeTrue())
 	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Valid}}.fromServer()).To(BeTrue())

@@ -21,8 +21,8 @@ var ErrWatchConflict = errors.New("the watch is registered for another kind or s
 type Reason string
 
 const (
-	// NotStarted: nothing was tried yet. Either the extension is unknown here, or the replica does not lead, or
-	// the first connect is under way.
+	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, or deleted), or the replica does not
+	// lead, or the first connect is under way, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
 	// InvalidReference: the extension names no ServiceAccount, or none that can exist.
 	InvalidReference Reason = "InvalidReference"
@@ -36,13 +36,14 @@ const (
 	NotAllowed Reason = "NotAllowed"
 	// Unauthorized: the API server does not accept the credential.
 	Unauthorized Reason = "Unauthorized"
-	// IdentityMismatch: the API server accepts the credential as somebody else's.
+	// IdentityMismatch: the API server accepts the credential as somebody else's, or the extension refers to another
+	// identity, or credential, than the one it was connected with.
 	IdentityMismatch Reason = "IdentityMismatch"
 	// Unreachable: no answer from the API server.
 	Unreachable Reason = "Unreachable"
 	// ProbeFailed: the API server answers, but not the question who we are.
 	ProbeFailed Reason = "ProbeFailed"
-	// Deleted: the extension is gone.
+	// Deleted: the extension is gone. Only handles from before get it; the extension itself is unknown then.
 	Deleted Reason = "Deleted"
 )
 
@@ -72,14 +73,14 @@ func (e *NotConnectedError) Unwrap() error { return e.Cause }
 // errIdentityMismatch is the cause of IdentityMismatch.
 var errIdentityMismatch = errors.New("the API server takes us for somebody else")
 
-// errNotAllowed marks the error of a rule that forbids an extension its ServiceAccount.
+// notAllowedError is the error of a rule that forbids an extension its ServiceAccount.
 type notAllowedError struct{ cause error }
 
 func (e *notAllowedError) Error() string { return e.cause.Error() }
 func (e *notAllowedError) Unwrap() error { return e.cause }
 
-// NotAllowedError marks err as the verdict of a rule that forbids an extension to act as its ServiceAccount.
-func NotAllowedError(err error) error { return &notAllowedError{cause: err} }
+// MarkNotAllowed marks err as the verdict of a rule that forbids an extension to act as its ServiceAccount.
+func MarkNotAllowed(err error) error { return &notAllowedError{cause: err} }
 
 // reasonOf says why resolving, or obtaining a credential, failed.
 func reasonOf(err error) Reason {

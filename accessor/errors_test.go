@@ -24,7 +24,7 @@ func TestNotConnectedError(t *testing.T) {
 
 func TestReasonOf(t *testing.T) {
 	for reason, err := range map[Reason]error{
-		NotAllowed:             errors.WithMessage(NotAllowedError(errDown), "x"),
+		NotAllowed:             errors.WithMessage(MarkNotAllowed(errDown), "x"),
 		InvalidReference:       errors.Wrap(credential.ErrInvalidReference, "x"),
 		ServiceAccountNotFound: errors.Wrap(credential.ErrServiceAccountNotFound, "x"),
 		TokenRequestFailed:     errors.Wrap(credential.ErrTokenRequestFailed, "x"),

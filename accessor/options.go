@@ -22,14 +22,17 @@ type CacheOptions struct {
 	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what is cached follows
 	// from what is read.
 	ByObject map[client.Object]cache.ByObject
-	// Indexes are added to the informers of their kinds.
+	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
 }
 
 // CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.
 type CacheOptionsIndex struct {
-	Object       client.Object
-	Field        string
+	// Object is of the kind, and in the representation, that is indexed.
+	Object client.Object
+	// Field is the name to list by.
+	Field string
+	// ExtractValue returns an object's values of the field.
 	ExtractValue client.IndexerFunc
 }
 

@@ -38,7 +38,7 @@ type ConnectionState struct {
 	Reason       Reason    // why not connected; "" when connected
 	Message      string    // for a person; never a secret
 	Since        time.Time // of this phase
-	Identity     Identity  // as verified; zero before the first probe
+	Identity     Identity  // as verified; zero while not connected
 	Target       string    // host; empty while it is not known
 	Generation   int64     // counts connects
 	TokenExpires time.Time // zero if it does not expire

@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -28,11 +29,14 @@ type SourceWatcher[request comparable] interface {
 	Watch(src source.TypedSource[request]) error
 }
 
-// Watcher says what to watch and who is told. NewWatcher makes one.
+// Watcher says what to watch and who is told. NewWatcher makes one; the interface is sealed.
 type Watcher interface {
+	// Name of the watch, unique within an extension.
 	Name() string
+	// Object is an example of the kind.
 	Object() client.Object
 
+	validate() error
 	scope() scopedcache.Scope
 	dependent() types.UID
 	// start gives the controller a source. When the controller starts it, ready gets the handler to feed.
@@ -41,7 +45,8 @@ type Watcher interface {
 
 // TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
 type TypedWatcherOptions[object client.Object, request comparable] struct {
-	// Name of the watch, unique within the extension. Choose one per controller and kind.
+	// Name of the watch, unique within the extension. Choose one per controller and kind; a scope that may change
+	// belongs in the name.
 	Name string
 	// Watcher is the controller whose queue gets the requests.
 	Watcher SourceWatcher[request]
@@ -73,6 +78,21 @@ func (w *typedWatcher[object, request]) Name() string             { return w.opt
 func (w *typedWatcher[object, request]) Object() client.Object    { return w.options.Kind }
 func (w *typedWatcher[object, request]) scope() scopedcache.Scope { return w.options.Scope }
 func (w *typedWatcher[object, request]) dependent() types.UID     { return w.options.Dependent }
+
+func (w *typedWatcher[object, request]) validate() error {
+	kind := reflect.ValueOf(w.options.Kind)
+	switch {
+	case w.options.Name == "":
+		return errors.New("a watch needs a Name")
+	case w.options.Watcher == nil:
+		return errors.Errorf("watch %q needs a Watcher: the controller that is told", w.options.Name)
+	case !kind.IsValid() || kind.Kind() == reflect.Pointer && kind.IsNil():
+		return errors.Errorf("watch %q needs a Kind", w.options.Name)
+	case w.options.EventHandler == nil:
+		return errors.Errorf("watch %q needs an EventHandler", w.options.Name)
+	}
+	return nil
+}
 
 func (w *typedWatcher[object, request]) start(ready func(toolscache.ResourceEventHandler) error) error {
 	return w.options.Watcher.Watch(watchSource[request]{
@@ -133,10 +153,10 @@ type watch struct {
 }
 
 func newWatch(w Watcher, scheme *runtime.Scheme) (*watch, error) {
-	object := w.Object()
-	if w.Name() == "" || object == nil {
-		return nil, errors.New("a watch needs a Name and a Kind")
+	if err := w.validate(); err != nil {
+		return nil, err
 	}
+	object := w.Object()
 	gvk, err := apiutil.GVKForObject(object, scheme)
 	if err != nil {
 		return nil, errors.Wrapf(err, "watch %q", w.Name())

@@ -279,7 +279,7 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (credent
 			return credential.Resolved{}, err
 		}
 		if err := r.allow(ctx, object, serviceAccount); err != nil {
-			return credential.Resolved{}, accessor.NotAllowedError(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
+			return credential.Resolved{}, accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
 		}
 	}
 	return r.resolver.Resolve(ctx, object)

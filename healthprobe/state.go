@@ -4,7 +4,8 @@ import "time"
 
 // State is the health of a connection, or of a target. It is a value; copies are independent.
 type State struct {
-	// LastProbeTime is when the last probe ended; a connect counts as one.
+	// LastProbeTime is when the last probe ended; a connect counts as one, and so does a successful request of the
+	// identity's own.
 	LastProbeTime time.Time
 	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request of its own.
 	LastProbeSuccessTime time.Time

@@ -122,10 +122,14 @@ func TestRESTConfigMapper(t *testing.T) {
 		})).To(Equal(key(withToken("a"))))
 	})
 	for name, m := range map[string]func(*rest.Config) (*rest.Config, error){
-		"an error":          func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
-		"nothing":           func(*rest.Config) (*rest.Config, error) { return nil, nil },
-		"no credential":     func(base *rest.Config) (*rest.Config, error) { return base, nil },
-		"the host's token":  withToken("t"),
+		"an error":         func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
+		"nothing":          func(*rest.Config) (*rest.Config, error) { return nil, nil },
+		"no credential":    func(base *rest.Config) (*rest.Config, error) { return base, nil },
+		"the host's token": withToken("t"),
+		"no verification": func(base *rest.Config) (*rest.Config, error) {
+			base.Insecure, base.CAData = true, nil
+			return withToken("mine")(base)
+		},
 		"the host's config": func(*rest.Config) (*rest.Config, error) { return everything(t), nil },
 	} {
 		t.Run("rejects "+name, func(t *testing.T) {

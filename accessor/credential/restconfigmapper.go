@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,26 +16,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// RESTConfigMapper maps an extension to the config that it is to connect with. base reaches the API server of
-// the extension and holds no credential; it is a copy. The function is called on every reconcile and must only
-// read caches.
-type RESTConfigMapper func(ctx context.Context, object client.Object, base *rest.Config) (*rest.Config, error)
-
 // FromRESTConfigMapper is the provider for everything that the others do not cover: mapper sets a credential on
-// the config that it is given.
+// the config that it is given, which reaches the API server of the extensions, holds no credential, and is a copy.
+// It may be called from any goroutine and must only read caches.
 //
 // Accepted are Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName and BearerToken, which must be
-// set and must not be the host operator's own. Timeout, QPS, Burst, UserAgent and ContentConfig are ignored:
-// they come from Options.Client. Everything else is an error that names the field: it could run programs, open
-// files, or smuggle in another identity.
+// set and must not be the host operator's own. Timeout, QPS, Burst, UserAgent, ContentConfig, DisableCompression and
+// warning handlers are ignored: connections have their own. Everything else is an error that names the field: it could
+// run programs, open files, switch verification off, or smuggle in another identity.
 //
 // Another token is another connection, with a cache of its own. The identity is learned from the first probe
-// and pinned for the connection's life.
+// and pinned for the connection's life. mapper is called whenever the extension changes and before each probe and
+// connect, so a token that changed elsewhere is noticed within IdentityInterval.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
 	return restConfigMapper(mapper)
 }
 
-type restConfigMapper RESTConfigMapper
+type restConfigMapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)
 
 func (restConfigMapper) sealed() {}
 
@@ -76,7 +74,11 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	if mapped == nil {
 		return Resolved{}, invalid(nil, "the RESTConfigMapper returned no config")
 	}
-	if fields := notAccepted(mapped); len(fields) > 0 {
+	fields := notAccepted(mapped)
+	if mapped.Insecure && !r.base.Insecure {
+		fields = append(fields, "TLSClientConfig.Insecure")
+	}
+	if len(fields) > 0 {
 		return Resolved{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
 			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName and BearerToken")
 	}
@@ -93,7 +95,7 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	token := newSecret(mapped.BearerToken)
 	digest := sha256.Sum256([]byte(mapped.BearerToken))
 	return Resolved{
-		Key:    strings.Join([]string{"mapped", reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData), string(digest[:])}, "\x00"),
+		Key:    strings.Join([]string{"mapped", reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData), strconv.FormatBool(reach.Insecure), string(digest[:])}, "\x00"),
 		Target: reach,
 		open:   func() Credential { return &fixedToken{token: token} },
 	}, nil

@@ -162,7 +162,7 @@ func (s *scoped) forReading(ctx context.Context, object runtime.Object, namespac
 	if s.options.ReaderFailOnMissingInformer {
 		return nil, errors.New("scopedcache does not support ReaderFailOnMissingInformer")
 	}
-	wanted, example, err := s.keyOf(object, namespace)
+	wanted, example, err := s.keyOf(ctx, object, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -177,8 +177,8 @@ func (s *scoped) forReading(ctx context.Context, object runtime.Object, namespac
 }
 
 // GetScopedInformer implements Cache.
-func (s *scoped) GetScopedInformer(_ context.Context, object client.Object, where Scope) (cache.Informer, error) {
-	wanted, example, err := s.keyOf(object, where.Namespace)
+func (s *scoped) GetScopedInformer(ctx context.Context, object client.Object, where Scope) (cache.Informer, error) {
+	wanted, example, err := s.keyOf(ctx, object, where.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func (s *scoped) GetScopedInformer(_ context.Context, object client.Object, wher
 
 // GetInformer returns the informer of all namespaces.
 func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
-	wanted, example, err := s.keyOf(object, metav1.NamespaceAll)
+	wanted, example, err := s.keyOf(ctx, object, metav1.NamespaceAll)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...
 	return scope.informer, nil
 }
 
-// GetInformerForKind returns the informer of all namespaces; unstructured if the scheme does not know the kind.
+// GetInformerForKind returns the informer of all namespaces. The scheme must know the kind.
 func (s *scoped) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
 	object, err := s.options.Scheme.New(gvk)
 	if err != nil {
@@ -296,7 +296,7 @@ func (s *scoped) IndexField(ctx context.Context, object client.Object, field str
 
 // keyOf returns the scope that serves reads of object (or of a list of such) in a namespace, and an object of
 // the kind. It asks the mapper, which may ask the API server.
-func (s *scoped) keyOf(object runtime.Object, namespace string) (key, client.Object, error) {
+func (s *scoped) keyOf(ctx context.Context, object runtime.Object, namespace string) (key, client.Object, error) {
 	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
 	if err != nil {
 		return key{}, nil, errors.WithStack(err)
@@ -304,7 +304,7 @@ func (s *scoped) keyOf(object runtime.Object, namespace string) (key, client.Obj
 	if _, isObject := object.(client.Object); !isObject || meta.IsListType(object) {
 		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
 	}
-	mapping, err := s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	mapping, err := s.mapping(ctx, gvk)
 	if err != nil {
 		return key{}, nil, errors.WithStack(err)
 	}
@@ -314,6 +314,16 @@ func (s *scoped) keyOf(object runtime.Object, namespace string) (key, client.Obj
 	k := key{gvk: gvk, representation: representationOf(object), namespace: namespace}
 	example, err := s.example(k)
 	return k, example, err
+}
+
+// mapping asks the mapper, until ctx is done if the mapper allows for that.
+func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	if mapper, ok := s.options.Mapper.(interface {
+		RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
+	}); ok {
+		return mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
+	}
+	return s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 }
 
 func (s *scoped) example(k key) (client.Object, error) {

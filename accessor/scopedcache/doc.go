@@ -14,7 +14,7 @@
 //
 // # Considerations
 //
-//   - Each scope is a controller-runtime cache of its own, restricted to that scope: about 3 KiB beside its
+//   - Each scope is a controller-runtime cache of its own, restricted to that scope: little memory beside its
 //     informer, and all of client-go's care. Scopes share no lock, so a kind that hangs delays no other.
 //   - The first read of a scope waits for its informer on the informer's done-channel, and ends early when the
 //     API server says that the identity may not list or watch: the caller gets that Forbidden, not a timeout.

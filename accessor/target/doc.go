@@ -17,7 +17,7 @@
 //     about 100 requests at a time on one connection. Identities are added per request, so a transport knows none:
 //     a config that carries a client certificate is refused.
 //   - Discovery results are shared, discovery itself is done by who asks, with its own credential. One mapper
-//     per connection would cost about 300 KiB and a discovery each (see PEERS in docs/architecture.md).
+//     per connection would cost hundreds of KiB and a discovery each.
 //   - Any answer that any member gets proves the server up. Only when all are silent is one of them asked to
 //     probe: "is the server up" is a question about the target, not about each identity.
 package target

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"context"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -56,8 +57,9 @@ func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
 	return &Mapper{kinds: &t.kinds, config: config, client: client}
 }
 
-// lookup answers from what is known and discovers where that does not suffice.
-func lookup[T any](m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
+// lookup answers from what is known and discovers where that does not suffice. It returns when ctx is done; a
+// discovery under way goes on for the others, bounded by the client's timeout and life.
+func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	known := m.kinds.latest.Load()
 	if known != nil {
 		answer, err := ask(known.mapper)
@@ -65,7 +67,7 @@ func lookup[T any](m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
 			return answer, err
 		}
 	}
-	renewed, err := m.discover()
+	renewed, err := m.discover(ctx)
 	switch {
 	case err == nil:
 		return ask(renewed.mapper)
@@ -79,22 +81,32 @@ func lookup[T any](m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
 
 // discover asks the server, in one flight with others. A flight that failed with another member's credential
 // says nothing about ours, so then we ask alone.
-func (m *Mapper) discover() (*kinds, error) {
+func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
 	mine := false
-	result, err, _ := m.kinds.flight.Do("", func() (any, error) {
+	found, err := await(ctx, &m.kinds.flight, func() (any, error) {
 		mine = true
 		return m.ask()
 	})
-	if err == nil {
-		return result.(*kinds), nil
+	if err == nil || mine || ctx.Err() != nil {
+		return found, err
 	}
-	if mine {
-		return nil, err
-	}
-	return m.ask()
+	return await(ctx, &singleflight.Group{}, m.ask)
 }
 
-func (m *Mapper) ask() (*kinds, error) {
+// await joins or starts a flight.
+func await(ctx context.Context, flight *singleflight.Group, ask func() (any, error)) (*kinds, error) {
+	select {
+	case result := <-flight.DoChan("", ask):
+		if result.Err != nil {
+			return nil, result.Err
+		}
+		return result.Val.(*kinds), nil
+	case <-ctx.Done():
+		return nil, errors.Wrap(context.Cause(ctx), "waiting for discovery")
+	}
+}
+
+func (m *Mapper) ask() (any, error) {
 	client, err := discovery.NewDiscoveryClientForConfigAndClient(rest.CopyConfig(m.config), m.client)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing discovery")
@@ -113,35 +125,40 @@ func (m *Mapper) ask() (*kinds, error) {
 
 // KindFor implements meta.RESTMapper.
 func (m *Mapper) KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, error) {
-	return lookup(m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) { return known.KindFor(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) { return known.KindFor(resource) })
 }
 
 // KindsFor implements meta.RESTMapper.
 func (m *Mapper) KindsFor(resource schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
-	return lookup(m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) { return known.KindsFor(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) { return known.KindsFor(resource) })
 }
 
 // ResourceFor implements meta.RESTMapper.
 func (m *Mapper) ResourceFor(input schema.GroupVersionResource) (schema.GroupVersionResource, error) {
-	return lookup(m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) { return known.ResourceFor(input) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) { return known.ResourceFor(input) })
 }
 
 // ResourcesFor implements meta.RESTMapper.
 func (m *Mapper) ResourcesFor(input schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
-	return lookup(m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) { return known.ResourcesFor(input) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) { return known.ResourcesFor(input) })
 }
 
 // RESTMapping implements meta.RESTMapper.
 func (m *Mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	return lookup(m, func(known meta.RESTMapper) (*meta.RESTMapping, error) { return known.RESTMapping(gk, versions...) })
+	return m.RESTMappingWithContext(context.Background(), gk, versions...)
+}
+
+// RESTMappingWithContext is RESTMapping that ends with ctx.
+func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	return lookup(ctx, m, func(known meta.RESTMapper) (*meta.RESTMapping, error) { return known.RESTMapping(gk, versions...) })
 }
 
 // RESTMappings implements meta.RESTMapper.
 func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
-	return lookup(m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) { return known.RESTMappings(gk, versions...) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) { return known.RESTMappings(gk, versions...) })
 }
 
 // ResourceSingularizer implements meta.RESTMapper.
 func (m *Mapper) ResourceSingularizer(resource string) (string, error) {
-	return lookup(m, func(known meta.RESTMapper) (string, error) { return known.ResourceSingularizer(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (string, error) { return known.ResourceSingularizer(resource) })
 }
