@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# The module's folders with packages of their own go.mod.
+# The folders that are modules of their own.
 CONTROLPLANE := test/controlplane
 TOOLS := tools
 
@@ -22,7 +22,7 @@ controlplane: ## build kube-apiserver, etcd, kube-controller-manager and kubectl
 	@go run ./internal/controlplane/ensure
 
 .PHONY: run
-run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=<step> makes that step fail
+run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=connect, repair, recreate, grant or restart makes that step fail
 	@assets=$$(go run ./internal/controlplane/ensure) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
 
 .PHONY: bin/latchkey

@@ -73,6 +73,15 @@ type job struct {
 	cancel context.CancelFunc
 	cred   credential.Credential
 	target *target.Target
+	begun  time.Time
+}
+
+// silent notes that the job got no answer. If another member got one meanwhile, those that wait are woken after all.
+func (j *job) silent(s *Set) {
+	j.target.MarkSilent()
+	if j.target.LastAnswer().After(j.begun) {
+		s.answered(j.target)
+	}
 }
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
@@ -117,14 +126,12 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		a.object = object
 		if resolveErr != nil {
 			reason := reasonOf(resolveErr)
-			if reason == Unreachable && a.cred != nil {
-				// Nothing is known against what we have; a cache could not be read.
-				resolved, resolveErr = a.resolved, nil
-			} else {
+			if reason != Unreachable || a.cred == nil || resolved.ServiceAccount != a.resolved.ServiceAccount {
 				e = a.dropLocked(now, reason, resolveErr)
 				again = a.delayLocked(now)
 				return e
 			}
+			resolved = a.resolved // a cache could not be read; nothing is known against what we have
 		}
 		if resolved.Key != a.resolved.Key {
 			if a.cred != nil {
@@ -132,9 +139,9 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 			}
 			t, err := a.set.targets.Acquire(resolved.Target)
 			if err != nil {
-				e.changed = a.dropLocked(now, InvalidCredential, err).changed || e.changed
+				dropped := a.dropLocked(now, InvalidCredential, err)
 				again = a.delayLocked(now)
-				return e
+				return effects{then: append(e.then, dropped.then...), changed: e.changed || dropped.changed, wake: e.wake || dropped.wake}
 			}
 			a.resolved, a.cred, a.target = resolved, resolved.Open(), t
 			a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
@@ -150,6 +157,13 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		return e
 	})
 	return again
+}
+
+// isOf reports whether the accessor is that of the object, and not of an earlier one of the same name.
+func (a *identityAccessor) isOf(object client.Object) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.object == nil || a.object.GetUID() == object.GetUID()
 }
 
 func (a *identityAccessor) viewLocked(now time.Time) view {
@@ -201,7 +215,7 @@ func (a *identityAccessor) startProbeLocked() func() {
 
 func (a *identityAccessor) newJobLocked() *job {
 	ctx, cancel := context.WithCancel(a.set.life)
-	a.job = &job{ctx: ctx, cancel: cancel, cred: a.cred, target: a.target}
+	a.job = &job{ctx: ctx, cancel: cancel, cred: a.cred, target: a.target, begun: time.Now()}
 	return a.job
 }
 
@@ -221,7 +235,7 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 	asked := time.Now()
 	var conn *connection
 	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.cred, func() { a.sawUnauthorized(conn) })
-	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
+	answer := askUntilTold(j.ctx, j.cred, conn, options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !expected.Matches(answer.Identity) {
 		answer = mismatch("expected", expected, answer.Identity)
 	}
@@ -241,6 +255,7 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 type told struct {
 	healthprobe.Answer
 	reason Reason // why such an answer ends a connection; "" when Valid
+	local  bool   // our own credential failed, and nobody was asked
 }
 
 // unaccepted reports whether the API server did not take the credential for what it should be.
@@ -248,7 +263,7 @@ func (t told) unaccepted() bool { return t.reason == Unauthorized || t.reason ==
 
 // fromServer reports whether the answer came from the API server, and not from our own credential's failure.
 func (t told) fromServer() bool {
-	return t.Verdict.Answered() && (t.Err == nil || reasonOf(t.Err) == Unreachable)
+	return t.Verdict.Answered() && !t.local
 }
 
 func mismatch(what string, expected, seen Identity) told {
@@ -258,7 +273,7 @@ func mismatch(what string, expected, seen Identity) told {
 
 // ask probes once. A request that failed for want of a credential never left, so its error's status, if any, is
 // not the answer of the server that was to be asked.
-func ask(ctx context.Context, conn *connection, timeout time.Duration) told {
+func ask(ctx context.Context, cred credential.Credential, conn *connection, timeout time.Duration) told {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	answer := told{Answer: healthprobe.Ask(ctx, config, conn.httpClient, timeout)}
@@ -266,19 +281,28 @@ func ask(ctx context.Context, conn *connection, timeout time.Duration) told {
 		if answer.reason = reasonOf(answer.Err); answer.reason == Unreachable {
 			answer.reason = reasonOfVerdict(answer.Verdict)
 		} else {
-			answer.Verdict = healthprobe.Failing
+			answer.Verdict, answer.local = healthprobe.Failing, true
 		}
+		answer.Err = shown(cred, answer.Err)
 	}
 	return answer
 }
 
+// shown is an error that people may see. What echoes the secret loses it, and with it what it wraps.
+func shown(cred credential.Credential, err error) error {
+	if text := err.Error(); cred.Redact(text) != text {
+		return errors.New(cred.Redact(text))
+	}
+	return err
+}
+
 // askUntilTold asks again while the answer is Denied: an API server in its first moments denies rightful requests.
 // It takes no longer than timeout.
-func askUntilTold(ctx context.Context, conn *connection, timeout time.Duration) told {
+func askUntilTold(ctx context.Context, cred credential.Credential, conn *connection, timeout time.Duration) told {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		answer := ask(ctx, conn, timeout)
+		answer := ask(ctx, cred, conn, timeout)
 		if answer.Verdict != healthprobe.Denied {
 			return answer
 		}
@@ -336,7 +360,7 @@ func (a *identityAccessor) connectFailed(j *job, reason Reason, cause error) {
 	})
 	a.set.options.Logger.V(1).Info("Connect failed", "extension", KeyString(a.key), "reason", reason, "error", cause.Error())
 	if reason == Unreachable {
-		j.target.MarkSilent()
+		j.silent(a.set)
 	} else {
 		a.set.answered(j.target)
 	}
@@ -348,7 +372,7 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 		return
 	}
 	asked := time.Now()
-	answer := ask(j.ctx, conn, a.set.options.HealthProbe.Timeout)
+	answer := ask(j.ctx, j.cred, conn, a.set.options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !conn.identity.Matches(answer.Identity) {
 		answer = mismatch("connected as", conn.identity, answer.Identity)
 	}
@@ -369,8 +393,8 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 	case answer.fromServer():
 		a.set.answered(j.target)
 	case answer.Verdict == healthprobe.Silent:
-		j.target.MarkSilent()
-		if wish == forTarget && a.set.options.HealthProbe.Failed(j.target.Probed(time.Now(), answer.Err)) {
+		j.silent(a.set)
+		if wish == forTarget && a.set.options.HealthProbe.Failed(j.target.Probed(asked, time.Now(), answer.Err)) {
 			a.set.targetDown(j.target, answer.Err)
 		}
 	}

@@ -2,7 +2,9 @@ package accessor
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -23,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
@@ -30,7 +33,10 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	goleak.VerifyTestMain(m)
+}
 
 const patience = 30 * time.Second
 
@@ -38,7 +44,9 @@ const patience = 30 * time.Second
 // answers only for a moment. What a real one does is tested in package test.
 type reviewer struct {
 	*httptest.Server
-	asked atomic.Int32
+	asked    atomic.Int32
+	redirect atomic.Pointer[string] // where to
+	echo     atomic.Bool            // what it was sent
 	// answer returns the status and the user for a token.
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
 }
@@ -49,6 +57,15 @@ func newReviewer(t *testing.T) *reviewer {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
 	})
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if to := r.redirect.Load(); to != nil && req.URL.Path == "/redirected" {
+			http.Redirect(w, req, *to, http.StatusFound)
+			return
+		}
+		if r.echo.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			_ = req.Header.Write(w)
+			return
+		}
 		if !strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") {
 			w.WriteHeader(http.StatusUnauthorized) // an aggregated API that trusts nobody
 			return
@@ -86,6 +103,7 @@ type driver struct {
 
 	mu      sync.Mutex
 	tokens  map[string]string // guarded by mu; of the extensions there are
+	born    map[string]string // guarded by mu; tells extensions of one name apart
 	changes []string          // guarded by mu; what Changed was called for
 }
 
@@ -97,7 +115,7 @@ type host struct {
 func (h host) GetConfig() *rest.Config { return h.config }
 
 func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Backoff) *driver {
-	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{}}
+	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{}, born: map[string]string{}}
 	var err error
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
 		d.mu.Lock()
@@ -141,7 +159,15 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 }
 
 func (d *driver) reconcile(name string) time.Duration {
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
+	d.mu.Lock()
+	_, exists := d.tokens[name]
+	uid := "uid-" + name + d.born[name]
+	d.mu.Unlock()
+	if !exists {
+		d.Remove(client.ObjectKey{Name: name}, Deleted)
+		return 0
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 	resolved, err := d.resolver.Resolve(d.t.Context(), object)
 	return d.Reconcile(object, resolved, err)
 }
@@ -152,6 +178,16 @@ func (d *driver) extension(name, token string) {
 	d.tokens[name] = token
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: name}
+}
+
+// gone deletes an extension and waits until that was noticed.
+func (d *driver) gone(name string) {
+	d.t.Helper()
+	d.mu.Lock()
+	delete(d.tokens, name)
+	d.mu.Unlock()
+	d.wake <- client.ObjectKey{Name: name}
+	NewWithT(d.t).Eventually(func() bool { _, known := d.State(client.ObjectKey{Name: name}); return known }).WithTimeout(patience).Should(BeFalse())
 }
 
 func (d *driver) eventually(name string, matcher any) ConnectionState {
@@ -380,14 +416,158 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.targets.List()).To(HaveLen(1))
 
-	d.Remove(client.ObjectKey{Name: "red"}, Deleted)
-	d.Remove(client.ObjectKey{Name: "red"}, Deleted) // again is nothing
-	g.Expect(d.targets.List()).To(BeEmpty())
+	d.gone("red")
+	d.gone("red") // again is nothing
+	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(d.States()).To(BeEmpty())
-	g.Expect(d.changed()).To(HaveLen(2), "connected, and gone")
+	g.Eventually(d.changed).WithTimeout(patience).Should(Equal([]string{"Connected", ""}), "connected, and gone")
 	err = old.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
 	g.Expect(err).To(MatchError(ErrNotConnected))
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
+}
+
+// What a caller makes of the REST config acts as the identity, however the caller furnishes it, and at the API server only.
+func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	config := func() *rest.Config {
+		config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
+		g.Expect(err).NotTo(HaveOccurred())
+		return config
+	}
+	var elsewhere atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	defer other.Close()
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // what client-go uses without TLS
+
+	// A client certificate would be believed rather than the token.
+	certificate := &tls.Config{Certificates: []tls.Certificate{{}}}
+	withCertificate := config().WrapTransport(&http.Transport{TLSClientConfig: certificate})
+	_, err := withCertificate.RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
+	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
+
+	// Another host gets nothing.
+	moved := config()
+	moved.Host = other.URL
+	httpClient, err := rest.HTTPClientFor(moved)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = httpClient.Get(other.URL)
+	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
+
+	// Nor does it after a redirect.
+	r.redirect.Store(&other.URL)
+	httpClient, err = rest.HTTPClientFor(config())
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = httpClient.Get(r.URL + "/redirected")
+	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
+	whole, err := d.GetCluster(client.ObjectKey{Name: "red"})
+	g.Expect(err).NotTo(HaveOccurred())
+	resp, err := whole.GetHTTPClient().Get(r.URL + "/redirected")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Body.Close()).To(Succeed())
+	g.Expect(resp.StatusCode).To(Equal(http.StatusFound), "it is for the caller to see")
+	g.Expect(resp.Request.Header).NotTo(HaveKey("Authorization"), "a response does not carry the token")
+	g.Expect(elsewhere.Load()).To(BeZero())
+}
+
+// A server that echoes what it was sent does not bring the token before people.
+func TestEchoedSecret(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	r.echo.Store(true)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "hunter2-hunter2")
+	state := d.eventually("red", disconnectedFor(ProbeFailed))
+	g.Expect(state.Message).To(ContainSubstring("[redacted]"))
+	_, err := d.GetClient(client.ObjectKey{Name: "red"})
+	g.Expect(fmt.Sprintf("%s %+v %v", state.Message, err, state)).NotTo(ContainSubstring("hunter2"))
+}
+
+// An API server that names nobody has not said who we are.
+func TestEmptyIdentity(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, authenticationv1.UserInfo{} })
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	g.Expect(d.eventually("red", disconnectedFor(ProbeFailed)).Message).To(ContainSubstring("named nobody"))
+}
+
+// While a cache cannot be read a connection stays, but only if the extension still names the same ServiceAccount.
+func TestUnreadableServiceAccount(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
+	d.Reconcile(object, credential.Resolved{}, errDown)
+	d.eventually("red", connectedAs("user-of-token"))
+	d.Reconcile(object, credential.Resolved{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}}, errDown)
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase != Connected })
+	g.Expect(d.changed()).To(ContainElement("DisconnectedUnreachable"))
+}
+
+// An extension that was deleted and created again between two looks is another one: nothing of the first is left.
+func TestRecreatedExtension(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
+	g.Expect(err).NotTo(HaveOccurred())
+	d.mu.Lock()
+	d.born["red"] = "-again"
+	d.mu.Unlock()
+	d.wake <- client.ObjectKey{Name: "red"}
+	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.UID == "uid-red-again" })
+	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	err = old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})
+	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
+}
+
+// An extension that turns up while the set ends is not left half connected.
+func TestReconcileDuringShutdown(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	resolver, err := credential.FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
+		base.BearerToken = "token"
+		return base, nil
+	}).Bind(host{config: &rest.Config{Host: r.URL}})
+	g.Expect(err).NotTo(HaveOccurred())
+	var s *Set
+	reconcile := func(name string) {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		resolved, err := resolver.Resolve(t.Context(), object)
+		g.Expect(err).NotTo(HaveOccurred())
+		s.Reconcile(object, resolved, nil)
+	}
+	s = NewSet(Options{
+		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
+		HealthProbe: rare.WithDefaults(), ConnectBackoff: never, Logger: logr.Discard(), Wake: func(client.ObjectKey) {},
+		Changed: func(object client.Object) {
+			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" && state.Phase == Disconnected {
+				reconcile("late") // a worker that is not done yet, while the first is removed
+			}
+		},
+	})
+	reconcile("first")
+	g.Eventually(func() Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).WithTimeout(patience).Should(Equal(Connected))
+	ended, end := context.WithCancel(t.Context())
+	end()
+	g.Expect(s.Run(ended)).To(Succeed())
+	g.Expect(s.targets.List()).To(BeEmpty())
+	reconcile("after")
+	g.Expect(s.targets.List()).To(BeEmpty())
+	for _, name := range []string{"first", "late", "after"} {
+		_, err := s.GetClient(client.ObjectKey{Name: name})
+		g.Expect(err).To(MatchError(ErrNotConnected))
+		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
+	}
 }
 
 // The credential's own failure is not taken for the server's answer, whatever status it carries.
@@ -395,7 +575,7 @@ func TestReasonOfACredentialThatFails(t *testing.T) {
 	g := NewWithT(t)
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "red", errDown)
 	g.Expect(healthprobe.Classify(forbidden)).To(Equal(healthprobe.Denied))
-	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: MarkNotAllowed(forbidden)}}
+	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: forbidden}, local: true}
 	g.Expect(answer.fromServer()).To(BeFalse())
 	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Denied, Err: forbidden}}.fromServer()).To(BeTrue())
 	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Valid}}.fromServer()).To(BeTrue())

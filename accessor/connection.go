@@ -37,8 +37,8 @@ type connection struct {
 	streams    *http.Client // for watches: without a timeout
 	mapper     *target.Mapper
 
-	served       atomic.Int64 // Unix nanoseconds of the identity's last successful request
-	unauthorized func()       // told of every 401; must not block
+	served       atomic.Pointer[time.Time] // of the identity's last successful request
+	unauthorized func()                    // told of every 401; must not block
 
 	handles func() (*handles, error) // built once, without I/O
 	cluster func() (cluster.Cluster, error)
@@ -58,6 +58,11 @@ func newConnection(parent context.Context, owned *goroutines, options *Options, 
 	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, unauthorized: unauthorized}
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
+		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
+			(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
+			// The API server would believe the certificate rather than our token.
+			return refuse{errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else")}
+		}
 		return &guard{conn: c, next: cred.RoundTripper(t.Observe(next))}
 	}
 	c.config = t.Config()
@@ -68,8 +73,8 @@ func newConnection(parent context.Context, owned *goroutines, options *Options, 
 	c.config.WrapTransport = wrap
 
 	transport := &guard{conn: c, next: cred.RoundTripper(t.RoundTripper())}
-	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout}
-	c.streams = &http.Client{Transport: transport}
+	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
+	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)
 
 	c.handles = sync.OnceValues(c.newHandles)
@@ -77,7 +82,21 @@ func newConnection(parent context.Context, owned *goroutines, options *Options, 
 	return c
 }
 
-// close ends the connection: requests and streams under way, informers, and every handle.
+// neverRedirect hands redirects to the caller: an API server does not redirect its clients, what runs behind it may.
+func neverRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// refuse is a RoundTripper that sends nothing.
+type refuse struct{ err error }
+
+func (r refuse) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+	return nil, r.err
+}
+
+// close ends the connection: requests and watches under way, informers, and every handle. Only what a caller
+// dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
 func (c *connection) close(reason *NotConnectedError) { c.end(reason) }
 
 // err is why the connection ended, nil while it lives.
@@ -102,8 +121,8 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 
 // lastServed is when a request of the identity last succeeded.
 func (c *connection) lastServed() time.Time {
-	if nanos := c.served.Load(); nanos != 0 {
-		return time.Unix(0, nanos)
+	if last := c.served.Load(); last != nil {
+		return *last
 	}
 	return time.Time{}
 }
@@ -146,6 +165,7 @@ func (c *connection) newCluster() (cluster.Cluster, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "making a cluster.Cluster")
 	}
+	c.owned.start(func() { _ = made.Start(c.life) }) // ends its event recorders with the connection
 	return &boundCluster{Cluster: made, conn: c}, nil
 }
 
@@ -157,14 +177,12 @@ type boundCluster struct {
 
 // Start returns when ctx is done, or the connection is: then with the reason.
 func (b *boundCluster) Start(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(b.conn.life, func() { cancel(nil) })
-	defer stop()
-	if err := b.Cluster.Start(ctx); err != nil { // ends its event recorders when it returns
-		return err
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-b.conn.life.Done():
+		return b.conn.err()
 	}
-	return b.conn.err()
 }
 
 // guard is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
@@ -181,6 +199,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	caller := req
 	ctx, cancel := context.WithCancelCause(req.Context())
 	stop := context.AfterFunc(g.conn.life, func() { cancel(context.Cause(g.conn.life)) })
 	release := func() {
@@ -203,9 +222,20 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	case resp.StatusCode == http.StatusUnauthorized:
 		g.conn.unauthorized()
 	case resp.StatusCode < http.StatusBadRequest:
-		g.conn.served.Store(time.Now().UnixNano())
+		now := time.Now()
+		g.conn.served.Store(&now)
+	}
+	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
+		// net/http has handed the TCP connection over, and no context ends it any more.
+		stopClosing := context.AfterFunc(g.conn.life, func() { _ = upgraded.Close() })
+		releaseRequest := release
+		release = func() {
+			stopClosing()
+			releaseRequest()
+		}
 	}
 	resp.Body = bodyWithRelease(resp.Body, release)
+	resp.Request = caller // and not the one that carries the token
 	return resp, nil
 }
 

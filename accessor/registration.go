@@ -26,16 +26,34 @@ func (a *identityAccessor) register(ctx context.Context, watcher Watcher) error 
 		// Somebody else registers, or registered, the same watch.
 		select {
 		case <-existing.registered:
-			if existing.failed == nil {
+			if a.depend(existing, watcher.dependent()) {
 				return nil
 			}
 		case <-ctx.Done():
 			if added {
-				a.unregister(existing.name, []types.UID{watcher.dependent()})
+				a.independ(existing, watcher.dependent())
 			}
 			return errors.Wrapf(context.Cause(ctx), "watch %q", watcher.Name())
 		}
 	}
+}
+
+// depend makes sure that the watch is there, with that dependent, and reports whether it is.
+func (a *identityAccessor) depend(w *watch, dependent types.UID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w.failed != nil || a.watches[w.name] != w {
+		return false
+	}
+	w.dependents = withDependent(w.dependents, dependent)
+	return true
+}
+
+// independ takes a dependent from a watch that is still being registered. Whoever registers it is left.
+func (a *identityAccessor) independ(w *watch, dependent types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w.dependents = withoutDependents(w.dependents, []types.UID{dependent})
 }
 
 // registerNew attaches a watch that reserve entered. If that fails, or panics, nothing is registered.

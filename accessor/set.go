@@ -57,6 +57,7 @@ func (s *Set) shutdown() {
 	stopping := errors.New("the manager has stopped")
 	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
+	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) }) // what Reconcile made meanwhile; it makes no more
 	s.pool.close()
 	s.owned.wait()
 }
@@ -67,13 +68,19 @@ func (s *Set) shutdown() {
 func (s *Set) Reconcile(object client.Object, resolved credential.Resolved, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.accessors.Load(key)
-	if !ok {
-		if s.life.Err() != nil {
-			return 0
-		}
-		found, _ = s.accessors.LoadOrStore(key, newAccessor(s, key))
+	if ok && found.(*identityAccessor).isOf(object) {
+		return found.(*identityAccessor).reconcile(object, resolved, err)
 	}
-	return found.(*identityAccessor).reconcile(object, resolved, err)
+	if ok {
+		s.Remove(key, Deleted) // and created again, before anybody looked
+	}
+	a := newAccessor(s, key)
+	s.accessors.Store(key, a)
+	if s.life.Err() != nil { // the set has ended; if it ends from now on, it finds the accessor
+		s.accessors.Delete(key)
+		return 0
+	}
+	return a.reconcile(object, resolved, err)
 }
 
 // Remove ends the extension's connection and forgets everything about it.
@@ -92,9 +99,9 @@ func (s *Set) askSilentTargets(now time.Time) {
 	chosen := map[*target.Target]member{}
 	s.each(func(a *identityAccessor) {
 		a.mu.Lock()
-		t, lastProbe, connected := a.target, a.health.LastProbeTime, a.published.Load().phase == Connected
+		t, lastProbe, idle := a.target, a.health.LastProbeTime, a.published.Load().phase == Connected && a.job == nil
 		a.mu.Unlock()
-		if !connected || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
+		if !idle || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
 			return
 		}
 		if other, ok := chosen[t]; !ok || lastProbe.Before(other.lastProbe) {

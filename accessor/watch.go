@@ -178,7 +178,10 @@ func (w *watch) ready(handler toolscache.ResourceEventHandler) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.handler = handler
-	return w.attachLocked()
+	if err := w.attachLocked(); err != nil && w.conn.err() == nil {
+		return err
+	}
+	return nil // if the connection ended, the next one attaches the handler
 }
 
 // attach feeds the watch from the informer of a connection.
@@ -198,6 +201,9 @@ func (w *watch) attachLocked() error {
 	}
 	handle, err := w.informer.AddEventHandler(&delivery{watch: w, conn: w.conn, next: w.handler})
 	if err != nil {
+		if ended := w.conn.err(); ended != nil {
+			return ended
+		}
 		return errors.Wrapf(err, "watch %q", w.name)
 	}
 	w.handle = handle

@@ -12,34 +12,41 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
-// does I/O. Those that return an error return a *NotConnectedError (errors.Is ErrNotConnected) when the extension
-// is not connected, or not known.
+// does I/O. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
+// when the extension is not connected, or not known.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too, and writes to
-	// the API server. Each read and each request takes Client.Timeout at the most, whatever the caller's context allows.
+	// the API server. A cached read takes Client.Timeout at the most, or as long as its context if that is shorter. So
+	// does a request, once the identity's rate limit lets it go; the first that needs a kind nobody at the API server
+	// has asked for may take Client.Timeout more, whatever its context, to discover it.
 	GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
-	// GetReader returns the cached reader of GetClient.
+	// GetReader returns the cached reader of GetClient. It reads everything from the cache, also what
+	// Client.Cache.DisableFor lists.
 	GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error)
 
 	// GetUncachedClient returns a client that reads from the API server.
 	GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
 	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity, renewals
-	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit.
+	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit. Its
+	// Timeout is Client.Timeout, which ends whole responses: set it to 0 for watches, logs and exec. Requests go to
+	// whatever Host the caller sets, with the identity's token: change it for nobody.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
 	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper, HTTP client
-	// (without a timeout), event recorders. Its Start returns when the connection ends; the cache runs without it.
+	// (without a timeout), event recorders. The cache runs without its Start, which returns the *NotConnectedError
+	// when the connection ends; so do not add it to a manager, which would end too.
 	GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error)
 
 	// Watch feeds watcher's controller with events about the objects that the extension's identity sees. There is
-	// one registration per name and dependent: the same again is a no-op, the same name for another kind or scope is
-	// ErrWatchConflict. An error means that nothing was registered. It asks the API server for the kind and so
-	// may take until ctx ends; it does not wait for the first objects.
+	// one registration per name and dependent: the same again is a no-op, whoever its controller, and the same name for
+	// another kind or scope is ErrWatchConflict. An error means that nothing was registered. It asks the API server for
+	// the kind and so may take until ctx ends, or Client.Timeout; it does not wait for the first objects.
 	//
 	// A registration survives disconnects: a new connection delivers all objects again, as creations. Deletions that
 	// happened in between are not delivered; reconcile on the connect event.
@@ -88,6 +95,8 @@ type (
 	WatcherOptions = accessor.WatcherOptions
 	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
 	TypedWatcherOptions[object client.Object, request comparable] = accessor.TypedWatcherOptions[object, request]
+	// Scope is the part of a kind that a watch sees.
+	Scope = scopedcache.Scope
 	// SourceWatcher is what a watch needs of a controller.
 	SourceWatcher[request comparable] = accessor.SourceWatcher[request]
 	// CacheOptions configure the cache of every connection.
@@ -100,14 +109,14 @@ type (
 	ClientCacheOptions = accessor.ClientCacheOptions
 )
 
-// Phases of a connection; see package accessor.
+// Phases of a connection.
 const (
-	Disconnected = accessor.Disconnected
-	Connecting   = accessor.Connecting
-	Connected    = accessor.Connected
+	Disconnected = accessor.Disconnected // there is none; Reason says why
+	Connecting   = accessor.Connecting   // a connect is under way; Reason is that of the last disconnect
+	Connected    = accessor.Connected    // there is one, and the API server stated whose
 )
 
-// Reasons for not being connected; see package accessor.
+// Reasons for not being connected; package accessor says more of each.
 const (
 	NotStarted             = accessor.NotStarted
 	InvalidReference       = accessor.InvalidReference

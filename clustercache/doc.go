@@ -12,7 +12,7 @@
 //
 // # Usage
 //
-// Controllers ask for what they need, every time they need it: getters cost nanoseconds and never wait.
+// Controllers ask for what they need, every time they need it: GetClient costs nanoseconds and never waits.
 //
 //	c, err := cc.GetClient(ctx, client.ObjectKeyFromObject(extension))
 //	if errors.Is(err, clustercache.ErrNotConnected) {
@@ -27,12 +27,15 @@
 //
 // # Considerations
 //
-//   - There is one reconciler and it never dials, so 200 extensions at a server that hangs delay nobody else. It is
+//   - There is one reconciler and it never dials, so extensions at a server that hangs delay nobody else. It is
 //     the simplest locking there is: it decides, other controllers read snapshots.
 //   - On a replica that does not lead, every getter returns a [NotConnectedError] with reason NotStarted.
 //   - Whoever may write an extension names its ServiceAccount. Namespaced kinds may only name one of their own
 //     namespace, unless Options.AllowIdentity says otherwise; for cluster-scoped kinds the author must state the
 //     guard.
+//   - Your controller and this one read the extension independently. What you do on behalf of fields that you read,
+//     do as the identity that they name: after GetClient compare [ConnectionState].Identity with the reference, and
+//     wait for the connect event if they differ. A client whose connection changes after that fails.
 //   - The host operator's own identity is used for three things only: its own manager, TokenRequests, and
 //     watching the metadata of ServiceAccounts.
 //

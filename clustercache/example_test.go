@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
@@ -95,7 +94,7 @@ func ExampleClusterCache_Watch() {
 			Name:    "my-controller/secrets",
 			Watcher: ctl,
 			Kind:    &corev1.Secret{},
-			Scope:   scopedcache.Scope{Namespace: "team-red"},
+			Scope:   clustercache.Scope{Namespace: "team-red"},
 			EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
 				return []ctrl.Request{{NamespacedName: extension}}
 			}),

@@ -65,6 +65,18 @@ func (p *pending) put(object client.Object) {
 	}
 }
 
+// putKnown adds objects, unless something newer is pending already.
+func (p *pending) putKnown(objects []client.Object) {
+	for _, object := range objects {
+		p.mu.Lock()
+		_, newer := p.objects[client.ObjectKeyFromObject(object)]
+		p.mu.Unlock()
+		if !newer {
+			p.put(object)
+		}
+	}
+}
+
 // take returns all that is pending and empties it.
 func (p *pending) take() map[client.ObjectKey]client.Object {
 	p.mu.Lock()
@@ -99,9 +111,7 @@ func (s *extensionSource[request]) Start(ctx context.Context, queue workqueue.Ty
 	}
 	p := newPending()
 	s.sources.add(p) // before known, so that nothing falls between
-	for _, object := range s.known() {
-		p.put(object)
-	}
+	p.putKnown(s.known())
 	go func() {
 		defer s.sources.remove(p)
 		for {

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
@@ -95,8 +96,9 @@ func TestOptionsAreValidated(t *testing.T) {
 	for problem, options := range map[string]Options{
 		"UserAgent must be set": {},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
+		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
 	} {
 		NewWithT(t).Expect(options.validate()).To(MatchError(ContainSubstring(problem)))
 	}
-	NewWithT(t).Expect((&Options{Client: ClientOptions{UserAgent: "x"}}).validate()).To(Succeed())
+	NewWithT(t).Expect((&Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}}).validate()).To(Succeed())
 }

@@ -6,10 +6,8 @@ import (
 	"strings"
 )
 
-// Files are the YAML files of this folder.
-//
 //go:embed crd rbac admission
-var Files embed.FS
+var files embed.FS
 
 // Manifests returns all files, or those of the given folders, as one YAML stream in the order to apply them.
 func Manifests(folders ...string) string {
@@ -19,9 +17,9 @@ func Manifests(folders ...string) string {
 	var documents []string
 	for _, folder := range folders {
 		// The files are part of the program, so this does not fail.
-		_ = fs.WalkDir(Files, folder, func(path string, entry fs.DirEntry, err error) error {
+		_ = fs.WalkDir(files, folder, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() {
-				content, _ := Files.ReadFile(path)
+				content, _ := files.ReadFile(path)
 				documents = append(documents, string(content))
 			}
 			return err

@@ -3,11 +3,12 @@
 // # Setup
 //
 //	kubectl apply -f config/crd -f config/rbac -f config/admission
+//	kubectl create clusterrolebinding latchkey-operator --clusterrole=latchkey-operator --serviceaccount=<namespace>:<name>
 //
 // # Usage
 //
 // crd has our own ClusterExtension, rbac what a host operator needs for itself, admission the policy that lets
-// nobody name a ServiceAccount that they may not act as. Programs read the same from [Files] or [Manifests].
+// nobody name a ServiceAccount that they may not act as. Programs read the same from [Manifests].
 //
 // # Considerations
 //

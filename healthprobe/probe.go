@@ -67,6 +67,9 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		return Answer{Verdict: Classify(err), Err: errors.WithMessage(err, "asking the API server who we are")}
 	}
 	user := review.Status.UserInfo
+	if user.Username == "" {
+		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
+	}
 	return Answer{Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups}}
 }
 

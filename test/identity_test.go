@@ -35,7 +35,7 @@ type auditEvent struct {
 		UID      types.UID
 	}
 	ImpersonatedUser *struct{ Username string }
-	ObjectRef        struct{ Resource, Subresource, APIGroup string }
+	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 }
 
 func (e auditEvent) String() string {
@@ -77,25 +77,33 @@ func auditLog(t *testing.T, since time.Time) (events []auditEvent) {
 	return events
 }
 
-// allowed is whom the connections of an extension may act as: each from a time on.
-type allowed struct {
-	username string
-	uids     []uidSince
+// allowed is whom the connections of an extension may act as, and when.
+type allowed []period
+
+// period is a time in which requests of an identity may arrive; without an end it has not ended.
+type period struct {
+	username   string
+	uid        types.UID
+	begin, end time.Time
 }
 
-type uidSince struct {
-	uid   types.UID
-	since time.Time
+func (p period) contains(when time.Time) bool {
+	return !when.Before(p.begin) && (p.end.IsZero() || when.Before(p.end))
 }
 
-// uidAt is the UID of the requests that arrive at a time; before the first there are none.
-func (a allowed) uidAt(at time.Time) (uid types.UID) {
-	for _, u := range a.uids {
-		if !at.Before(u.since) {
-			uid = u.uid
+// verdict is what is wrong with an event of the extension's connections, "" if nothing is.
+func (a allowed) verdict(event auditEvent) string {
+	verdict := "wrong user"
+	for _, p := range a {
+		if !p.contains(event.RequestReceivedTimestamp.Time) || p.username != event.User.Username {
+			continue
 		}
+		if p.uid == event.User.UID {
+			return ""
+		}
+		verdict = "wrong UID"
 	}
-	return uid
+	return verdict
 }
 
 // operatorMay is the closed list of what the host operator's own identity is used for.
@@ -106,30 +114,47 @@ var operatorMay = []string{
 	"get /api", "get /apis", "get /apis/olm.operatorframework.io/v1", "get /api/v1", // the manager's discovery
 }
 
-// checkIdentities returns every event in which somebody acted whom it did not behove, and how many requests each
-// extension's connections made.
+// checkIdentities returns every event in which somebody acted whom it did not behove, and how many requests of each
+// extension's connections were served.
 func checkIdentities(events []auditEvent, extensions map[string]allowed) (violations []string, requests map[string]int) {
 	requests = map[string]int{}
+	tenants := map[string]bool{} // usernames
+	for _, extension := range extensions {
+		for _, identity := range extension {
+			tenants[identity.username] = true
+		}
+	}
 	for _, event := range events {
-		if event.User.Username == operatorUser && !slices.Contains(operatorMay, event.what()) {
-			violations = append(violations, "not the operator's business: "+event.String())
+		violation := func(what string) { violations = append(violations, what+": "+event.String()) }
+		if event.User.Username == operatorUser {
+			if !slices.Contains(operatorMay, event.what()) || event.ImpersonatedUser != nil {
+				violation("not the operator's business")
+			}
+			if event.what() == "create serviceaccounts/token" && !tenants["system:serviceaccount:"+event.ObjectRef.Namespace+":"+event.ObjectRef.Name] {
+				violation("a token of nobody's ServiceAccount")
+			}
+		}
+		if event.User.Username == "system:anonymous" {
+			violation("anonymous")
 		}
 		_, name, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
 		if !ofConnection {
+			if tenants[event.User.Username] {
+				violation("a tenant outside of its connection")
+			}
 			continue
 		}
 		extension, known := extensions[name]
-		switch {
-		case !known:
-			violations = append(violations, "nobody's connection: "+event.String())
-		case event.User.Username != extension.username:
-			violations = append(violations, "wrong user: "+event.String())
-		case event.User.UID != extension.uidAt(event.RequestReceivedTimestamp.Time):
-			violations = append(violations, "wrong UID: "+event.String())
-		case event.ImpersonatedUser != nil:
-			violations = append(violations, "impersonation: "+event.String())
+		if !known {
+			violation("nobody's connection")
+		} else if verdict := extension.verdict(event); verdict != "" {
+			violation(verdict)
+		} else if event.ImpersonatedUser != nil {
+			violation("impersonation")
 		}
-		requests[name]++
+		if event.Stage == "ResponseComplete" {
+			requests[name]++
+		}
 	}
 	return violations, requests
 }
@@ -140,15 +165,17 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	ns := namespace(t)
 	names := []string{"ann", "bob", "cyd", "dan", "eve"}
 	extensions := map[string]allowed{}
+	from := func(name string, begin time.Time) period {
+		return period{username: "system:serviceaccount:" + ns + ":" + name, uid: uidOf(t, ns, name), begin: begin}
+	}
 	for _, name := range names {
 		tenant(t, ns, name)
-		extensions[name] = allowed{username: "system:serviceaccount:" + ns + ":" + name, uids: []uidSince{{uidOf(t, ns, name), begin}}}
+		extensions[name] = allowed{from(name, begin)}
 	}
 	controller := newFakeController(t)
 	o := startOperator(t, clustercache.Options{})
 
 	use := func(name string) {
-		o.waitConnected(t, name)
 		h := handlesOf(t, o, name)
 		for what, use := range h.uses(t, ns) {
 			g.Eventually(use).WithTimeout(patience).Should(Succeed(), name+": "+what)
@@ -158,33 +185,53 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = dyn.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(ns).List(t.Context(), metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		// Wrapping the config cannot change who it is: the identity is added below.
+		// Furnishing the config cannot change who it is: the identity is added below.
 		tampered := rest.CopyConfig(h.config)
 		tampered.BearerToken = "not-a-token"
 		tampered.Impersonate.UserName = "system:admin"
 		c, err := client.New(tampered, client.Options{HTTPClient: httpClientFor(t, tampered)})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "tampered-"}})).To(Succeed())
+		// Nor can the host operator's certificate, which the API server would believe first.
+		certified := rest.CopyConfig(h.config)
+		certified.TLSClientConfig = o.mgr.GetConfig().TLSClientConfig
+		c, err = client.New(certified, client.Options{HTTPClient: httpClientFor(t, certified)})
+		g.Expect(err).NotTo(HaveOccurred())
+		err = c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "certified-"}})
+		g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	}
 	for _, name := range names {
+		o.waitConnected(t, name)
 		use(name)
 	}
 
-	// One ServiceAccount is recreated, and one extension acts as another ServiceAccount from now on.
+	// One ServiceAccount is recreated: in between nobody may act for ann, and then only the new one.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "ann"))).To(Succeed())
 	o.waitReason(t, "ann", clustercache.ServiceAccountNotFound)
+	extensions["ann"][0].end = time.Now()
 	recreated := time.Now()
 	create(t, serviceAccount(ns, "ann"))
-	ann := extensions["ann"]
-	ann.uids = append(ann.uids, uidSince{uidOf(t, ns, "ann"), recreated})
-	extensions["ann"] = ann
-	o.waitFor(t, "ann", func(s clustercache.ConnectionState) bool { return s.Identity.UID == ann.uids[1].uid })
+	extensions["ann"] = append(extensions["ann"], from("ann", recreated))
+	o.waitFor(t, "ann", func(s clustercache.ConnectionState) bool { return s.Identity.UID == extensions["ann"][1].uid })
 	use("ann")
+
+	// One extension names another's ServiceAccount from now on.
+	old := handlesOf(t, o, "eve")
+	e := extension(ns, "eve")
+	g.Expect(admin.Get(t.Context(), key("eve"), e)).To(Succeed())
+	g.Expect(unstructured.SetNestedField(e.Object, "bob", "spec", "serviceAccount", "name")).To(Succeed())
+	changed := time.Now()
+	g.Expect(admin.Update(t.Context(), e)).To(Succeed())
+	o.waitFor(t, "eve", func(s clustercache.ConnectionState) bool { return strings.HasSuffix(s.Identity.Username, ":bob") })
+	extensions["eve"][0].end = time.Now()
+	extensions["eve"] = append(extensions["eve"], from("bob", changed))
+	old.expectDead(t, ns, clustercache.IdentityMismatch)
+	use("eve")
 
 	violations, requests := checkIdentities(auditLog(t, begin), extensions)
 	g.Expect(violations).To(BeEmpty())
 	for _, name := range names {
-		g.Expect(requests[name]).To(BeNumerically(">", 20), "requests of "+name)
+		g.Expect(requests[name]).To(BeNumerically(">", 10), "requests of "+name)
 	}
 }
 
@@ -195,16 +242,19 @@ func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "victim"))
 	create(t, serviceAccount(ns, "rogue"))
-	extensions := map[string]allowed{"victim": {username: "system:serviceaccount:" + ns + ":victim", uids: []uidSince{{uidOf(t, ns, "victim"), begin}}}}
+	victim := period{username: "system:serviceaccount:" + ns + ":victim", uid: uidOf(t, ns, "victim"), begin: begin}
+	extensions := map[string]allowed{"victim": {victim}}
 
-	config := rest.AnonymousClientConfig(cp.Config())
-	config.UserAgent = userAgent + " extension/victim"
-	send := func(token string) {
-		config := rest.CopyConfig(config)
+	anonymous := rest.AnonymousClientConfig(cp.Config())
+	send := func(agent, token string) {
+		config := rest.CopyConfig(anonymous)
+		config.UserAgent = agent
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return roundTripperFunc(func(req *http.Request) (*http.Response, error) {
-				req = req.Clone(req.Context())
-				req.Header.Set("Authorization", "Bearer "+token)
+				if token != "" {
+					req = req.Clone(req.Context())
+					req.Header.Set("Authorization", "Bearer "+token)
+				}
 				return next.RoundTrip(req)
 			})
 		})
@@ -212,23 +262,41 @@ func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resp.Body.Close()).To(Succeed())
 	}
-	send(token(t, ns, "victim"))
-	violations, requests := checkIdentities(auditLog(t, begin), extensions)
-	g.Expect(violations).To(BeEmpty())
+	check := func() []string {
+		violations, _ := checkIdentities(auditLog(t, begin), extensions)
+		return violations
+	}
+	send(userAgent+" extension/victim", token(t, ns, "victim"))
+	_, requests := checkIdentities(auditLog(t, begin), extensions)
+	g.Expect(check()).To(BeEmpty())
 	g.Expect(requests["victim"]).NotTo(BeZero())
 
-	send(token(t, ns, "rogue"))
-	violations, _ = checkIdentities(auditLog(t, begin), extensions)
-	g.Expect(violations).To(ContainElement(ContainSubstring("wrong user")))
+	send(userAgent+" extension/victim", token(t, ns, "rogue"))
+	g.Expect(check()).To(ContainElement(HavePrefix("wrong user")))
+	send("curl", token(t, ns, "victim"))
+	g.Expect(check()).To(ContainElement(HavePrefix("a tenant outside of its connection")))
+	send(userAgent+" extension/victim", "")
+	g.Expect(check()).To(ContainElement(HavePrefix("anonymous")))
 
 	// Nor is it blind to an old UID, to strangers, or to an operator that helps itself.
-	operator := auditEvent{Verb: "list", UserAgent: "x"}
-	operator.User.Username, operator.ObjectRef.Resource = operatorUser, "secrets"
-	stale := auditEvent{UserAgent: userAgent + " extension/victim"}
-	stale.User.Username, stale.User.UID, stale.RequestReceivedTimestamp = extensions["victim"].username, "old", metav1.NowMicro()
-	stranger := auditEvent{UserAgent: userAgent + " extension/stranger"}
-	violations, _ = checkIdentities([]auditEvent{operator, stale, stranger}, extensions)
-	g.Expect(violations).To(ConsistOf(ContainSubstring("not the operator's business"), ContainSubstring("wrong UID"), ContainSubstring("nobody's connection")))
+	event := func(username string, uid types.UID, agent, verb, resource string) (e auditEvent) {
+		e.User.Username, e.User.UID, e.UserAgent, e.Verb, e.ObjectRef.Resource = username, uid, agent, verb, resource
+		e.RequestReceivedTimestamp = metav1.NowMicro()
+		return e
+	}
+	others := event(operatorUser, "", "x", "create", "serviceaccounts")
+	others.ObjectRef.Subresource, others.ObjectRef.Namespace, others.ObjectRef.Name = "token", "kube-system", "default"
+	violations, _ := checkIdentities([]auditEvent{
+		event(operatorUser, "", "x", "list", "secrets"),
+		others,
+		event(victim.username, "old", userAgent+" extension/victim", "get", "pods"),
+		event("x", "", userAgent+" extension/stranger", "get", "pods"),
+	}, extensions)
+	g.Expect(violations).To(ConsistOf(HavePrefix("not the operator's business"), HavePrefix("a token of nobody's"), HavePrefix("wrong UID"), HavePrefix("nobody's connection")))
+	victim.end = begin.Add(time.Second)
+	late := event(victim.username, victim.uid, userAgent+" extension/victim", "get", "pods")
+	late.RequestReceivedTimestamp.Time = victim.end
+	g.Expect(allowed{victim}.verdict(late)).To(Equal("wrong user"), "it has ended")
 }
 
 type roundTripperFunc func(*http.Request) (*http.Response, error)

@@ -119,7 +119,7 @@ type operator struct {
 // newOperator makes a host operator that is not started. The tests themselves guard which ServiceAccounts are named.
 func newOperator(t *testing.T, options clustercache.Options) *operator {
 	t.Helper()
-	if options.AllowIdentity == nil {
+	if options.AllowIdentity == nil && options.Credentials == nil {
 		options.AllowIdentity = clustercache.GuardedByAdmission
 	}
 	return newOperatorWithoutGuard(t, options)

@@ -64,7 +64,7 @@ func neverAnswers(t *testing.T) string {
 	return "https://" + listener.Addr().String()
 }
 
-// bystanders expects that extensions at the real server connect, and stay so, whatever happens elsewhere.
+// expectUnaffected expects that extensions at the real server connect, and stay so, whatever happens elsewhere.
 func expectUnaffected(t *testing.T, o *operator, names ...string) {
 	t.Helper()
 	for _, name := range names {

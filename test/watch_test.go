@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
@@ -60,7 +59,7 @@ func (c *fakeController) forget() {
 
 func (c *fakeController) watch(name string, kind client.Object, namespace string) clustercache.WatcherOptions {
 	return clustercache.WatcherOptions{
-		Name: name, Watcher: c, Kind: kind, Scope: scopedcache.Scope{Namespace: namespace},
+		Name: name, Watcher: c, Kind: kind, Scope: clustercache.Scope{Namespace: namespace},
 		EventHandler: handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 				q.Add(ctrl.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)})

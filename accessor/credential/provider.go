@@ -2,6 +2,7 @@ package credential
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"time"
 
@@ -59,6 +60,8 @@ type Resolved struct {
 	Target *rest.Config
 	// Expected is the identity that the server must state. Fields that cannot be known beforehand are empty.
 	Expected healthprobe.Identity
+	// ServiceAccount is whom the object names, zero if nobody. It is set even where Resolve fails for another reason.
+	ServiceAccount types.NamespacedName
 
 	open func() Credential
 }
@@ -78,6 +81,8 @@ type Credential interface {
 	Expires() time.Time
 	// Discard forgets a secret that was obtained before the given time, because the server did not accept it.
 	Discard(before time.Time)
+	// Redact returns text without the secret that is in use: servers and proxies may echo what they were sent.
+	Redact(text string) string
 	// Close gives the secret up. Requests after that fail.
 	Close()
 
@@ -86,10 +91,22 @@ type Credential interface {
 
 // Anonymous copies what names a server from config and nothing that names a user or limits one: no client
 // certificate, token, token file, basic auth, exec or auth provider, impersonation, transport, wrapper, dialer,
-// proxy function or rate limiter. CAFile is read, so that the result depends on no file.
+// proxy function or rate limiter. CAFile is read, so that the result depends on no file, and Host becomes a whole
+// URL, so that it does not depend on what was left out. Tokens are not for everybody on the way to see: a server
+// without TLS is refused unless it is on loopback.
 func Anonymous(config *rest.Config) (*rest.Config, error) {
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, errors.Wrap(err, "the API server's address")
+	}
+	switch {
+	case server.User != nil:
+		return nil, errors.Errorf("the address of API server %s holds a user or password", server.Host)
+	case server.Scheme != "https" && !isLoopback(server.Hostname()):
+		return nil, errors.Errorf("API server %s is not reached over https, and tokens are not sent in clear text", server.Host)
+	}
 	anonymous := &rest.Config{
-		Host:    config.Host,
+		Host:    server.String(),
 		APIPath: config.APIPath,
 		TLSClientConfig: rest.TLSClientConfig{
 			Insecure:   config.Insecure,
@@ -99,8 +116,16 @@ func Anonymous(config *rest.Config) (*rest.Config, error) {
 		},
 	}
 	if err := rest.LoadTLSFiles(anonymous); err != nil {
-		return nil, errors.Wrap(err, "reading the certificate authority of "+config.Host)
+		return nil, errors.Wrap(err, "reading the certificate authority of "+server.Host)
+	}
+	if anonymous.CAFile != "" && len(anonymous.CAData) == 0 {
+		return nil, errors.Errorf("the certificate authority file of %s is empty", server.Host)
 	}
 	anonymous.CAFile = ""
 	return anonymous, nil
+}
+
+func isLoopback(host string) bool {
+	address := net.ParseIP(host)
+	return host == "localhost" || address != nil && address.IsLoopback()
 }

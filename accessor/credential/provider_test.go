@@ -68,8 +68,27 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 		Host: "https://server", APIPath: "/prefix",
 		TLSClientConfig: rest.TLSClientConfig{ServerName: "name", CAData: []byte("authorities")},
 	}), "and nothing else; the authorities were read from their file")
-	_, err = Anonymous(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAFile: "/does/not/exist"}})
-	g.Expect(err).To(HaveOccurred())
+	for problem, config := range map[string]*rest.Config{
+		"no such file":         {TLSClientConfig: rest.TLSClientConfig{CAFile: "/does/not/exist"}},
+		"is empty":             {Host: "https://server", TLSClientConfig: rest.TLSClientConfig{CAFile: os.DevNull}},
+		"clear text":           {Host: "http://server:8080"},
+		"over https, and":      {Host: "server:8080"},
+		"a user or password":   {Host: "https://user:secret@server"},
+		"API server's address": {Host: "https://%zz"},
+	} {
+		_, err = Anonymous(config)
+		g.Expect(err).To(MatchError(ContainSubstring(problem)))
+		g.Expect(err.Error()).NotTo(ContainSubstring("secret"))
+	}
+	for host, want := range map[string]string{"http://127.0.0.1:8080": "http://127.0.0.1:8080", "localhost:1": "http://localhost:1"} {
+		anonymous, err = Anonymous(&rest.Config{Host: host})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(anonymous.Host).To(Equal(want))
+	}
+	// What made it TLS is a certificate that is gone now; TLS it stays.
+	anonymous, err = Anonymous(&rest.Config{Host: "server:6443", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(anonymous.Host).To(Equal("https://server:6443"))
 }
 
 func TestRESTConfigMapper(t *testing.T) {

@@ -27,7 +27,8 @@ import (
 //
 // Another token is another connection, with a cache of its own. The identity is learned from the first probe
 // and pinned for the connection's life. mapper is called whenever the extension changes and before each probe and
-// connect, so a token that changed elsewhere is noticed within IdentityInterval.
+// connect, so a token that changed elsewhere is noticed within IdentityInterval. The text of its errors is shown to
+// people: keep secrets out of it.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
 	return restConfigMapper(mapper)
 }
@@ -153,6 +154,7 @@ func (*fixedToken) Prepare(context.Context) error { return nil }
 func (*fixedToken) Expires() time.Time            { return time.Time{} }
 func (*fixedToken) Discard(time.Time)             {}
 func (f *fixedToken) Close()                      { f.closed.Store(true) }
+func (f *fixedToken) Redact(text string) string   { return f.token.redact(text) }
 func (f *fixedToken) get(context.Context) (secret, error) {
 	if f.closed.Load() {
 		return nil, errClosed

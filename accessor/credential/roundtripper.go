@@ -3,6 +3,7 @@ package credential
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -12,6 +13,14 @@ import (
 type secret func() string
 
 func newSecret(token string) secret { return func() string { return token } }
+
+// redact returns text without the secret.
+func (s secret) redact(text string) string {
+	if s == nil || s() == "" {
+		return text
+	}
+	return strings.ReplaceAll(text, s(), "[redacted]")
+}
 
 // bearer is a RoundTripper that sends every request with the token of one identity and with nothing else that
 // could name a user.
@@ -28,10 +37,14 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	req = utilnet.CloneRequest(req)
-	stripIdentity(req.Header)
-	req.Header.Set("Authorization", "Bearer "+token())
-	return b.next.RoundTrip(req)
+	authenticated := utilnet.CloneRequest(req)
+	stripIdentity(authenticated.Header)
+	authenticated.Header.Set("Authorization", "Bearer "+token())
+	resp, err := b.next.RoundTrip(authenticated)
+	if resp != nil {
+		resp.Request = req // and not the one that carries the token
+	}
+	return resp, err
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
@@ -41,8 +54,15 @@ func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
 func stripIdentity(header http.Header) {
 	for key := range header {
 		canonical := http.CanonicalHeaderKey(key)
-		if canonical == "Authorization" || strings.HasPrefix(canonical, "Impersonate-") || strings.HasPrefix(canonical, "X-Remote-") {
+		if canonical == "Authorization" || canonical == "Cookie" || strings.HasPrefix(canonical, "Impersonate-") || strings.HasPrefix(canonical, "X-Remote-") {
 			delete(header, key)
 		}
+	}
+	// A WebSocket may offer a token as a subprotocol.
+	const protocols = "Sec-Websocket-Protocol"
+	if offered, ok := header[protocols]; ok {
+		header[protocols] = slices.DeleteFunc(slices.Clone(offered), func(value string) bool {
+			return strings.Contains(value, "base64url.bearer.authorization.k8s.io.")
+		})
 	}
 }

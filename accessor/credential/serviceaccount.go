@@ -119,24 +119,24 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	if err != nil {
 		return Resolved{}, err
 	}
+	resolved := Resolved{ServiceAccount: key}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {
 		if apierrors.IsNotFound(err) {
-			return Resolved{}, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
+			return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
-		return Resolved{}, errors.WithMessagef(err, "reading serviceaccount %s", key)
+		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
+	}
+	if serviceAccount.UID == "" {
+		return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s has no UID", key)
 	}
 	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
-	return Resolved{
-		Key:    strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00"),
-		Target: r.target,
-		Expected: healthprobe.Identity{
-			Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name,
-			UID:      id.uid,
-		},
-		open: func() Credential { return r.tokens.open(id) },
-	}, nil
+	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00")
+	resolved.Target = r.target
+	resolved.Expected = healthprobe.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name, UID: id.uid}
+	resolved.open = func() Credential { return r.tokens.open(id) }
+	return resolved, nil
 }
 
 // fieldPath splits a dotted path; a leading dot, as kubectl and CRDs write it, is allowed.

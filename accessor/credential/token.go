@@ -90,7 +90,7 @@ type token struct {
 
 	flight  singleflight.Group
 	current atomic.Pointer[issued]
-	retry   atomic.Int64 // Unix nanoseconds before which a failed renewal is not repeated
+	retry   atomic.Pointer[time.Time] // before which a failed renewal is not repeated
 }
 
 // get returns a valid token, from memory while it is fresh.
@@ -98,7 +98,7 @@ func (t *token) get(ctx context.Context) (*issued, error) {
 	now := time.Now()
 	have := t.current.Load()
 	valid := have != nil && now.Before(have.expires)
-	if valid && (now.Before(have.renew) || now.UnixNano() < t.retry.Load()) {
+	if retry := t.retry.Load(); valid && (now.Before(have.renew) || retry != nil && now.Before(*retry)) {
 		return have, nil
 	}
 	flight := t.flight.DoChan("", func() (any, error) {
@@ -106,21 +106,22 @@ func (t *token) get(ctx context.Context) (*issued, error) {
 		defer cancel()
 		fresh, err := t.issue(ctx, t.id)
 		if err != nil {
-			t.retry.Store(time.Now().Add(issueRetry).UnixNano())
+			retry := time.Now().Add(issueRetry)
+			t.retry.Store(&retry)
 			return nil, err
 		}
 		t.current.Store(&fresh)
 		return &fresh, nil
 	})
+	if valid {
+		return have, nil // good until it expires, and nobody waits for the renewal
+	}
 	select {
 	case result := <-flight:
-		if result.Err == nil {
-			return result.Val.(*issued), nil
+		if result.Err != nil {
+			return nil, result.Err
 		}
-		if valid {
-			return have, nil // good enough until it expires
-		}
-		return nil, result.Err
+		return result.Val.(*issued), nil
 	case <-ctx.Done():
 		return nil, errors.Wrapf(context.Cause(ctx), "waiting for a token of serviceaccount %s", t.id.serviceAccount)
 	}
@@ -155,6 +156,13 @@ func (s *sharedToken) get(ctx context.Context) (secret, error) {
 
 func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{token: s.get, next: next}
+}
+
+func (s *sharedToken) Redact(text string) string {
+	if have := s.token.current.Load(); have != nil {
+		return have.value.redact(text)
+	}
+	return text
 }
 
 func (s *sharedToken) Expires() time.Time {
@@ -220,6 +228,9 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the answer for serviceaccount %s holds no token", id.serviceAccount)
 	}
 	life := answer.Status.ExpirationTimestamp.Sub(asked)
+	if life <= 0 {
+		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the token of serviceaccount %s has expired already: do the clocks agree?", id.serviceAccount)
+	}
 	return issued{
 		value:   newSecret(answer.Status.Token),
 		at:      asked,

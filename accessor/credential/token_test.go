@@ -25,13 +25,13 @@ var red = tokenID{serviceAccount: types.NamespacedName{Namespace: "team", Name: 
 type issuer struct {
 	issued atomic.Int32
 	fail   atomic.Bool
-	takes  time.Duration
+	takes  atomic.Int64 // nanoseconds
 }
 
 func (i *issuer) issue(ctx context.Context, id tokenID) (issued, error) {
 	n := i.issued.Add(1)
 	select {
-	case <-time.After(i.takes):
+	case <-time.After(time.Duration(i.takes.Load())):
 	case <-ctx.Done():
 		return issued{}, ctx.Err()
 	}
@@ -76,7 +76,18 @@ func TestTokenIsRenewedNearItsEnd(t *testing.T) {
 		pass(47 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		pass(2 * time.Minute)
-		g.Expect(send(t, c)).To(Equal("Bearer token-2"))
+		from.takes.Store(int64(time.Minute))
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "nobody waits for a renewal while the token is good")
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		pass(2 * time.Minute)
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "a TokenRequest takes 10 s at the most")
+		from.takes.Store(0)
+		pass(time.Minute)
+		_, err := send(t, c)
+		g.Expect(err).NotTo(HaveOccurred())
+		synctest.Wait()
+		g.Expect(send(t, c)).To(HavePrefix("Bearer token-"))
+		g.Expect(send(t, c)).NotTo(Equal("Bearer token-1"))
 		c.Close()
 	})
 }
@@ -91,7 +102,9 @@ func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 		from.fail.Store(true)
 		pass(50 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		synctest.Wait()
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		synctest.Wait()
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(2), "a renewal that failed is not repeated at once")
 		pass(9 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
@@ -108,7 +121,8 @@ func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 func TestOneTokenRequestAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{takes: time.Second}
+		from := &issuer{}
+		from.takes.Store(int64(time.Second))
 		all := tokens{issue: from.issue}
 		first, second := all.open(red), all.open(red)
 		impatient, cancel := context.WithCancel(t.Context())
@@ -155,7 +169,7 @@ func TestTokensEndWithTheirLastUser(t *testing.T) {
 		g.Expect(all.byID).To(BeEmpty())
 
 		// A TokenRequest under way ends too.
-		from.takes = time.Hour
+		from.takes.Store(int64(time.Hour))
 		third := all.open(red)
 		begin := time.Now()
 		var wg sync.WaitGroup
@@ -237,10 +251,11 @@ func testSecretsAreNotPrinted(t *testing.T) {
 func TestNothingElseNamesAUser(t *testing.T) {
 	g := NewWithT(t)
 	req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("body"))
-	for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-A"} {
+	for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-A", "Cookie"} {
 		req.Header.Set(header, "somebody else")
 	}
 	req.Header["impersonate-user"] = []string{"not canonical"}
+	req.Header["Sec-Websocket-Protocol"] = []string{"v5.channel.k8s.io", "base64url.bearer.authorization.k8s.io.c29tZWJvZHk"}
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
@@ -249,6 +264,6 @@ func TestNothingElseNamesAUser(t *testing.T) {
 		return nil, errors.New("enough")
 	})).RoundTrip(req)
 	g.Expect(err).To(MatchError("enough"))
-	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}}))
+	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}, "Sec-Websocket-Protocol": {"v5.channel.k8s.io"}}))
 	g.Expect(req.Header).To(Equal(before), "a RoundTripper does not change the caller's request")
 }

@@ -275,6 +275,12 @@ func (s *scoped) IndexField(ctx context.Context, object client.Object, field str
 		return errors.WithStack(err)
 	}
 	s.mu.Lock()
+	for _, other := range s.indexes[gvk] {
+		if other.field == field && representationOf(other.object) == representationOf(object) {
+			s.mu.Unlock()
+			return errors.Errorf("there is an index %q of %s already", field, gvk)
+		}
+	}
 	if s.indexes == nil {
 		s.indexes = map[schema.GroupVersionKind][]index{}
 	}
@@ -367,15 +373,24 @@ func (s *scoped) scope(k key, example client.Object) (*scope, error) {
 		s.mu.Lock()
 		indexes := s.indexes[k.gvk]
 		s.mu.Unlock()
-		made, err := s.newScope(k, example, indexes)
+		made, err := s.newScope(k, example)
 		if err != nil {
 			return nil, err
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.scopes[k] = made
-		s.runLocked(made)
-		return made, nil
+		for added := 0; ; {
+			if err := made.addIndexes(indexes[added:]); err != nil {
+				return nil, err
+			}
+			added = len(indexes)
+			s.mu.Lock()
+			if indexes = s.indexes[k.gvk]; len(indexes) == added { // none came meanwhile
+				defer s.mu.Unlock()
+				s.scopes[k] = made
+				s.runLocked(made)
+				return made, nil
+			}
+			s.mu.Unlock()
+		}
 	})
 	if err != nil {
 		return nil, err

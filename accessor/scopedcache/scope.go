@@ -52,7 +52,7 @@ type scope struct {
 	settled chan struct{} // guarded by mu: closed and replaced when denied changes
 }
 
-func (s *scoped) newScope(k key, example client.Object, indexes []index) (*scope, error) {
+func (s *scoped) newScope(k key, example client.Object) (*scope, error) {
 	made := &scope{key: k, settled: make(chan struct{})}
 	options := s.options
 	options.ByObject = nil
@@ -89,19 +89,24 @@ func (s *scoped) newScope(k key, example client.Object, indexes []index) (*scope
 	if made.cache, err = cache.New(s.config, options); err != nil {
 		return nil, errors.Wrapf(err, "cache of %s", k.gvk)
 	}
-	ctx := context.Background() // nothing below blocks: the mapping was just looked up and the cache does not run
-	for _, index := range indexes {
-		if representationOf(index.object) != k.representation {
-			continue
-		}
-		if err := made.cache.IndexField(ctx, index.object, index.field, index.extract); err != nil {
-			return nil, errors.Wrapf(err, "index %q of %s", index.field, k.gvk)
-		}
-	}
-	if made.informer, err = made.cache.GetInformer(ctx, example, cache.BlockUntilSynced(false)); err != nil {
+	// This does not block: the mapping was just looked up and the cache does not run.
+	if made.informer, err = made.cache.GetInformer(context.Background(), example, cache.BlockUntilSynced(false)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", k.gvk)
 	}
 	return made, nil
+}
+
+// addIndexes adds those that are of the scope's representation.
+func (s *scope) addIndexes(indexes []index) error {
+	for _, index := range indexes {
+		if representationOf(index.object) != s.key.representation {
+			continue
+		}
+		if err := s.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
+			return errors.Wrapf(err, "index %q of %s", index.field, s.key.gvk)
+		}
+	}
+	return nil
 }
 
 func inNamespace(namespace string, selector fields.Selector) fields.Selector {

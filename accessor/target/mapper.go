@@ -27,7 +27,7 @@ type discovered struct {
 // kinds is the outcome of one discovery.
 type kinds struct {
 	mapper meta.RESTMapper
-	at     time.Time
+	at     time.Time   // when it began
 	stale  atomic.Bool // a path that it named turned out not to exist
 }
 
@@ -87,7 +87,7 @@ func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
 		mine = true
 		return m.ask()
 	})
-	if err == nil || mine || ctx.Err() != nil {
+	if err == nil || ctx.Err() != nil || mine { // in this order: if ctx ended, the flight may be writing mine
 		return found, err
 	}
 	return await(ctx, &singleflight.Group{}, m.ask)
@@ -106,21 +106,39 @@ func await(ctx context.Context, flight *singleflight.Group, ask func() (any, err
 	}
 }
 
+// ask discovers with our own credential, within the timeout of our config. It does not queue behind our own requests,
+// for others may wait for it.
 func (m *Mapper) ask() (any, error) {
-	client, err := discovery.NewDiscoveryClientForConfigAndClient(rest.CopyConfig(m.config), m.client)
+	config := rest.CopyConfig(m.config)
+	config.RateLimiter, config.QPS = nil, -1
+	ctx := context.Background()
+	if config.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, config.Timeout)
+		defer cancel()
+	}
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, m.client)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing discovery")
 	}
-	groups, err := restmapper.GetAPIGroupResources(client)
+	found := &kinds{at: time.Now()}
+	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, discovery.ToDiscoveryInterfaceWithContext(client))
 	if err != nil {
 		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
 	}
 	if len(groups) == 0 {
 		return nil, errors.Errorf("discovering the kinds that %s serves: it named none", m.config.Host)
 	}
-	found := &kinds{mapper: restmapper.NewDiscoveryRESTMapper(groups), at: time.Now()}
-	m.kinds.latest.Store(found)
-	return found, nil
+	found.mapper = restmapper.NewDiscoveryRESTMapper(groups)
+	for {
+		latest := m.kinds.latest.Load()
+		if latest != nil && latest.at.After(found.at) {
+			return latest, nil // somebody asked later and was quicker
+		}
+		if m.kinds.latest.CompareAndSwap(latest, found) {
+			return found, nil
+		}
+	}
 }
 
 // KindFor implements meta.RESTMapper.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,14 +24,15 @@ type Target struct {
 	key       Key
 	members   int // guarded by set.mu
 	config    *rest.Config
+	address   *url.URL // of the server
 	transport *http.Transport
 	dialer    *connrotation.Dialer // knows the open TCP connections
 	life      context.Context      // ends with the last member
 	end       context.CancelFunc
 	kinds     discovered
 
-	lastAnswer atomic.Int64 // Unix nanoseconds of the last response to any member
-	silent     atomic.Bool  // a member met silence and nobody took note of an answer since
+	lastAnswer atomic.Pointer[time.Time] // of the last response to any member
+	silent     atomic.Bool               // a member met silence and nobody took note of an answer since
 
 	mu     sync.Mutex
 	health healthprobe.State // guarded by mu
@@ -50,12 +52,16 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if len(config.CertData)+len(config.KeyData)+len(config.CertFile)+len(config.KeyFile) > 0 {
 		return nil, errors.New("a target has no identity, but its config carries a client certificate")
 	}
+	address, _, err := rest.DefaultServerUrlFor(anonymous)
+	if err != nil {
+		return nil, errors.Wrapf(err, "address of %s", config.Host)
+	}
 	tlsConfig, err := rest.TLSConfigFor(anonymous)
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
 	t := &Target{
-		set: set, key: key, members: 1, config: anonymous,
+		set: set, key: key, members: 1, config: anonymous, address: address,
 		dialer: connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
@@ -110,36 +116,42 @@ func (t *Target) Config() *rest.Config {
 // RoundTripper sends requests to the server over the shared transport and learns from the answers.
 func (t *Target) RoundTripper() http.RoundTripper { return t.Observe(t.transport) }
 
-// Observe returns next, made to tell the target what it can learn from the answers.
+// Observe returns next, made to refuse requests to other servers and to tell the target what it can learn from the answers.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
 	return observer{target: t, next: next}
 }
 
 // LastAnswer is when the server last answered any member, with whatever status. Zero if never.
 func (t *Target) LastAnswer() time.Time {
-	if nanos := t.lastAnswer.Load(); nanos != 0 {
-		return time.Unix(0, nanos)
+	if last := t.lastAnswer.Load(); last != nil {
+		return *last
 	}
 	return time.Time{}
 }
 
 // Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as soon as it answers anybody.
 func (t *Target) Health() healthprobe.State {
-	last := t.LastAnswer()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last.After(t.health.LastProbeTime) {
+	return t.healthLocked()
+}
+
+// healthLocked takes note of the last answer.
+func (t *Target) healthLocked() healthprobe.State {
+	if last := t.LastAnswer(); last.After(t.health.LastProbeTime) {
 		t.health = t.health.After(last, nil)
 	}
 	return t.health
 }
 
-// Probed records the outcome of such a probe; err is nil when the server answered anything. It returns the
-// new health.
-func (t *Target) Probed(now time.Time, err error) healthprobe.State {
+// Probed records that such a probe, begun at asked, got no answer until now. It counts only if nobody else got one
+// meanwhile. It returns the new health.
+func (t *Target) Probed(asked, now time.Time, err error) healthprobe.State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.health = t.health.After(now, err)
+	if t.healthLocked(); !t.LastAnswer().After(asked) {
+		t.health = t.health.After(now, err)
+	}
 	return t.health
 }
 
@@ -165,19 +177,27 @@ func (t *Target) MarkSilent() { t.silent.Store(true) }
 // wakes those that gave up on it, once.
 func (t *Target) TakeSilent() bool { return t.silent.Load() && t.silent.CompareAndSwap(true, false) }
 
-// observer is a RoundTripper that notes that the server answered, and forgets discovery when it says that a
-// path does not exist.
+// observer is a RoundTripper that sends requests to its server only, notes that it answered, and forgets discovery
+// when it says that a path does not exist.
 type observer struct {
 	target *Target
 	next   http.RoundTripper
 }
 
 func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
+	if address := o.target.address; req.URL.Scheme != address.Scheme || req.URL.Host != address.Host {
+		// Say, after a redirect. What authenticates at one server is not for another.
+		if req.Body != nil {
+			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
+		}
+		return nil, errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, o.target.Host())
+	}
 	resp, err := o.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
 	}
-	o.target.lastAnswer.Store(time.Now().UnixNano())
+	now := time.Now()
+	o.target.lastAnswer.Store(&now)
 	// The API server says "no such object" with a Status, "no such resource" in plain text.
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
 		o.target.kinds.forget()

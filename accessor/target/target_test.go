@@ -199,6 +199,29 @@ func TestKindsComeAndGo(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
+// What authenticates at one server is not sent to another, whoever redirects.
+func TestRequestsGoToTheTargetOnly(t *testing.T) {
+	g := NewWithT(t)
+	var s Set
+	target, err := s.Acquire(&rest.Config{Host: "https://one"})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer target.Release()
+	sent := 0
+	through := target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
+		sent++
+		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+	}))
+	for _, url := range []string{"http://one/api", "https://two/api", "https://one:6443/api", "https://one.two/api"} {
+		_, err := through.RoundTrip(httptest.NewRequest(http.MethodPost, url, nil))
+		g.Expect(err).To(MatchError(ContainSubstring("this connection is for https://one")), url)
+	}
+	g.Expect(sent).To(BeZero())
+	g.Expect(target.LastAnswer()).To(BeZero(), "another's answer is not the target's")
+	_, err = through.RoundTrip(httptest.NewRequest(http.MethodPost, "https://one/api", nil))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(sent).To(Equal(1))
+}
+
 func TestHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -209,7 +232,7 @@ func TestHealth(t *testing.T) {
 		answer := func() {
 			_, _ = target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
 				return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody}, nil
-			})).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+			})).RoundTrip(httptest.NewRequest(http.MethodGet, "https://one/", nil))
 		}
 		down := errors.New("down")
 		interval := 10 * time.Second
@@ -219,13 +242,24 @@ func TestHealth(t *testing.T) {
 		<-time.After(interval)
 		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
 		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeFalse(), "one member at a time")
-		g.Expect(target.Probed(time.Now(), down).ConsecutiveFailures).To(Equal(1))
+		g.Expect(target.Probed(time.Now(), time.Now(), down).ConsecutiveFailures).To(Equal(1))
 		<-time.After(interval)
 		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
-		g.Expect(target.Probed(time.Now(), down).ConsecutiveFailures).To(Equal(2))
+		g.Expect(target.Probed(time.Now(), time.Now(), down).ConsecutiveFailures).To(Equal(2))
 		<-time.After(time.Second)
 		answer()
 		g.Expect(target.Health().ConsecutiveFailures).To(BeZero(), "any answer to any member proves it up")
+
+		// A probe that got nothing while others were answered counts for nothing, at the end of the longest silence too.
+		for range 4 {
+			<-time.After(interval)
+			target.Probed(time.Now(), time.Now(), down)
+		}
+		asked := time.Now()
+		<-time.After(time.Second)
+		answer()
+		<-time.After(time.Second)
+		g.Expect(target.Probed(asked, time.Now(), down).ConsecutiveFailures).To(BeZero())
 
 		g.Expect(target.TakeSilent()).To(BeFalse())
 		target.MarkSilent()

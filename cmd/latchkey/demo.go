@@ -25,6 +25,9 @@ func runDemo(ctx context.Context, args []string) error {
 		}
 		os.Exit(2) // flag said why
 	}
+	if flags.NArg() > 0 {
+		return errors.Errorf("demo takes no arguments, but got %q", flags.Args())
+	}
 	if options.Break != "" && !slices.Contains(demo.Steps(), options.Break) {
 		return errors.Errorf("--break: there is no step %q; steps are %s", options.Break, strings.Join(demo.Steps(), ", "))
 	}

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/pkg/errors"
@@ -42,7 +42,7 @@ type managerFlags struct {
 func (m *managerFlags) bind(flags *flag.FlagSet) {
 	config.RegisterFlags(flags) // --kubeconfig
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
-	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1.olm.operatorframework.io", "kind of the extensions, as Kind.version.group")
+	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1.olm.operatorframework.io", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
 	flags.StringVar(&m.namespacePath, "namespace-path", "spec.namespace", "dotted path of the field with the ServiceAccount's namespace; metadata.namespace for the extension's own")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
 	flags.BoolVar(&m.guarded, "guarded-by-admission", false, "state that an admission policy (see config/admission) lets nobody name a ServiceAccount that they may not act as; required for cluster-scoped kinds")
@@ -122,8 +122,8 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		return err
 	}
 	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
-		if options.AllowIdentity == nil {
-			err = fmt.Errorf("%w (flag --guarded-by-admission)", err)
+		if strings.Contains(err.Error(), "AllowIdentity") {
+			err = errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
 		}
 		return err
 	}

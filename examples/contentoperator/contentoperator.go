@@ -25,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
@@ -39,9 +38,10 @@ const (
 
 	// ownerLabel marks what was applied for an extension.
 	ownerLabel = "contentoperator.latchkey.dev/extension"
-	// contentWatch prefixes the names of watches on applied kinds.
-	contentWatch = name + "/content/"
 )
+
+// errAnotherIdentity: the extension names another ServiceAccount than it is connected as. It will be in a moment.
+var errAnotherIdentity = errors.New("the extension is connected as another ServiceAccount")
 
 // reconciler installs the content of extensions.
 type reconciler struct {
@@ -86,6 +86,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	installErr := r.install(ctx, extension)
+	if errors.Is(installErr, errAnotherIdentity) {
+		return ctrl.Result{}, nil // the extension source calls when it connects as the one that it names now
+	}
 	if err := r.report(ctx, extension, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -103,9 +106,19 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		return err
 	}
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
+	serviceAccount, _, _ := unstructured.NestedString(extension.Object, "spec", "serviceAccount", "name")
+	// The extension that we read may name another ServiceAccount than the one it is still connected as; its content must
+	// not be applied with those rights. If the connection changes after this, c fails.
+	state, _ := r.connections.GetConnectionState(ctx, key)
+	if state.Identity.Username != "system:serviceaccount:"+namespace+":"+serviceAccount {
+		return errAnotherIdentity
+	}
 
 	content := &corev1.ConfigMap{}
-	if err := r.watch(ctx, key, name+"/manifests", &corev1.ConfigMap{}, namespace, predicate.NewPredicateFuncs(func(object client.Object) bool {
+	watches := map[string]bool{}
+	watch := name + "/manifests/" + namespace
+	watches[watch] = true
+	if err := r.watch(ctx, key, watch, &corev1.ConfigMap{}, namespace, predicate.NewPredicateFuncs(func(object client.Object) bool {
 		return object.GetName() == key.Name
 	})); err != nil {
 		return err
@@ -118,7 +131,6 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		return err
 	}
 
-	watches := map[string]bool{}
 	for _, object := range manifests {
 		if object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
@@ -134,7 +146,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		}
 		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
 		kind.SetGroupVersionKind(object.GroupVersionKind())
-		watch := contentWatch + object.GroupVersionKind().GroupKind().String() + "/" + object.GetNamespace()
+		watch := name + "/content/" + object.GroupVersionKind().GroupKind().String() + "/" + object.GetNamespace()
 		watches[watch] = true
 		if err := r.watch(ctx, key, watch, kind, object.GetNamespace(), predicate.NewPredicateFuncs(func(object client.Object) bool {
 			return object.GetLabels()[ownerLabel] == key.Name
@@ -143,10 +155,10 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		}
 	}
 
-	// What is no longer in the content is no longer watched.
-	state, _ := r.connections.GetConnectionState(ctx, key)
+	// What is no longer in the content, or was in another namespace, is no longer watched.
+	state, _ = r.connections.GetConnectionState(ctx, key)
 	for _, watch := range state.Watches {
-		if strings.HasPrefix(watch.Name, contentWatch) && !watches[watch.Name] {
+		if strings.HasPrefix(watch.Name, name+"/") && !watches[watch.Name] {
 			if err := r.connections.Unwatch(ctx, key, watch.Name); err != nil {
 				return err
 			}
@@ -161,7 +173,7 @@ func (r *reconciler) watch(ctx context.Context, extension client.ObjectKey, watc
 		Name:    watch,
 		Watcher: r.controller,
 		Kind:    kind,
-		Scope:   scopedcache.Scope{Namespace: namespace},
+		Scope:   clustercache.Scope{Namespace: namespace},
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: extension}}
 		}),

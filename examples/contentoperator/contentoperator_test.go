@@ -144,16 +144,41 @@ func TestContentOperator(t *testing.T) {
 		}
 		return names
 	}
-	g.Expect(watches()).To(ConsistOf("contentoperator/manifests", "contentoperator/content/ConfigMap/default", "contentoperator/content/Service/default"))
+	g.Expect(watches()).To(ConsistOf("contentoperator/manifests/default", "contentoperator/content/ConfigMap/default", "contentoperator/content/Service/default"))
 	delete(content.Data, "b.yaml")
 	g.Expect(admin.Update(ctx, content)).To(Succeed())
-	eventually(watches).Should(ConsistOf("contentoperator/manifests", "contentoperator/content/ConfigMap/default"))
+	eventually(watches).Should(ConsistOf("contentoperator/manifests/default", "contentoperator/content/ConfigMap/default"))
 
 	// Content that is no content.
 	content.Data["a.yaml"] = "{"
 	g.Expect(admin.Update(ctx, content)).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "Failed")))
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("a.yaml"))
+
+	// The ServiceAccount may be changed, also to one in another namespace; what is said of it follows.
+	_, err = cp.Kubectl(ctx, "create", "namespace", "elsewhere")
+	g.Expect(err).NotTo(HaveOccurred())
+	moveTo := func(serviceAccount string) {
+		g.Expect(admin.Get(ctx, client.ObjectKey{Name: "red"}, extension)).To(Succeed())
+		g.Expect(unstructured.SetNestedField(extension.Object, "elsewhere", "spec", "namespace")).To(Succeed())
+		g.Expect(unstructured.SetNestedField(extension.Object, serviceAccount, "spec", "serviceAccount", "name")).To(Succeed())
+		g.Expect(admin.Update(ctx, extension)).To(Succeed())
+	}
+	for _, wrong := range []string{"bleu", "bloo"} {
+		moveTo(wrong)
+		eventually(func() string { return condition(Connected)().Message }).Should(ContainSubstring("elsewhere/" + wrong))
+	}
+	g.Expect(admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"}})).To(Succeed())
+	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}})).To(Succeed())
+	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "blue"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "elsewhere", Name: "blue"}}})).To(Succeed())
+	g.Expect(admin.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "red"}, Data: map[string]string{
+		"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\n",
+	}})).To(Succeed())
+	moveTo("blue")
+	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
+	eventually(watches).Should(ConsistOf("contentoperator/manifests/elsewhere", "contentoperator/content/ConfigMap/elsewhere"))
 }
 
 func TestConditions(t *testing.T) {

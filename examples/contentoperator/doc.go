@@ -3,7 +3,11 @@
 //
 // # Setup
 //
-// SetupWithManager adds the operator to a manager that has a ClusterCache; cmd/ is the program around it.
+// SetupWithManager adds the operator to a manager that has a ClusterCache; cmd/contentoperator is the program around
+// it:
+//
+//	kubectl apply -f config/crd -f config/rbac -f config/admission
+//	go run ./examples/contentoperator/cmd/contentoperator
 //
 // # Usage
 //

@@ -22,10 +22,10 @@ var mayImport = map[string][]string{
 	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "accessor/credential", "healthprobe"},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
-	"examples/contentoperator":     {"clustercache", "accessor/scopedcache"},
-	"examples/contentoperator/cmd": {"clustercache", "examples/contentoperator"},
+	"examples/contentoperator":                     {"clustercache"},
+	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
-	"clustercache":         {"accessor", "accessor/credential", "healthprobe"},
+	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "healthprobe"},
 	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "healthprobe"},
 	"accessor/credential":  {"healthprobe"},
 	"accessor/scopedcache": {},

@@ -3,7 +3,6 @@ package controlplane
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -121,8 +120,8 @@ func (c *ControlPlane) Programs() string { return filepath.Dir(c.kubectl) }
 func (c *ControlPlane) AuditLog() string { return filepath.Join(c.dir, "audit.log") }
 
 // UserConfig returns a config that authenticates as a user by client certificate.
-func (c *ControlPlane) UserConfig(name string, groups ...string) (*rest.Config, error) {
-	user, err := c.env.AddUser(envtest.User{Name: name, Groups: groups}, nil)
+func (c *ControlPlane) UserConfig(name string) (*rest.Config, error) {
+	user, err := c.env.AddUser(envtest.User{Name: name}, nil)
 	if err != nil {
 		return nil, errors.Wrapf(err, "adding user %s", name)
 	}
@@ -225,6 +224,3 @@ func (c *ControlPlane) startControllerManager() error {
 	c.manager, c.managerLog = cmd, log
 	return nil
 }
-
-// String names the server, for messages.
-func (c *ControlPlane) String() string { return fmt.Sprintf("control plane at %s", c.env.Config.Host) }

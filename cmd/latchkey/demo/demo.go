@@ -47,9 +47,9 @@ func Run(ctx context.Context, options Options) (err error) {
 	}
 	defer log.Close()
 	defer func() {
-		if err == nil && options.Once {
+		if err == nil {
 			_ = os.Remove(log.Name())
-		} else if err != nil {
+		} else {
 			say.line("The content operator's log: %s", log.Name())
 		}
 	}()
@@ -154,6 +154,6 @@ func (t *tour) showAround(log string) {
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
 	t.line("  kubectl -n team-blue create serviceaccount blue         # and back, as a new identity")
 	t.line("  kubectl -n team-green delete rolebinding content        # green loses its rights")
-	t.line("  grep -o 'extension/red.*' %s | head    # who asked for what", t.cp.AuditLog())
+	t.line("  grep extension/red %s | tail -3                         # what red asked for, as the API server saw it", t.cp.AuditLog())
 	t.line("  tail -f %s", log)
 }

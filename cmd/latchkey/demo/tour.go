@@ -124,9 +124,6 @@ func (t *tour) walk(ctx context.Context) error {
 func (t *tour) connect(ctx context.Context, cause causer) error {
 	for _, tenant := range tenants {
 		for _, object := range tenant.objects() {
-			if _, ok := object.(*corev1.ServiceAccount); ok {
-				continue
-			}
 			if err := t.admin.Create(ctx, object); err != nil {
 				return errors.Wrapf(err, "creating the objects of %s", tenant.name)
 			}
@@ -196,7 +193,7 @@ func (t *tour) repair(ctx context.Context, cause causer) error {
 	}); err != nil {
 		return err
 	}
-	t.saw("configmap %s (uid %s), applied by field manager %q as red", key, after.UID, after.ManagedFields[0].Manager)
+	t.saw("configmap %s (uid %s), applied by the content operator", key, after.UID)
 	return nil
 }
 
@@ -243,13 +240,19 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 
 // grant shows that yellow may not write, and gives it the right.
 func (t *tour) grant(ctx context.Context, cause causer) error {
+	before := t.state("yellow").Generation
+	message := ""
 	if err := t.until(ctx, "yellow to be forbidden to write", func() (bool, string) {
 		installed := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
-		return installed != nil && installed.Reason == string(metav1.StatusReasonForbidden), fmt.Sprintf("%+v", installed)
+		if installed == nil {
+			return false, "no condition"
+		}
+		message = installed.Message
+		return installed.Reason == string(metav1.StatusReasonForbidden), fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
 	}); err != nil {
 		return err
 	}
-	t.saw("yellow is connected but not installed: %s", meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed).Message)
+	t.saw("yellow is connected but not installed: %s", message)
 	if err := cause("granted yellow to write configmaps in team-yellow", func() error {
 		yellow := tenants[3]
 		yellow.readOnly = false
@@ -259,11 +262,17 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 	}
 	if err := t.until(ctx, "yellow to be installed", func() (bool, string) {
 		installed := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
-		return installed != nil && installed.Status == metav1.ConditionTrue, fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
+		if installed == nil {
+			return false, "no condition"
+		}
+		return installed.Status == metav1.ConditionTrue, fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
 	}); err != nil {
 		return err
 	}
-	t.saw("yellow is installed, on the same connection (generation %d)", t.state("yellow").Generation)
+	if after := t.state("yellow").Generation; after != before {
+		return errors.Errorf("yellow was connected anew: generation %d instead of %d", after, before)
+	}
+	t.saw("yellow is installed, on the same connection (generation %d)", before)
 	return nil
 }
 
@@ -312,7 +321,7 @@ func (t *tour) restart(ctx context.Context, cause causer) error {
 	return nil
 }
 
-// objects are what makes up a tenant, in the order to create them.
+// objects are what makes up a tenant but for its ServiceAccount, in the order to create them.
 func (t tenant) objects() []client.Object {
 	extension := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"namespace":      t.namespace(),
@@ -322,7 +331,6 @@ func (t tenant) objects() []client.Object {
 	extension.SetName(t.name)
 	return []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t.namespace()}},
-		t.serviceAccount(),
 		t.role(),
 		&rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace(), Name: "content"},

@@ -32,7 +32,7 @@ var ErrMissing = errors.New("control plane programs not found")
 func Find() (string, error) {
 	if dir := os.Getenv(Env); dir != "" {
 		if missing := lacking(dir); len(missing) > 0 {
-			return "", fmt.Errorf("%w: %s=%s lacks %s; unset it, or run \"make controlplane\" and use the directory it prints",
+			return "", fmt.Errorf("%w: %s=%s lacks %s; unset it, and \"make controlplane\" builds what is missing elsewhere",
 				ErrMissing, Env, dir, strings.Join(missing, ", "))
 		}
 		return dir, nil

@@ -1,7 +1,9 @@
-// Command cmd runs the content operator on the cluster of your kubeconfig.
+// Command contentoperator runs the content operator on the cluster of your kubeconfig (--kubeconfig, $KUBECONFIG,
+// in-cluster, ~/.kube/config).
 package main
 
 import (
+	"flag"
 	"os"
 
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -14,6 +16,7 @@ import (
 )
 
 func main() {
+	flag.Parse() // controller-runtime has registered --kubeconfig
 	ctrl.SetLogger(zap.New())
 	if err := run(); err != nil {
 		ctrl.Log.Error(err, "The content operator ended")

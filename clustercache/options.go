@@ -1,0 +1,149 @@
+package clustercache
+
+import (
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// ClusterExtensionGVK is the default kind of extensions.
+var ClusterExtensionGVK = schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1", Kind: "ClusterExtension"}
+
+// Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds, AllowIdentity.
+type Options struct {
+	// Object is of the kind whose objects get a connection each. Defaults to an unstructured ClusterExtension.
+	Object client.Object
+	// Cluster is where those objects, and their ServiceAccounts, live. Defaults to the manager. Another one must
+	// have been added to the manager.
+	Cluster cluster.Cluster
+	// Scheme of the connections. Defaults to Cluster's.
+	Scheme *runtime.Scheme
+	// Credentials says whom an object acts as. Defaults to credential.ServiceAccountTokens.
+	Credentials credential.Provider
+	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and becomes the
+	// Message of the state. It is called on every reconcile and must not do I/O.
+	//
+	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default: without a
+	// guard, whoever may write an extension could act as any ServiceAccount, so nil is refused. GuardedByAdmission
+	// states that an admission policy guards them. With credentials that name no ServiceAccount it must be nil.
+	AllowIdentity func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
+	// Cache configures the cache of every connection.
+	Cache CacheOptions
+	// Client configures the clients of every connection.
+	Client ClientOptions
+	// HealthProbe says how often to probe and when to give up.
+	HealthProbe healthprobe.Options
+	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min, plus up to a
+	// fifth of jitter. A ServiceAccount or target that is seen again ends the wait.
+	ConnectBackoff wait.Backoff
+}
+
+// GuardedByAdmission is an AllowIdentity that allows everything. It states that the API server lets nobody name a
+// ServiceAccount that they may not act as, by the policy in config/admission or the like.
+func GuardedByAdmission(context.Context, client.Object, types.NamespacedName) error { return nil }
+
+// ownNamespaceOnly is the AllowIdentity of namespaced kinds.
+func ownNamespaceOnly(_ context.Context, object client.Object, serviceAccount types.NamespacedName) error {
+	if object.GetNamespace() == serviceAccount.Namespace {
+		return nil
+	}
+	return errors.Errorf("it may only name a ServiceAccount of its own namespace %q, not %s", object.GetNamespace(), serviceAccount)
+}
+
+func (o *Options) setDefaults(mgr manager.Manager) {
+	if o.Object == nil {
+		extension := &unstructured.Unstructured{}
+		extension.SetGroupVersionKind(ClusterExtensionGVK)
+		o.Object = extension
+	}
+	if o.Cluster == nil {
+		o.Cluster = mgr
+	}
+	if o.Scheme == nil {
+		o.Scheme = o.Cluster.GetScheme()
+	}
+	if o.Credentials == nil {
+		o.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{})
+	}
+	if o.Client.Timeout == 0 {
+		o.Client.Timeout = 10 * time.Second
+	}
+	if o.Client.QPS == 0 {
+		o.Client.QPS = 20
+	}
+	if o.Client.Burst == 0 {
+		o.Client.Burst = 30
+	}
+	o.HealthProbe = o.HealthProbe.WithDefaults()
+	if o.ConnectBackoff == (wait.Backoff{}) {
+		o.ConnectBackoff = wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute}
+	}
+}
+
+// validate refuses what would fail at every connection.
+func (o *Options) validate() error {
+	for object, settings := range o.Cache.ByObject {
+		if len(settings.Namespaces) > 0 {
+			return errors.Errorf("Options.Cache.ByObject[%T]: Namespaces must not be set; what is cached follows from what is read", object)
+		}
+		if _, err := apiutil.GVKForObject(object, o.Scheme); err != nil {
+			return errors.Wrapf(err, "Options.Cache.ByObject[%T]", object)
+		}
+	}
+	for _, index := range o.Cache.Indexes {
+		if _, err := apiutil.GVKForObject(index.Object, o.Scheme); err != nil {
+			return errors.Wrapf(err, "Options.Cache.Indexes, field %q", index.Field)
+		}
+	}
+	for _, object := range o.Client.Cache.DisableFor {
+		if _, err := apiutil.GVKForObject(object, o.Scheme); err != nil {
+			return errors.Wrapf(err, "Options.Client.Cache.DisableFor, %T", object)
+		}
+	}
+	switch {
+	case o.Client.UserAgent == "":
+		return errors.New("Options.Client.UserAgent must be set: it is how API servers' logs name the host operator")
+	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
+		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
+	case o.ConnectBackoff.Duration <= 0:
+		return errors.New("Options.ConnectBackoff.Duration must be positive")
+	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 || o.HealthProbe.FailureThreshold < 0:
+		return errors.New("Options.HealthProbe: no field may be negative")
+	}
+	return nil
+}
+
+// guard returns the AllowIdentity to use.
+func (o *Options) guard(resolver credential.Resolver) (func(context.Context, client.Object, types.NamespacedName) error, error) {
+	if !resolver.UsesServiceAccounts() {
+		if o.AllowIdentity != nil {
+			return nil, errors.New("Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and guard in the function that provides them")
+		}
+		return nil, nil
+	}
+	if o.AllowIdentity != nil {
+		return o.AllowIdentity, nil
+	}
+	namespaced, err := apiutil.IsObjectNamespaced(o.Object, o.Cluster.GetScheme(), o.Cluster.GetRESTMapper())
+	if err != nil {
+		return nil, errors.Wrapf(err, "finding out whether %T is namespaced (is its CustomResourceDefinition installed?)", o.Object)
+	}
+	if !namespaced {
+		return nil, errors.New("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension could act as any " +
+			"ServiceAccount. Install the policy in config/admission and set GuardedByAdmission, or decide yourself")
+	}
+	return ownNamespaceOnly, nil
+}

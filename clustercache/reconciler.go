@@ -1,0 +1,139 @@
+package clustercache
+
+import (
+	"context"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+)
+
+// controllerName is the reconciler's name in logs and metrics.
+const controllerName = "clustercache"
+
+// reconciler is the one owner of all accessors.
+type reconciler struct {
+	object   client.Object // an example of the kind
+	objects  client.Reader // a cache
+	scheme   *runtime.Scheme
+	resolver credential.Resolver
+	allow    func(context.Context, client.Object, types.NamespacedName) error
+	set      *accessor.Set
+	queue    workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
+}
+
+// serviceAccountIndex indexes extensions by the ServiceAccount they name.
+const serviceAccountIndex = "latchkey.dev/serviceAccount"
+
+func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where cluster.Cluster, options controller.Options) error {
+	options.Reconciler = r
+	c, err := controller.New(controllerName, mgr, options)
+	if err != nil {
+		return err
+	}
+	// First, so that the queue is there when anything is woken.
+	if err := c.Watch(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		r.queue = queue
+		return nil
+	})); err != nil {
+		return err
+	}
+	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{})); err != nil {
+		return err
+	}
+	if r.resolver.UsesServiceAccounts() {
+		index := func(object client.Object) []string {
+			serviceAccount, err := r.resolver.ServiceAccount(object)
+			if err != nil {
+				return nil // it names none
+			}
+			return []string{serviceAccount.String()}
+		}
+		if err := where.GetFieldIndexer().IndexField(ctx, r.object, serviceAccountIndex, index); err != nil {
+			return errors.Wrap(err, "indexing extensions by ServiceAccount")
+		}
+		serviceAccounts := &metav1.PartialObjectMetadata{}
+		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
+		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts), handler.EnqueueRequestsFromMapFunc(r.extensionsOf))); err != nil {
+			return err
+		}
+	}
+	// Runs where the controller runs, and ends with it.
+	like, ok := c.(manager.LeaderElectionRunnable)
+	return mgr.Add(runnableLike{run: r.set.Run, leaderElection: !ok || like.NeedLeaderElection()})
+}
+
+// runnableLike runs on the same replicas as the controller.
+type runnableLike struct {
+	run            func(context.Context) error
+	leaderElection bool
+}
+
+func (r runnableLike) Start(ctx context.Context) error { return r.run(ctx) }
+func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection }
+
+// wake is called by accessors. They exist only after the controller has started.
+func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
+
+// extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it. It reads the cache,
+// which is updated before handlers are called, so an extension that is not there yet has its own event to come.
+func (r *reconciler) extensionsOf(ctx context.Context, serviceAccount client.Object) []ctrl.Request {
+	gvk, err := apiutil.GVKForObject(r.object, r.scheme)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount")
+		return nil
+	}
+	gvk.Kind += "List"
+	list, err := newList(r.object, gvk, r.scheme)
+	if err == nil {
+		err = r.objects.List(ctx, list, client.MatchingFields{serviceAccountIndex: client.ObjectKeyFromObject(serviceAccount).String()}, client.UnsafeDisableDeepCopy)
+	}
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount", "serviceAccount", client.ObjectKeyFromObject(serviceAccount))
+		return nil
+	}
+	return requestsFor(list)
+}
+
+// Reconcile says what the extension is to connect as. It decides and returns: it reads caches and never dials.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	object := r.object.DeepCopyObject().(client.Object)
+	if err := r.objects.Get(ctx, req.NamespacedName, object); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.set.Remove(req.NamespacedName, Deleted)
+			return reconcile.Result{}, nil
+		}
+		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
+	}
+	resolved, err := r.resolve(ctx, object)
+	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil
+}
+
+func (r *reconciler) resolve(ctx context.Context, object client.Object) (credential.Resolved, error) {
+	if r.resolver.UsesServiceAccounts() {
+		serviceAccount, err := r.resolver.ServiceAccount(object)
+		if err != nil {
+			return credential.Resolved{}, err
+		}
+		if err := r.allow(ctx, object, serviceAccount); err != nil {
+			return credential.Resolved{}, accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
+		}
+	}
+	return r.resolver.Resolve(ctx, object)
+}
