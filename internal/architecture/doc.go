@@ -1,5 +1,6 @@
 // Package architecture checks that the code is built as docs/architecture.md says: which package may import which,
-// and that every package has a doc.go that tells setup, usage and considerations.
+// that every package is on that page and has a doc.go that tells setup, usage and considerations, and that the
+// README's Go compiles.
 //
 // # Setup
 //
