@@ -1,6 +1,7 @@
 package target
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -66,7 +68,8 @@ type apiServer struct {
 	*httptest.Server
 	kinds     atomic.Pointer[[]string]
 	discovery atomic.Int32
-	refuse    atomic.Pointer[string] // the User-Agent that is not served
+	refuse    atomic.Pointer[string]        // the User-Agent that is not served
+	hold      atomic.Pointer[chan struct{}] // closed when discovery may go on
 }
 
 func newAPIServer(t *testing.T, kinds ...string) *apiServer {
@@ -82,6 +85,9 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 	})
 	mux.HandleFunc("/apis", func(w http.ResponseWriter, r *http.Request) {
 		a.discovery.Add(1)
+		if hold := a.hold.Load(); hold != nil {
+			<-*hold
+		}
 		if refused := a.refuse.Load(); refused != nil && *refused == r.UserAgent() {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -168,6 +174,46 @@ func TestDiscoveryThatFailsForOneIsDoneByTheNext(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = member(target, "refused").RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred(), "kinds are no secret of an identity")
+}
+
+// Who waits for a discovery that hangs waits no longer than its own context, and those who go on waiting get it.
+func TestDiscoveryThatHangs(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	hold := make(chan struct{})
+	a.hold.Store(&hold)
+	target := a.target(t)
+	var patient sync.WaitGroup
+	patient.Go(func() {
+		if _, err := member(target, "patient").RESTMapping(gadget); err != nil {
+			t.Error(err)
+		}
+	})
+	g.Eventually(a.discovery.Load).Should(BeEquivalentTo(1))
+	impatient, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		_, err := member(target, "impatient").RESTMappingWithContext(impatient, gadget)
+		g.Expect(err).To(MatchError(context.Canceled))
+	}
+	// A cold mapper too, whose own flight this is.
+	cold := a.target(t)
+	_, err := member(cold, "impatient").RESTMappingWithContext(impatient, gadget)
+	g.Expect(err).To(MatchError(context.Canceled))
+	close(hold)
+	patient.Wait()
+	_, err = member(cold, "patient").RESTMapping(gadget) // joins the flight that nobody waits for, or asks anew
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// A discovery that others wait for does not queue behind the requests of the identity that leads it.
+func TestDiscoveryIsNotThrottled(t *testing.T) {
+	g := NewWithT(t)
+	target := newAPIServer(t, "gadget").target(t)
+	mapper := member(target, "busy")
+	mapper.config.RateLimiter = flowcontrol.NewFakeNeverRateLimiter()
+	_, err := mapper.RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred())
 }
 
 func TestKindsComeAndGo(t *testing.T) {
