@@ -10,12 +10,17 @@ import (
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
@@ -174,4 +179,67 @@ func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	g.Expect(err).To(Satisfy(isForbidden), "all namespaces: %v", err)
 	err = c.Get(t.Context(), key("nowhere"), gadget())
 	g.Expect(err).To(Satisfy(isNoMatch), "a kind that is not served: %v", err)
+}
+
+// Options.Cache and Options.Client.Cache shape what every connection reads.
+func TestCacheOptions(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "shaped")
+	indexed := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color", ExtractValue: func(object client.Object) []string {
+		return []string{object.(*corev1.ConfigMap).Data["color"]}
+	}}
+	o := startOperator(t, clustercache.Options{
+		Cache: clustercache.CacheOptions{
+			Indexes:          []clustercache.CacheOptionsIndex{indexed},
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:         map[client.Object]cache.ByObject{&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{"seen": "yes"})}},
+		},
+		Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{DisableFor: []client.Object{&corev1.Secret{}}}},
+	})
+	o.waitConnected(t, "shaped")
+	h := handlesOf(t, o, "shaped")
+	red, blue := configMap(ns, "red"), configMap(ns, "blue")
+	red.Data, blue.Data = map[string]string{"color": "red"}, map[string]string{"color": "blue"}
+	create(t, red)
+	create(t, blue)
+	list := &corev1.ConfigMapList{}
+	g.Eventually(func() []corev1.ConfigMap {
+		list = &corev1.ConfigMapList{}
+		if err := h.client.List(t.Context(), list, client.InNamespace(ns), client.MatchingFields{"data.color": "red"}); err != nil {
+			return nil
+		}
+		return list.Items
+	}).WithTimeout(patience).Should(ConsistOf(HaveField("Name", "red")))
+	g.Expect(list.Items[0].ManagedFields).To(BeEmpty(), "transformed")
+
+	for _, seen := range []string{"yes", "no"} {
+		create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "seen-" + seen, Labels: map[string]string{"seen": seen}},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+	}
+	g.Eventually(func() []corev1.Service {
+		services := &corev1.ServiceList{}
+		if err := h.client.List(t.Context(), services, client.InNamespace(ns)); err != nil {
+			return nil
+		}
+		return services.Items
+	}).WithTimeout(patience).Should(ConsistOf(HaveField("Name", "seen-yes")))
+
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "live"}}
+	g.Expect(h.client.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
+	create(t, secret)
+	g.Expect(h.client.Get(t.Context(), client.ObjectKeyFromObject(secret), &corev1.Secret{})).To(Succeed(), "read live, so it is there at once")
+
+	// What cannot work is refused while setting up.
+	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	for problem, options := range map[string]clustercache.Options{
+		"Namespaces must not be set": {Cache: clustercache.CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}}}}}},
+		"Indexes":                    {Cache: clustercache.CacheOptions{Indexes: []clustercache.CacheOptionsIndex{{Object: &unstructured.Unstructured{}}}}}, // of no kind
+		"never be asked":             {Credentials: elsewhere("t", nil), AllowIdentity: clustercache.GuardedByAdmission},
+	} {
+		_, err := clustercache.SetupWithManager(t.Context(), mgr, quick(options), unnamed())
+		g.Expect(err).To(MatchError(ContainSubstring(problem)))
+	}
+	utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport)
 }
