@@ -243,6 +243,8 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	held, release := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(free) // also if the test fails, so that the server can close
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		if token == "old" {
 			close(held)
@@ -261,7 +263,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 
 	d.extension("red", "new")
 	state := d.eventually("red", connectedAs("new"))
-	close(release)
+	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
 	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.cred, func() {})
 	conn.identity = Identity{Username: "old"}
@@ -272,6 +274,45 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	g.Expect(after.Identity).To(Equal(state.Identity))
 	g.Expect(after.Generation).To(BeEquivalentTo(1))
 	g.Expect(after.Since).To(Equal(state.Since))
+}
+
+// So it is with a probe, and with a connect that fails, that come late.
+func TestLateAnswersChangeNothing(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "token")
+	before := d.eventually("red", connectedAs("user-of-token"))
+	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	a := found.(*identityAccessor)
+	a.mu.Lock()
+	stale := &job{ctx: t.Context(), cancel: func() {}, cred: a.cred, target: a.target}
+	a.mu.Unlock()
+	r.status(http.StatusUnauthorized)
+	a.runProbe(stale, a.published.Load().conn, noWish)
+	a.connectFailed(stale, Unreachable, errDown)
+	after, _ := d.State(a.key)
+	g.Expect(after.Phase).To(Equal(Connected))
+	g.Expect(after.Since).To(Equal(before.Since))
+	g.Expect(after.Health.LastError).NotTo(HaveOccurred())
+}
+
+// Nobody is connected as another than expected, however valid the credential is.
+func TestUnexpectedIdentity(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, never)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
+	d.mu.Lock()
+	d.tokens["red"] = "token"
+	d.mu.Unlock()
+	resolved, err := d.resolver.Resolve(t.Context(), object)
+	g.Expect(err).NotTo(HaveOccurred())
+	resolved.Expected = Identity{Username: "user-of-token", UID: "another"}
+	d.Set.Reconcile(object, resolved, nil)
+	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
+	state, _ := d.State(client.ObjectKey{Name: "red"})
+	g.Expect(state.Generation).To(BeZero())
 }
 
 // A 403 to the review says nothing: an API server in its first moments denies rightful requests.
@@ -403,6 +444,8 @@ func TestSilentTarget(t *testing.T) {
 		d.eventually(name, connectedAs("user-of-"+name))
 	}
 	silence := make(chan struct{})
+	speak := sync.OnceFunc(func() { close(silence) })
+	t.Cleanup(speak) // also if the test fails, so that the server can close
 	asked := r.asked.Load()
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		<-silence
@@ -414,7 +457,7 @@ func TestSilentTarget(t *testing.T) {
 	}
 	g.Expect(r.asked.Load()-asked).To(BeNumerically("<=", 5), "one probe per interval, not one per member")
 
-	close(silence)
+	speak()
 	d.extension("red", "first") // one comes back for a reason of its own, the others wait for an hour
 	d.eventually("red", connectedAs("user-of-first"))
 	for _, name := range names[1:] {
@@ -432,12 +475,19 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.targets.List()).To(HaveLen(1))
+	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	a := found.(*identityAccessor)
+	a.mu.Lock()
+	cred := a.cred
+	a.mu.Unlock()
 
 	d.gone("red")
 	d.gone("red") // again is nothing
 	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(d.States()).To(BeEmpty())
 	g.Eventually(d.changed).WithTimeout(patience).Should(Equal([]string{"red", "red"}), "connected, and gone")
+	_, err = cred.RoundTripper(http.DefaultTransport).RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
+	g.Expect(err).To(MatchError(credential.ErrInvalidCredential), "the token was given up")
 	err = old.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
 	g.Expect(err).To(MatchError(ErrNotConnected))
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))

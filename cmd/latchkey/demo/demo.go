@@ -8,6 +8,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/config"
@@ -135,7 +138,9 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, stopped c
 	if err != nil {
 		return nil, err
 	}
-	if err := contentoperator.SetupWithManager(mgr, connections, controller.Options{}); err != nil {
+	if err := contentoperator.SetupWithManager(mgr, connections, controller.Options{
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond, 4*time.Second),
+	}); err != nil {
 		return nil, err
 	}
 	go func() { stopped <- mgr.Start(ctx) }()
