@@ -117,7 +117,7 @@ type operator struct {
 }
 
 // newOperator makes a host operator that is not started. The tests themselves guard which ServiceAccounts are named.
-func newOperator(t *testing.T, options clustercache.Options) *operator {
+func newOperator(t testing.TB, options clustercache.Options) *operator {
 	t.Helper()
 	if options.AllowIdentity == nil && options.Credentials == nil {
 		options.AllowIdentity = clustercache.GuardedByAdmission
@@ -125,7 +125,7 @@ func newOperator(t *testing.T, options clustercache.Options) *operator {
 	return newOperatorWithoutGuard(t, options)
 }
 
-func newOperatorWithoutGuard(t *testing.T, options clustercache.Options) *operator {
+func newOperatorWithoutGuard(t testing.TB, options clustercache.Options) *operator {
 	t.Helper()
 	g := NewWithT(t)
 	o := &operator{before: []goleak.Option{goleak.IgnoreCurrent(), goleak.IgnoreTopFunction(watchFilter), goleak.IgnoreAnyFunction(apiServerWait)}, filters: count(watchFilter)}
@@ -148,7 +148,7 @@ func unnamed() controller.Options {
 }
 
 // start starts the manager. At the end of the test it is stopped and must leave nothing behind.
-func (o *operator) start(t *testing.T) *operator {
+func (o *operator) start(t testing.TB) *operator {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	o.stop, o.ended = cancel, make(chan error, 1)
@@ -158,7 +158,7 @@ func (o *operator) start(t *testing.T) *operator {
 }
 
 // end stops the manager, once, and looks for leaks.
-func (o *operator) end(t *testing.T) {
+func (o *operator) end(t testing.TB) {
 	t.Helper()
 	if o.stop == nil {
 		return
