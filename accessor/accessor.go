@@ -1,7 +1,6 @@
 package accessor
 
 import (
-	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -48,8 +48,9 @@ type identityAccessor struct {
 	generation  int64     // counts connects
 	health      healthprobe.State
 	wish        probeWish
-	watches     map[string]*watch
 	announced   announcement // what the last Changed was about
+
+	watches watches.Registry // has a lock of its own; may be used under mu, and does not come back here
 }
 
 // announcement is what extension sources were last told of an extension that is not connected. Zero while it is.
@@ -86,7 +87,8 @@ func (j *job) silent(s *Set) {
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, spread: rand.Float64(), backoff: set.options.ConnectBackoff, down: now}
+	a := &identityAccessor{key: key, set: set, spread: rand.Float64(), backoff: set.options.ConnectBackoff, down: now,
+		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger}}
 	a.published.Store(&snapshot{phase: Disconnected, reason: NotStarted, since: now,
 		err: &NotConnectedError{Extension: key, Reason: NotStarted, Since: now}})
 	return a
@@ -327,11 +329,9 @@ func (a *identityAccessor) connected(j *job, conn *connection) {
 		a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
 		a.wish = noWish
 		a.down = time.Time{}
+		a.watches.Connected(conn)
 		a.published.Store(&snapshot{phase: Connected, since: now, generation: conn.generation, conn: conn})
 		a.announced = announcement{}
-		for _, w := range a.watches {
-			conn.owned.start(func() { a.reattach(conn, w) })
-		}
 		return effects{changed: true, wake: true}
 	})
 	if !ours {
@@ -493,10 +493,7 @@ func (a *identityAccessor) remove(reason Reason, cause error) {
 		}
 		a.removed = true
 		e = a.dropLocked(now, reason, cause)
-		for _, w := range a.watches {
-			e.then = append(e.then, w.end)
-		}
-		a.watches = nil
+		e.then = append(e.then, a.watches.End)
 		e.changed, e.wake = true, false
 		return e
 	})
@@ -522,6 +519,7 @@ func (a *identityAccessor) disconnectLocked(now time.Time, reason Reason, cause 
 	e := a.publishLocked(now, Disconnected, reason, cause)
 	if conn != nil {
 		conn.close(a.published.Load().err)
+		e.then = append(e.then, func() { a.watches.Disconnected(conn) })
 		a.wish = noWish
 		e.wake = true
 	}
@@ -581,10 +579,7 @@ func (a *identityAccessor) state() ConnectionState {
 	} else if s.err.Cause != nil {
 		state.Message = s.err.Cause.Error()
 	}
-	for _, w := range a.watches {
-		state.Watches = append(state.Watches, WatchState{Name: w.name, Kind: w.kind, Dependents: slices.Clone(w.dependents)})
-	}
-	slices.SortFunc(state.Watches, func(x, y WatchState) int { return cmp.Compare(x.Name, y.Name) })
+	state.Watches = a.watches.States()
 	return state
 }
 

@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -16,12 +17,21 @@ import (
 type boundCache struct {
 	conn   *connection
 	scoped func() (scopedcache.Cache, error)
+	made   atomic.Pointer[scopedcache.Cache] // what scoped made
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
 
 func newBoundCache(c *connection) *boundCache {
-	return &boundCache{conn: c, scoped: sync.OnceValues(c.startCache)}
+	b := &boundCache{conn: c}
+	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
+		made, err := c.startCache()
+		if err == nil {
+			b.made.Store(&made)
+		}
+		return made, err
+	})
+	return b
 }
 
 // startCache does no I/O: a scope asks the API server when it is first used.
@@ -89,12 +99,20 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 	return informer, err
 }
 
-func (b *boundCache) GetScopedInformer(ctx context.Context, object client.Object, scope scopedcache.Scope) (informer cache.Informer, err error) {
+func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (held *scopedcache.Held, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
-		informer, err = c.GetScopedInformer(ctx, object, scope)
+		held, err = c.Hold(ctx, object, scope, observe)
 		return err
 	})
-	return informer, err
+	return held, err
+}
+
+// States is empty before the first use.
+func (b *boundCache) States() []scopedcache.ScopeState {
+	if made := b.made.Load(); made != nil && b.conn.err() == nil {
+		return (*made).States()
+	}
+	return nil
 }
 
 func (b *boundCache) RemoveInformer(ctx context.Context, object client.Object) error {

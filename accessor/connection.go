@@ -18,8 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/accessor/watches"
 )
+
+var _ watches.Connection = (*connection)(nil)
 
 // connection is what a successful connect makes. Its fields never change once it is published; clients are built
 // on first use. After close everything that was handed out fails at once with the reason, for ever.
@@ -118,6 +122,34 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 		cancelTimeout()
 	}
 }
+
+// Hold implements watches.Connection.
+func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+	h, err := c.handles()
+	if err != nil {
+		return nil, err
+	}
+	held, err := h.cache.Hold(ctx, object, scope, observe)
+	if err != nil {
+		return nil, err
+	}
+	return held, nil
+}
+
+// Life implements watches.Connection.
+func (c *connection) Life() context.Context { return c.life }
+
+// Err implements watches.Connection.
+func (c *connection) Err() error { return c.err() }
+
+// Go implements watches.Connection.
+func (c *connection) Go(f func()) { c.owned.start(f) }
+
+// Generation implements watches.Connection.
+func (c *connection) Generation() int64 { return c.generation }
+
+// Identity implements watches.Connection.
+func (c *connection) Identity() Identity { return c.identity }
 
 // lastServed is when a request of the identity last succeeded.
 func (c *connection) lastServed() time.Time {

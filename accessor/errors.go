@@ -14,9 +14,6 @@ import (
 // ErrNotConnected is in the chain of every error that is due to an extension not being connected, for errors.Is.
 var ErrNotConnected = errors.New("not connected")
 
-// ErrWatchConflict is returned by Watch for a name that is in use for another kind or scope.
-var ErrWatchConflict = errors.New("the watch is registered for another kind or scope")
-
 // Reason says in one word why an extension is not connected. It is "" when it is.
 type Reason string
 

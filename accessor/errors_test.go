@@ -6,7 +6,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
@@ -38,16 +37,6 @@ func TestReasonOf(t *testing.T) {
 	} {
 		NewWithT(t).Expect(reasonOfVerdict(verdict)).To(Equal(reason))
 	}
-}
-
-func TestDependents(t *testing.T) {
-	g := NewWithT(t)
-	before := []types.UID{"a", "c"}
-	g.Expect(withDependent(before, "b")).To(Equal([]types.UID{"a", "b", "c"}))
-	g.Expect(withDependent(before, "a")).To(Equal(before))
-	g.Expect(withoutDependents(before, []types.UID{"a", "x"})).To(Equal([]types.UID{"c"}))
-	g.Expect(withoutDependents(before, nil)).To(BeEmpty(), "none given means all")
-	g.Expect(before).To(Equal([]types.UID{"a", "c"}), "published slices do not change")
 }
 
 func TestGoroutinesWait(t *testing.T) {

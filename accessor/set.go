@@ -155,15 +155,8 @@ func (s *Set) find(key client.ObjectKey) (*identityAccessor, error) {
 
 // connected is the way of getters: one map load and one atomic load.
 func (s *Set) connected(key client.ObjectKey) (*connection, error) {
-	a, err := s.find(key)
-	if err != nil {
-		return nil, err
-	}
-	published := a.published.Load()
-	if published.conn == nil {
-		return nil, published.err
-	}
-	return published.conn, nil
+	_, conn, err := s.connectedAccessor(key)
+	return conn, err
 }
 
 func (s *Set) handles(key client.ObjectKey) (*handles, error) {
@@ -221,17 +214,38 @@ func (s *Set) GetCluster(key client.ObjectKey) (cluster.Cluster, error) {
 
 // Watch registers a watch; see clustercache.ClusterCache.
 func (s *Set) Watch(ctx context.Context, key client.ObjectKey, watcher Watcher) error {
-	a, err := s.find(key)
+	a, conn, err := s.connectedAccessor(key)
 	if err != nil {
 		return err
 	}
-	return a.register(ctx, watcher)
+	return a.watches.Watch(ctx, conn, watcher)
+}
+
+// WatchContent registers the watches of a content; see clustercache.ClusterCache.
+func (s *Set) WatchContent(ctx context.Context, key client.ObjectKey, content ContentWatch) error {
+	a, conn, err := s.connectedAccessor(key)
+	if err != nil {
+		return err
+	}
+	return a.watches.WatchContent(ctx, conn, content)
+}
+
+func (s *Set) connectedAccessor(key client.ObjectKey) (*identityAccessor, *connection, error) {
+	a, err := s.find(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	published := a.published.Load()
+	if published.conn == nil {
+		return nil, nil, published.err
+	}
+	return a, published.conn, nil
 }
 
 // Unwatch ends a watch, or takes dependents from it. What is not registered is no error.
-func (s *Set) Unwatch(key client.ObjectKey, name string, dependents ...types.UID) {
+func (s *Set) Unwatch(ctx context.Context, key client.ObjectKey, name string, dependents ...types.UID) {
 	if a, err := s.find(key); err == nil {
-		a.unregister(name, dependents)
+		a.watches.Unwatch(ctx, name, dependents...)
 	}
 }
 

@@ -4,10 +4,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -29,6 +29,19 @@ type Identity = healthprobe.Identity
 // HealthCheckingState is what the probes of a connection found.
 type HealthCheckingState = healthprobe.State
 
+// What package watches declares, by the names under which it is known here.
+type (
+	// Watcher says what to watch and who is told.
+	Watcher = watches.Watcher
+	// ContentWatch says of what content to watch the kinds, and who is told.
+	ContentWatch = watches.ContentWatch
+	// WatchState is a picture of one informer's worth of watch.
+	WatchState = watches.WatchState
+)
+
+// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope.
+var ErrWatchConflict = watches.ErrConflict
+
 // ConnectionState is a picture of one extension's connection. It holds no secret and shares nothing with the
 // connection.
 type ConnectionState struct {
@@ -43,14 +56,7 @@ type ConnectionState struct {
 	Generation   int64     // counts connects
 	TokenExpires time.Time // zero if it does not expire
 	Health       HealthCheckingState
-	Watches      []WatchState // sorted by name
-}
-
-// WatchState is a picture of one watch.
-type WatchState struct {
-	Name       string
-	Kind       schema.GroupVersionKind
-	Dependents []types.UID // sorted; a watch without a dependent has the empty one
+	Watches      []WatchState // sorted by name, kind and namespace
 }
 
 // snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.

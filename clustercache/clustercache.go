@@ -13,6 +13,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/accessor/watches"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
@@ -52,9 +53,15 @@ type ClusterCache interface {
 	// happened in between are not delivered; reconcile on the connect event.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
+	// WatchContent makes the kinds of the content's objects what is watched under its name: it starts what is new
+	// and ends what is gone. The same again is a no-op. Kinds that cannot be watched, because they are not served say,
+	// are in the error; the others are watched, so call again. Otherwise it is as Watch, and Unwatch ends it.
+	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
+
 	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with the last. What
-	// is not registered is no error. A handler that is being called may still finish. It may be called from a
-	// handler.
+	// is not registered is no error; there is none. After the last one's Unwatch no handler or OnError of the watch is
+	// called any more. For that it waits for one that is being called, but no longer than a second or than ctx lives.
+	// It may be called inside of a handler or OnError, and with the context that they were given it waits for nothing.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
 
 	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension is unknown.
@@ -90,15 +97,25 @@ type (
 	// NotConnectedError says which extension is not connected, why and since when.
 	NotConnectedError = accessor.NotConnectedError
 	// Watcher says what to watch and who is told. NewWatcher makes one.
-	Watcher = accessor.Watcher
+	Watcher = watches.Watcher
 	// WatcherOptions are TypedWatcherOptions for ordinary controllers.
-	WatcherOptions = accessor.WatcherOptions
+	WatcherOptions = watches.WatcherOptions
 	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
-	TypedWatcherOptions[object client.Object, request comparable] = accessor.TypedWatcherOptions[object, request]
+	TypedWatcherOptions[object client.Object, request comparable] = watches.TypedWatcherOptions[object, request]
+	// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes one.
+	ContentWatch = watches.ContentWatch
+	// ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
+	ContentWatchOptions = watches.ContentWatchOptions
+	// TypedContentWatchOptions say what an extension's content is, and which controller is told.
+	TypedContentWatchOptions[request comparable] = watches.TypedContentWatchOptions[request]
+	// WatchError is what OnError of a watch is told.
+	WatchError = watches.WatchError
 	// Scope is the part of a kind that a watch sees.
 	Scope = scopedcache.Scope
+	// ScopeState is a picture of one scope and its informer.
+	ScopeState = scopedcache.ScopeState
 	// SourceWatcher is what a watch needs of a controller.
-	SourceWatcher[request comparable] = accessor.SourceWatcher[request]
+	SourceWatcher[request comparable] = watches.SourceWatcher[request]
 	// CacheOptions configure the cache of every connection.
 	CacheOptions = accessor.CacheOptions
 	// CacheOptionsIndex is a field index of the caches.
@@ -140,7 +157,12 @@ var (
 
 // NewWatcher makes a Watcher.
 func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
-	return accessor.NewWatcher(options)
+	return watches.NewWatcher(options)
+}
+
+// NewContentWatch makes a ContentWatch.
+func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
+	return watches.NewContentWatch(options)
 }
 
 // clusterCache is the ClusterCache that SetupWithManager returns.
@@ -175,8 +197,12 @@ func (c *clusterCache) Watch(ctx context.Context, extension client.ObjectKey, wa
 	return c.set.Watch(ctx, extension, watcher)
 }
 
-func (c *clusterCache) Unwatch(_ context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
-	c.set.Unwatch(extension, name, dependents...)
+func (c *clusterCache) WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error {
+	return c.set.WatchContent(ctx, extension, content)
+}
+
+func (c *clusterCache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
+	c.set.Unwatch(ctx, extension, name, dependents...)
 	return nil
 }
 

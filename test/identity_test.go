@@ -25,6 +25,7 @@ import (
 
 // auditEvent is what the checks need of an audit event.
 type auditEvent struct {
+	AuditID                  string
 	Stage                    string
 	RequestReceivedTimestamp metav1.MicroTime
 	RequestURI               string

@@ -2,11 +2,15 @@ package test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -18,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
@@ -193,4 +198,121 @@ func createConfigMaps(t *testing.T, namespace string, names ...string) {
 	for _, name := range names {
 		create(t, configMap(namespace, name))
 	}
+}
+
+// contentOf makes a content watch that notes what it hears.
+func (c *fakeController) contentOf(name string, objects ...client.Object) clustercache.ContentWatch {
+	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name: name, Watcher: c, Objects: objects, EventHandler: c.watch(name, nil, "").EventHandler,
+	})
+}
+
+// kinds are the kinds that the extension watches.
+func (o *operator) kinds(name string) (kinds []string) {
+	for _, w := range o.state(name).Watches {
+		kinds = append(kinds, w.Kind.Kind+"/"+w.Scope.Namespace)
+	}
+	return kinds
+}
+
+// Exactly the kinds of the content are watched, where the content is: rights in that namespace suffice.
+func TestWatchContent(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns := namespace(t)
+	tenant(t, ns, "owner")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "owner")
+	c := newFakeController(t)
+
+	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), configMap(ns, "b"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}}))).To(Succeed())
+	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Secret/" + ns}))
+	createConfigMaps(t, ns, "a")
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}})
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create s"))
+
+	// A kind that is not served is told; the others are watched, and what has left is not.
+	missing := gadget()
+	missing.SetNamespace(ns)
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "svc"}}
+	err := o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), service, missing))
+	g.Expect(err).To(Satisfy(isNoMatch), "%v", err)
+	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Service/" + ns}))
+	g.Eventually(func() int { return watchesOf(t, "secrets", ns) }).WithTimeout(patience).Should(BeZero(), "its informer has stopped")
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "left"}})
+	createConfigMaps(t, ns, "b")
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create b"))
+	g.Expect(c.seen()).NotTo(ContainElement("create left"))
+
+	// It comes back by itself after a reconnect.
+	g.Expect(admin.Delete(ctx, serviceAccount(ns, "owner"))).To(Succeed())
+	o.waitReason(t, "owner", clustercache.ServiceAccountNotFound)
+	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content"))).To(MatchError(clustercache.ErrNotConnected))
+	g.Expect(o.kinds("owner")).To(HaveLen(2), "nothing has changed")
+	c.forget()
+	create(t, serviceAccount(ns, "owner"))
+	o.waitConnected(t, "owner")
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create b"))
+
+	g.Expect(o.Unwatch(ctx, key("owner"), "content")).To(Succeed())
+	g.Expect(o.kinds("owner")).To(BeEmpty())
+	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(BeZero())
+}
+
+// watchesOf is how many watches of a resource in a namespace the API server has begun for ServiceAccounts of that
+// namespace and not ended, by its audit log.
+func watchesOf(t *testing.T, resource, namespace string) int {
+	t.Helper()
+	open := map[string]bool{}
+	for _, event := range auditLog(t, time.Time{}) {
+		if event.Verb != "watch" || event.ObjectRef.Resource != resource || event.ObjectRef.Namespace != namespace ||
+			!strings.HasPrefix(event.User.Username, "system:serviceaccount:"+namespace+":") {
+			continue
+		}
+		open[event.AuditID] = event.Stage != "ResponseComplete" // which is the last
+	}
+	for id := range open {
+		if !open[id] {
+			delete(open, id)
+		}
+	}
+	return len(open)
+}
+
+// OnError hears that the identity may not watch, and that it may again; it may end the watch.
+func TestOnError(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns := namespace(t)
+	create(t, serviceAccount(ns, "poor"))
+	create(t, extension(ns, "poor"))
+	o := startOperator(t, clustercache.Options{})
+	state := o.waitConnected(t, "poor")
+	c := newFakeController(t)
+	told := make(chan clustercache.WatchError, 100)
+	options := c.watch("content", &corev1.ConfigMap{}, ns)
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(options))).To(Succeed())
+	var denied clustercache.WatchError
+	g.Eventually(told).WithTimeout(patience).Should(Receive(&denied))
+	g.Expect(denied.State).To(Equal(scopedcache.Forbidden))
+	g.Expect(apierrors.IsForbidden(denied.Err)).To(BeTrue())
+	g.Expect(denied.Extension).To(Equal(key("poor")))
+	g.Expect(denied.Name).To(Equal("content"))
+	g.Expect(denied.Kind.Kind).To(Equal("ConfigMap"))
+	g.Expect(denied.Scope.Namespace).To(Equal(ns))
+	g.Expect(denied.Identity).To(Equal(state.Identity))
+
+	createConfigMaps(t, ns, "a")
+	grant(t, ns, "poor", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
+	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
+
+	// Another one ends its watch as soon as it hears of a problem.
+	ended := make(chan error, 1)
+	other := c.watch("secrets", &corev1.Secret{}, ns)
+	other.OnError = func(ctx context.Context, err clustercache.WatchError) { ended <- o.Unwatch(ctx, key("poor"), err.Name) }
+	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(other))).To(Succeed())
+	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Expect(o.kinds("poor")).To(Equal([]string{"ConfigMap/" + ns}))
 }

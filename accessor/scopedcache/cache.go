@@ -2,6 +2,8 @@ package scopedcache
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -28,10 +30,25 @@ type Scope struct {
 type Cache interface {
 	cache.Cache
 
-	// GetScopedInformer returns the informer of the object's kind and representation in scope, and starts it if
-	// need be. It does not wait for it to sync. It is an error if the kind is not served.
-	GetScopedInformer(ctx context.Context, object client.Object, scope Scope) (cache.Informer, error)
+	// Hold returns the informer of the object's kind and representation in scope, started if need be. It does not
+	// wait for it to sync. It is an error if the kind is not served. The informer runs at least until Release. observe,
+	// if not nil, is told when the state of the scope changes, from any goroutine; it must not block. What the state is
+	// at the time of the call it is told too, unless that is Syncing.
+	Hold(ctx context.Context, object client.Object, scope Scope, observe func(ScopeState)) (*Held, error)
+
+	// States returns a picture of every scope, in no order. It takes time in proportion to the objects.
+	States() []ScopeState
 }
+
+// Held is an informer that somebody holds.
+type Held struct {
+	cache.Informer
+	release func()
+}
+
+// Release gives the informer back; it may be called again. The informer stops with the last holder, unless it is
+// read too. Handlers must have been removed.
+func (h *Held) Release() { h.release() }
 
 // New makes a cache; the result is a [Cache]. It does no I/O. config needs no credential if opts.HTTPClient
 // authenticates; opts.HTTPClient and opts.Mapper must be set.
@@ -71,12 +88,12 @@ type index struct {
 // key names a scope.
 type key struct {
 	gvk            schema.GroupVersionKind
-	representation representation
+	representation Representation
 	namespace      string
 }
 
 func (k key) String() string {
-	return strings.Join([]string{k.gvk.String(), k.representation.String(), k.namespace}, "\x00")
+	return strings.Join([]string{k.gvk.String(), string(k.representation), k.namespace}, "\x00")
 }
 
 type scoped struct {
@@ -126,6 +143,7 @@ func (s *scoped) runLocked(scope *scope) {
 	}
 	ctx, cancel := context.WithCancel(s.life)
 	scope.stop = cancel
+	s.running.Go(func() { scope.awaitSync(ctx) })
 	s.running.Go(func() {
 		defer cancel()
 		_ = scope.cache.Start(ctx) // ends with ctx and never fails otherwise
@@ -166,28 +184,76 @@ func (s *scoped) forReading(ctx context.Context, object runtime.Object, namespac
 	if err != nil {
 		return nil, err
 	}
-	if everywhere := s.existing(key{gvk: wanted.gvk, representation: wanted.representation}); everywhere != nil && everywhere.synced() && s.existing(wanted) == nil {
+	if everywhere := s.everywhereOnly(wanted); everywhere != nil {
 		return everywhere, nil
 	}
-	scope, err := s.scope(wanted, example)
+	scope, err := s.scope(wanted, example, forReaders)
 	if err != nil {
 		return nil, err
 	}
 	return scope, scope.wait(ctx)
 }
 
-// GetScopedInformer implements Cache.
-func (s *scoped) GetScopedInformer(ctx context.Context, object client.Object, where Scope) (cache.Informer, error) {
+// Hold implements Cache.
+func (s *scoped) Hold(ctx context.Context, object client.Object, where Scope, observe func(ScopeState)) (*Held, error) {
 	wanted, example, err := s.keyOf(ctx, object, where.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	scope, err := s.scope(wanted, example)
+	scope, err := s.scope(wanted, example, func(scope *scope) { scope.holders++ })
 	if err != nil {
 		return nil, err
 	}
-	return scope.informer, nil
+	held := &Held{Informer: scope.informer}
+	held.release = sync.OnceFunc(func() {
+		scope.mu.Lock()
+		delete(scope.observers, held)
+		scope.mu.Unlock()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		scope.holders--
+		s.dropUnusedLocked(scope)
+	})
+	if observe != nil {
+		scope.mu.Lock()
+		if scope.observers == nil {
+			scope.observers = map[*Held]func(ScopeState){}
+		}
+		scope.observers[held] = observe
+		picture := scope.pictureLocked()
+		scope.mu.Unlock()
+		if picture.State != Syncing {
+			observe(picture)
+		}
+	}
+	return held, nil
 }
+
+// dropUnusedLocked stops a scope that nobody holds or reads.
+func (s *scoped) dropUnusedLocked(scope *scope) {
+	if scope.holders > 0 || scope.read || s.scopes[scope.key] != scope {
+		return
+	}
+	delete(s.scopes, scope.key)
+	if scope.stop != nil {
+		scope.stop()
+	}
+}
+
+// States implements Cache.
+func (s *scoped) States() []ScopeState {
+	s.mu.Lock()
+	scopes := slices.Collect(maps.Values(s.scopes))
+	s.mu.Unlock()
+	states := make([]ScopeState, 0, len(scopes))
+	for _, scope := range scopes {
+		states = append(states, scope.picture())
+	}
+	return states
+}
+
+// forReaders marks a scope as read, so that it stays.
+func forReaders(scope *scope) { scope.read = true }
 
 // GetInformer returns the informer of all namespaces.
 func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
@@ -195,7 +261,7 @@ func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...
 	if err != nil {
 		return nil, err
 	}
-	scope, err := s.scope(wanted, example)
+	scope, err := s.scope(wanted, example, forReaders)
 	if err != nil {
 		return nil, err
 	}
@@ -334,11 +400,11 @@ func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*met
 
 func (s *scoped) example(k key) (client.Object, error) {
 	switch k.representation {
-	case asUnstructured:
+	case Unstructured:
 		object := &unstructured.Unstructured{}
 		object.SetGroupVersionKind(k.gvk)
 		return object, nil
-	case asMetadata:
+	case Metadata:
 		object := &metav1.PartialObjectMetadata{}
 		object.SetGroupVersionKind(k.gvk)
 		return object, nil
@@ -354,46 +420,68 @@ func (s *scoped) example(k key) (client.Object, error) {
 	return typed, nil
 }
 
-func (s *scoped) existing(k key) *scope {
+// everywhereOnly returns the scope of all namespaces, marked as read, if it works and there is none of the wanted
+// namespace.
+func (s *scoped) everywhereOnly(wanted key) *scope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.scopes[k]
+	everywhere := s.scopes[key{gvk: wanted.gvk, representation: wanted.representation}]
+	if everywhere == nil || s.scopes[wanted] != nil || !everywhere.synced() {
+		return nil
+	}
+	forReaders(everywhere)
+	return everywhere
 }
 
-// scope returns the scope of that name, made on first use. Making one may ask the API server for its mapping, so
-// it happens in one flight and outside of the lock.
-func (s *scoped) scope(k key, example client.Object) (*scope, error) {
-	if existing := s.existing(k); existing != nil {
-		return existing, nil
+// existing returns a scope that is there, after use has noted what for.
+func (s *scoped) existing(k key, use func(*scope)) *scope {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	existing := s.scopes[k]
+	if existing != nil {
+		use(existing)
 	}
-	made, err, _ := s.building.Do(k.String(), func() (any, error) {
-		if existing := s.existing(k); existing != nil {
+	return existing
+}
+
+// scope returns the scope of that name, made on first use, after use has noted what for. Making one may ask the API
+// server for its mapping, so it happens in one flight and outside of the lock.
+func (s *scoped) scope(k key, example client.Object, use func(*scope)) (*scope, error) {
+	for {
+		if existing := s.existing(k, use); existing != nil {
 			return existing, nil
 		}
-		s.mu.Lock()
-		indexes := s.indexes[k.gvk]
-		s.mu.Unlock()
-		made, err := s.newScope(k, example)
-		if err != nil {
+		// Whoever makes it does not use it, for others may be in the flight.
+		if _, err, _ := s.building.Do(k.String(), func() (any, error) { return nil, s.build(k, example) }); err != nil {
 			return nil, err
 		}
-		for added := 0; ; {
-			if err := made.addIndexes(indexes[added:]); err != nil {
-				return nil, err
-			}
-			added = len(indexes)
-			s.mu.Lock()
-			if indexes = s.indexes[k.gvk]; len(indexes) == added { // none came meanwhile
-				defer s.mu.Unlock()
-				s.scopes[k] = made
-				s.runLocked(made)
-				return made, nil
-			}
-			s.mu.Unlock()
-		}
-	})
-	if err != nil {
-		return nil, err
 	}
-	return made.(*scope), nil
+}
+
+// build makes a scope and starts it, unless it is there.
+func (s *scoped) build(k key, example client.Object) error {
+	s.mu.Lock()
+	existing, indexes := s.scopes[k], s.indexes[k.gvk]
+	s.mu.Unlock()
+	if existing != nil {
+		return nil
+	}
+	made, err := s.newScope(k, example)
+	if err != nil {
+		return err
+	}
+	for added := 0; ; {
+		if err := made.addIndexes(indexes[added:]); err != nil {
+			return err
+		}
+		added = len(indexes)
+		s.mu.Lock()
+		if indexes = s.indexes[k.gvk]; len(indexes) == added { // none came meanwhile
+			defer s.mu.Unlock()
+			s.scopes[k] = made
+			s.runLocked(made)
+			return nil
+		}
+		s.mu.Unlock()
+	}
 }

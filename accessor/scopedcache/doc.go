@@ -9,8 +9,8 @@
 //
 // Read and watch as with any controller-runtime cache. An identity that may list a kind in one namespace only
 // reads it there without any configuration, because a read in a namespace uses an informer of that namespace
-// (or one of all namespaces, if somebody has asked for that and it works). [Cache.GetScopedInformer] gives an
-// informer by [Scope].
+// (or one of all namespaces, if somebody has asked for that and it works). [Cache.Hold] gives an
+// informer by [Scope], and tells how it does.
 //
 // # Considerations
 //
@@ -20,5 +20,5 @@
 //     API server says that the identity may not list or watch: the caller gets that Forbidden, not a timeout.
 //     The informer goes on trying.
 //   - A right that is revoked while a watch runs is noticed when the API server ends that watch. Scopes stop
-//     with the cache.
+//     with the cache, or with their last holder if nobody has read them.
 package scopedcache

@@ -9,17 +9,18 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// drained makes every watch of lw leave nothing behind when it is stopped.
+// drained makes every watch of lw leave nothing behind when it is stopped, and calls watching when one begins.
 //
 // controller-runtime passes metadata watches through watch.Filter, whose goroutine blocks for ever on the event that
 // nobody takes any more: the error that a cancelled stream ends with. So each stopped metadata informer would leak a
 // goroutine.
-func drained(lw toolscache.ListerWatcher) toolscache.ListerWatcher {
-	return drainedListerWatcher{toolscache.ToListerWatcherWithContext(lw)}
+func drained(lw toolscache.ListerWatcher, watching func()) toolscache.ListerWatcher {
+	return drainedListerWatcher{toolscache.ToListerWatcherWithContext(lw), watching}
 }
 
 type drainedListerWatcher struct {
 	toolscache.ListerWatcherWithContext
+	watching func()
 }
 
 func (d drainedListerWatcher) List(options metav1.ListOptions) (runtime.Object, error) {
@@ -35,6 +36,7 @@ func (d drainedListerWatcher) WatchWithContext(ctx context.Context, options meta
 	if err != nil {
 		return nil, err
 	}
+	d.watching()
 	return drainedWatch{stream}, nil
 }
 

@@ -2,11 +2,15 @@ package scopedcache
 
 import (
 	"context"
+	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,27 +20,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// representation is how an informer keeps objects.
-type representation int
-
-const (
-	asTyped representation = iota
-	asUnstructured
-	asMetadata
-)
-
-func (r representation) String() string {
-	return [...]string{"typed", "unstructured", "metadata"}[r]
-}
-
-func representationOf(object runtime.Object) representation {
+func representationOf(object runtime.Object) Representation {
 	switch object.(type) {
 	case runtime.Unstructured:
-		return asUnstructured
+		return Unstructured
 	case *metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList:
-		return asMetadata
+		return Metadata
 	default:
-		return asTyped
+		return Typed
 	}
 }
 
@@ -45,15 +36,21 @@ type scope struct {
 	key      key
 	cache    cache.Cache
 	informer cache.Informer
+	store    toolscache.Store
 	stop     context.CancelFunc // set under scoped.mu when it is started
+	holders  int                // guarded by scoped.mu: those who Hold it
+	read     bool               // guarded by scoped.mu: somebody reads it, so it stays when the holders have gone
 
-	mu      sync.Mutex
-	denied  error         // guarded by mu: the last Forbidden since the informer last worked
-	settled chan struct{} // guarded by mu: closed and replaced when denied changes
+	mu        sync.Mutex
+	state     State                      // guarded by mu
+	since     time.Time                  // guarded by mu
+	lastError error                      // guarded by mu
+	changed   chan struct{}              // guarded by mu: closed and replaced when the state changes
+	observers map[*Held]func(ScopeState) // guarded by mu
 }
 
 func (s *scoped) newScope(k key, example client.Object) (*scope, error) {
-	made := &scope{key: k, settled: make(chan struct{})}
+	made := &scope{key: k, state: Syncing, since: time.Now(), changed: make(chan struct{})}
 	options := s.options
 	options.ByObject = nil
 	if own, ok := s.byObject[k.gvk]; ok {
@@ -66,7 +63,8 @@ func (s *scoped) newScope(k key, example client.Object) (*scope, error) {
 		options.DefaultFieldSelector = inNamespace(k.namespace, options.DefaultFieldSelector)
 	}
 	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		informer := toolscache.NewSharedIndexInformer(drained(lw), object, resync, indexers)
+		informer := toolscache.NewSharedIndexInformer(drained(lw, made.watching), object, resync, indexers)
+		made.store = informer.GetStore()
 		// It fails only on an informer that runs already.
 		_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *toolscache.Reflector, err error) {
 			made.watchFailed(err)
@@ -117,16 +115,76 @@ func inNamespace(namespace string, selector fields.Selector) fields.Selector {
 	return fields.AndSelectors(restricted, selector)
 }
 
-// watchFailed notes why the informer does not work. Errors that pass by themselves are left to the informer.
+// watchFailed notes why the informer does not work. What happens to every watch now and then says nothing.
 func (s *scope) watchFailed(err error) {
-	if !apierrors.IsForbidden(err) {
-		err = nil
+	switch {
+	case apierrors.IsForbidden(err):
+		s.become(Forbidden, err)
+	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
+		s.become(NotServed, err)
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, io.EOF):
+	default:
+		s.become(Failing, err)
 	}
+}
+
+// watching notes that the API server lets the informer watch.
+func (s *scope) watching() { s.become(Syncing, nil) }
+
+// awaitSync notes when the informer has synced for the first time.
+func (s *scope) awaitSync(ctx context.Context) {
+	select {
+	case <-s.informer.HasSyncedChecker().Done():
+		s.become(Synced, nil)
+	case <-ctx.Done():
+	}
+}
+
+// become notes a state and tells who wants to know, unless it is so already. What is synced is not syncing.
+func (s *scope) become(state State, err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.denied = err
-	close(s.settled)
-	s.settled = make(chan struct{})
+	if state == Syncing && s.synced() {
+		state = Synced
+	}
+	if s.state == state && errorText(s.lastError) == errorText(err) {
+		s.mu.Unlock()
+		return
+	}
+	if s.state != state {
+		s.state, s.since = state, time.Now()
+	}
+	s.lastError = err
+	close(s.changed)
+	s.changed = make(chan struct{})
+	observers := slices.Collect(maps.Values(s.observers))
+	picture := s.pictureLocked()
+	s.mu.Unlock()
+	for _, observe := range observers {
+		observe(picture)
+	}
+}
+
+// picture counts the objects too, which takes time in proportion to them.
+func (s *scope) picture() ScopeState {
+	s.mu.Lock()
+	picture := s.pictureLocked()
+	s.mu.Unlock()
+	picture.Objects = len(s.store.ListKeys())
+	return picture
+}
+
+func (s *scope) pictureLocked() ScopeState {
+	return ScopeState{
+		GVK: s.key.gvk, Representation: s.key.representation, Scope: Scope{Namespace: s.key.namespace},
+		State: s.state, Since: s.since, LastError: s.lastError,
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 func (s *scope) synced() bool { return s.informer.HasSynced() }
@@ -141,15 +199,15 @@ func (s *scope) wait(ctx context.Context) error {
 		default:
 		}
 		s.mu.Lock()
-		denied, settled := s.denied, s.settled
+		state, lastError, changed := s.state, s.lastError, s.changed
 		s.mu.Unlock()
-		if denied != nil {
-			return denied
+		if state == Forbidden {
+			return lastError
 		}
 		select {
 		case <-synced:
 			return nil
-		case <-settled:
+		case <-changed:
 		case <-ctx.Done():
 			return errors.Wrapf(context.Cause(ctx), "waiting for the informer of %s", s.key.gvk)
 		}

@@ -25,8 +25,9 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
-	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "healthprobe"},
-	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "healthprobe"},
+	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe"},
+	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe"},
+	"accessor/watches":     {"accessor/scopedcache", "healthprobe"},
 	"accessor/credential":  {"healthprobe"},
 	"accessor/scopedcache": {},
 	"accessor/target":      {"healthprobe"},

@@ -1,0 +1,412 @@
+package watches
+
+import (
+	"cmp"
+	"context"
+	stderrors "errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// ErrConflict is returned for a name that is in use for another kind or scope.
+var ErrConflict = errors.New("the watch is registered for another kind or scope")
+
+// unwatchPatience is how long Unwatch waits for a handler that is being called.
+const unwatchPatience = time.Second
+
+// Connection is what feeds watches. It ends once and for ever.
+type Connection interface {
+	// Hold returns the informer of the object's kind and representation in scope; see scopedcache.Cache.
+	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (Informer, error)
+	// Life ends with the connection.
+	Life() context.Context
+	// Err is why the connection ended, nil while it lives.
+	Err() error
+	// Go runs f in a goroutine that the connection waits for, unless it has ended. f must end when the connection does.
+	Go(f func())
+	// Generation is greater than that of every earlier connection of the extension.
+	Generation() int64
+	// Identity is who watches.
+	Identity() healthprobe.Identity
+}
+
+// Informer is what a watch needs of an informer.
+type Informer interface {
+	AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
+	RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error
+	// Release gives the informer back.
+	Release()
+}
+
+// WatchState is a picture of one informer's worth of watch. A WatchContent has one per kind and namespace.
+type WatchState struct {
+	Name       string
+	Kind       schema.GroupVersionKind
+	Scope      scopedcache.Scope
+	Dependents []types.UID // sorted; a watch without a dependent has the empty one
+}
+
+// Registry keeps the watches of one extension. Extension, Scheme and Logger must be set before use. Its methods may be
+// called from any goroutine.
+type Registry struct {
+	Extension client.ObjectKey
+	Scheme    *runtime.Scheme
+	Logger    logr.Logger
+
+	mu      sync.Mutex
+	current Connection               // guarded by mu; nil while there is none
+	ended   bool                     // guarded by mu
+	names   map[string]*registration // guarded by mu
+}
+
+// Connected feeds all watches from conn, and those to come. Call it before anybody can get hold of conn.
+func (r *Registry) Connected(conn Connection) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.current = conn
+	for _, w := range r.watchesLocked() {
+		conn.Go(func() { r.resume(conn, w) })
+	}
+}
+
+// Disconnected lets go of conn, which has ended. Watches stay registered.
+func (r *Registry) Disconnected(conn Connection) {
+	r.mu.Lock()
+	if r.current == conn {
+		r.current = nil
+	}
+	all := r.watchesLocked()
+	r.mu.Unlock()
+	for _, w := range all {
+		w.detach()
+	}
+}
+
+// End ends all watches for ever. Handlers that are being called may still finish.
+func (r *Registry) End() {
+	r.mu.Lock()
+	r.ended, r.current = true, nil
+	all := r.watchesLocked()
+	r.names = nil
+	r.mu.Unlock()
+	for _, w := range all {
+		w.end()
+	}
+}
+
+// States returns a picture of all watches, sorted by name, kind and namespace.
+func (r *Registry) States() (states []WatchState) {
+	r.mu.Lock()
+	for _, w := range r.watchesLocked() {
+		states = append(states, WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.part.scope, Dependents: slices.Clone(w.dependents)})
+	}
+	r.mu.Unlock()
+	slices.SortFunc(states, func(x, y WatchState) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Kind.String(), y.Kind.String()), cmp.Compare(x.Scope.Namespace, y.Scope.Namespace))
+	})
+	return states
+}
+
+// Len is the number of States.
+func (r *Registry) Len() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, reg := range r.names {
+		n += len(reg.parts)
+	}
+	return n
+}
+
+func (r *Registry) watchesLocked() (all []*watch) {
+	for _, reg := range r.names {
+		for _, w := range reg.parts {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// Watch registers a watch with the connection that the caller has seen, or adds its dependent to the one of that name.
+// An error means that nothing was registered.
+func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) error {
+	wanted, err := watcher.spec(r.Scheme)
+	if err != nil {
+		return err
+	}
+	return r.register(ctx, conn, wanted)
+}
+
+// WatchContent makes the parts of the content what is watched under its name for its dependent. What is gone ends,
+// whatever becomes of what is new; the error tells of each kind that could not be watched.
+func (r *Registry) WatchContent(ctx context.Context, conn Connection, content ContentWatch) error {
+	wanted, err := content.spec(r.Scheme)
+	if err != nil {
+		return err
+	}
+	return r.register(ctx, conn, wanted)
+}
+
+// Unwatch takes dependents from the watches of that name, all if none are given, and ends those that are left with
+// none. Then no handler or OnError of theirs is called any more: it waits for one that is being called, but for no more
+// than a second, not after ctx has ended, and not at all inside of a handler or OnError, which is known by its context.
+func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
+	r.mu.Lock()
+	var gone []*watch
+	if reg := r.names[name]; reg != nil {
+		for _, w := range reg.parts {
+			if r.withoutLocked(w, dependents) {
+				gone = append(gone, w)
+			}
+		}
+		if len(reg.parts) == 0 {
+			delete(r.names, name)
+		}
+	}
+	r.mu.Unlock()
+	endAll(ctx, gone)
+}
+
+// withoutLocked takes dependents from a watch, all if none are given, and the watch from its registration if that was
+// the last one.
+func (r *Registry) withoutLocked(w *watch, dependents []types.UID) (gone bool) {
+	if w.dependents = withoutDependents(w.dependents, dependents); len(w.dependents) > 0 {
+		return false
+	}
+	delete(w.of.parts, w.part)
+	return true
+}
+
+// endAll ends watches and waits as Unwatch says.
+func endAll(ctx context.Context, gone []*watch) {
+	for _, w := range gone {
+		w.end()
+	}
+	if len(gone) == 0 || isInside(ctx) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, unwatchPatience)
+	defer cancel()
+	for _, w := range gone {
+		w.awaitIdle(ctx)
+	}
+}
+
+// register brings the watches of a name in line with what is wanted.
+func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) error {
+	for {
+		reg, err := r.takeTurn(ctx, conn, wanted)
+		if err != nil {
+			return err
+		}
+		retry, err := r.registerInTurn(ctx, conn, reg, wanted)
+		if !retry {
+			return errors.WithMessagef(err, "extension %s, watch %q", keyString(r.Extension), wanted.name)
+		}
+	}
+}
+
+// takeTurn returns the registration of the wanted name, made if need be. Only who has its turn adds to it.
+func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (*registration, error) {
+	for {
+		r.mu.Lock()
+		if err := r.checkLocked(conn); err != nil {
+			r.mu.Unlock()
+			return nil, err
+		}
+		reg := r.names[wanted.name]
+		if reg == nil {
+			reg = newRegistration(r, wanted)
+			reg.turn <- struct{}{}
+			if r.names == nil {
+				r.names = map[string]*registration{}
+			}
+			r.names[wanted.name] = reg
+			r.mu.Unlock()
+			return reg, nil
+		}
+		r.mu.Unlock()
+		select {
+		case reg.turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", keyString(r.Extension), wanted.name)
+		}
+		if r.isCurrent(reg) {
+			return reg, nil
+		}
+		<-reg.turn // it was ended meanwhile
+	}
+}
+
+// checkLocked returns why conn does not feed watches any more.
+func (r *Registry) checkLocked(conn Connection) error {
+	if !r.ended && r.current == conn {
+		return nil
+	}
+	if err := conn.Err(); err != nil {
+		return err
+	}
+	return errors.New("the connection has been replaced")
+}
+
+func (r *Registry) isCurrent(reg *registration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.names[reg.name] == reg
+}
+
+// registerInTurn ends what is not wanted any more, starts what is not there yet, and gives the controller its source
+// if it has none. retry is true if the registration was ended meanwhile.
+func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool, err error) {
+	failed := true // also by a panic
+	defer func() {
+		r.mu.Lock()
+		var gone []*watch
+		if r.names[reg.name] == reg {
+			if failed && !reg.started { // nobody will ever hear of it
+				for _, w := range reg.parts {
+					gone = append(gone, w)
+				}
+				clear(reg.parts)
+			}
+			if len(reg.parts) == 0 {
+				delete(r.names, reg.name)
+			}
+		}
+		r.mu.Unlock()
+		endAll(ctx, gone)
+		<-reg.turn
+	}()
+
+	r.mu.Lock()
+	if reg.content != wanted.content || !wanted.content && len(reg.parts) > 0 && reg.parts[wanted.parts[0].part] == nil {
+		r.mu.Unlock()
+		failed = false
+		return false, ErrConflict
+	}
+	var gone []*watch
+	if wanted.content {
+		for part, w := range reg.parts {
+			if !slices.ContainsFunc(wanted.parts, func(p partObject) bool { return p.part == part }) && r.withoutLocked(w, []types.UID{wanted.dependent}) {
+				gone = append(gone, w)
+			}
+		}
+	}
+	r.mu.Unlock()
+	endAll(ctx, gone)
+
+	var problems []error
+	for _, p := range wanted.parts {
+		added, err := r.add(ctx, conn, reg, p, wanted.dependent)
+		if err != nil {
+			problems = append(problems, err)
+		} else if !added {
+			failed = false
+			return true, nil
+		}
+	}
+	if !reg.started && len(problems) < len(wanted.parts) {
+		if err := wanted.start(inside, reg.ready); err != nil {
+			return false, errors.Wrap(err, "adding a source to the controller")
+		}
+		reg.started = true
+	}
+	failed = false
+	return false, stderrors.Join(problems...)
+}
+
+// add makes a part of the registration that is fed from conn, or adds the dependent to the one that is there. false
+// means that the registration was ended meanwhile.
+func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject, dependent types.UID) (bool, error) {
+	r.mu.Lock()
+	if w := reg.parts[p.part]; w != nil {
+		w.dependents = withDependent(w.dependents, dependent)
+		r.mu.Unlock()
+		return true, nil
+	}
+	r.mu.Unlock()
+
+	w := newWatch(reg, p, dependent)
+	informer, err := conn.Hold(ctx, w.object, w.part.scope, w.observer(conn))
+	if err != nil {
+		return false, err
+	}
+	r.mu.Lock()
+	if err := r.checkLocked(conn); err != nil {
+		r.mu.Unlock()
+		informer.Release()
+		return false, err
+	}
+	if r.names[reg.name] != reg {
+		r.mu.Unlock()
+		informer.Release()
+		return false, nil
+	}
+	reg.parts[p.part] = w // from here on, new connections feed it
+	r.mu.Unlock()
+	if err := w.attach(conn, informer); err != nil {
+		r.mu.Lock()
+		if reg.parts[p.part] == w {
+			delete(reg.parts, p.part)
+		}
+		r.mu.Unlock()
+		w.end()
+		return false, err
+	}
+	return true, nil
+}
+
+// resume feeds a watch from a new connection. What fails is tried again as long as the connection lives: the kind may
+// be served again.
+func (r *Registry) resume(conn Connection, w *watch) {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
+	for conn.Err() == nil && w.live() {
+		informer, err := conn.Hold(conn.Life(), w.object, w.part.scope, w.observer(conn))
+		if err == nil {
+			err = w.attach(conn, informer)
+		}
+		if err == nil {
+			return
+		}
+		r.Logger.V(1).Info("Watch not resumed yet", "extension", keyString(r.Extension), "watch", w.of.name, "kind", w.part.kind, "error", err.Error())
+		select {
+		case <-conn.Life().Done():
+		case <-time.After(backoff.Step()):
+		}
+	}
+}
+
+// withDependent returns dependents with one more, sorted and without doubles.
+func withDependent(dependents []types.UID, dependent types.UID) []types.UID {
+	if at, found := slices.BinarySearch(dependents, dependent); !found {
+		return slices.Insert(slices.Clone(dependents), at, dependent)
+	}
+	return dependents
+}
+
+// withoutDependents returns what is left of dependents; none given means all go.
+func withoutDependents(dependents, gone []types.UID) []types.UID {
+	if len(gone) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(dependents), func(uid types.UID) bool { return slices.Contains(gone, uid) })
+}
+
+func keyString(key client.ObjectKey) string {
+	if key.Namespace == "" {
+		return key.Name
+	}
+	return key.String()
+}
