@@ -31,6 +31,7 @@ import (
 type identityAccessor struct {
 	key    client.ObjectKey
 	set    *Set
+	born   time.Time
 	spread float64 // in [0,1): makes probes of identities that connected together drift apart
 
 	published atomic.Pointer[snapshot]
@@ -87,7 +88,7 @@ func (j *job) silent(s *Set) {
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, spread: rand.Float64(), backoff: set.options.ConnectBackoff, down: now,
+	a := &identityAccessor{key: key, set: set, born: now, spread: rand.Float64(), backoff: set.options.ConnectBackoff, down: now,
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger}}
 	a.published.Store(&snapshot{phase: Disconnected, reason: NotStarted, since: now,
 		err: &NotConnectedError{Extension: key, Reason: NotStarted, Since: now}})
@@ -562,7 +563,7 @@ func (a *identityAccessor) state() ConnectionState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.published.Load()
-	state := ConnectionState{Extension: a.key, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.health}
+	state := ConnectionState{Extension: a.key, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.healthLocked()}
 	if a.object != nil {
 		state.UID = a.object.GetUID()
 	}
@@ -575,12 +576,33 @@ func (a *identityAccessor) state() ConnectionState {
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
-		state.Health = withTarget(effective(a.health, s.conn.lastServed()), a.target.Health())
 	} else if s.err.Cause != nil {
 		state.Message = s.err.Cause.Error()
 	}
 	state.Watches = a.watches.States()
 	return state
+}
+
+// healthLocked is the health to show.
+func (a *identityAccessor) healthLocked() healthprobe.State {
+	if conn := a.published.Load().conn; conn != nil {
+		return withTarget(effective(a.health, conn.lastServed()), a.target.Health())
+	}
+	return a.health
+}
+
+// unhealthy reports whether the extension is not connected or its last probe failed, and since when it had no success.
+func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	health := a.healthLocked()
+	if a.object == nil || a.published.Load().conn != nil && health.ConsecutiveFailures == 0 {
+		return nil, time.Time{}, false
+	}
+	if since = health.LastProbeSuccessTime; since.IsZero() {
+		since = a.born
+	}
+	return a.object, since, true
 }
 
 func errorText(err error) string {

@@ -280,3 +280,13 @@ func (s *Set) Objects() []client.Object {
 	})
 	return objects
 }
+
+// EachUnhealthy calls f for every known extension that is not connected, or whose last probe failed, with the time of
+// its last success, or else since when it is known.
+func (s *Set) EachUnhealthy(f func(object client.Object, since time.Time)) {
+	s.each(func(a *identityAccessor) {
+		if object, since, unhealthy := a.unhealthy(); unhealthy {
+			f(object, since)
+		}
+	})
+}

@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -14,6 +13,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
@@ -77,7 +77,9 @@ type ClusterCache interface {
 	// disconnected, stayed disconnected for another reason, or was deleted, into requests. A source that starts
 	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
 	// deletion mapFunc gets the object last seen. Delivery waits for nobody but mapFunc. controllerName is for logs.
-	GetExtensionSource(controllerName string, mapFunc handler.MapFunc) source.Source
+	// WatchForProbeFailure asks for events of another sort. TypedExtensionSource is for controllers with requests of other
+	// types.
+	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
 }
 
 // What accessor and healthprobe declare, by the names under which users know it.
@@ -168,7 +170,7 @@ func NewContentWatch[request comparable](options TypedContentWatchOptions[reques
 // clusterCache is the ClusterCache that SetupWithManager returns.
 type clusterCache struct {
 	set     *accessor.Set
-	sources *sources
+	sources *extensionsource.Hub
 }
 
 var _ ClusterCache = (*clusterCache)(nil)
@@ -217,8 +219,4 @@ func (c *clusterCache) GetConnectionState(_ context.Context, extension client.Ob
 
 func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
 	return c.set.States()
-}
-
-func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc) source.Source {
-	return newExtensionSource[ctrl.Request](controllerName, handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc), c.sources, c.set.Objects)
 }

@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 )
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that it serves. The reconciler
@@ -37,14 +38,14 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		resolver: resolver,
 		allow:    allow,
 	}
-	listeners := &sources{}
+	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe, ConnectBackoff: options.ConnectBackoff,
 		Logger: mgr.GetLogger().WithName(controllerName),
-		Wake:   r.wake, Changed: listeners.changed,
+		Wake:   r.wake, Changed: hub.Changed,
 	})
 	if err := r.addTo(ctx, mgr, options.Cluster, controllerOptions); err != nil {
 		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")
 	}
-	return &clusterCache{set: r.set, sources: listeners}, nil
+	return &clusterCache{set: r.set, sources: hub}, nil
 }

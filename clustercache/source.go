@@ -3,147 +3,95 @@ package clustercache
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
-	"sync"
+	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/pkg/errors"
 	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 )
 
-// sources are the extension sources that have been started and not stopped.
-type sources struct {
-	mu      sync.Mutex
-	started map[*pending]struct{} // guarded by mu
+// GetExtensionSourceOption is an option of GetExtensionSource.
+type GetExtensionSourceOption interface {
+	// ApplyToGetExtensionSource applies the option.
+	ApplyToGetExtensionSource(options *GetExtensionSourceOptions)
 }
 
-func (s *sources) add(p *pending) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.started == nil {
-		s.started = map[*pending]struct{}{}
+// GetExtensionSourceOptions are all options of GetExtensionSource together, for those who implement ClusterCache.
+type GetExtensionSourceOptions struct {
+	// ProbeFailure is after how long without success an event is wanted, 0 for never.
+	ProbeFailure time.Duration
+}
+
+// ApplyToGetExtensionSource applies all of them.
+func (o GetExtensionSourceOptions) ApplyToGetExtensionSource(options *GetExtensionSourceOptions) {
+	*options = o
+}
+
+// WatchForProbeFailure also asks for an event when an extension had no success for so long, neither a probe nor a
+// request of its own, and is not connected or has failed its last probe: one event per source and episode, within a
+// twentieth of the time, 5 s at the most. An episode ends with the next success. Values below HealthProbe.Interval tell of
+// every probe that fails.
+type WatchForProbeFailure time.Duration
+
+// ApplyToGetExtensionSource applies the option.
+func (w WatchForProbeFailure) ApplyToGetExtensionSource(options *GetExtensionSourceOptions) {
+	options.ProbeFailure = time.Duration(w)
+}
+
+func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source {
+	var options GetExtensionSourceOptions
+	for _, opt := range opts {
+		opt.ApplyToGetExtensionSource(&options)
 	}
-	s.started[p] = struct{}{}
+	return extensionsource.New(c.sources, known{c.set}, extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
+		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }
 
-func (s *sources) remove(p *pending) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.started, p)
+// known is what there is to tell of a set.
+type known struct{ *accessor.Set }
+
+func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
+	k.EachUnhealthy(func(object client.Object, since time.Time) {
+		list = append(list, extensionsource.Unhealthy{Object: object, Since: since})
+	})
+	return list
 }
 
-// changed tells every source that something happened to the extension. It never blocks.
-func (s *sources) changed(object client.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for p := range s.started {
-		p.put(object)
-	}
+// TypedExtensionSource is GetExtensionSource for controllers whose requests are of another type. It works with every
+// ClusterCache, the fake included.
+func TypedExtensionSource[request comparable](cc ClusterCache, controllerName string, mapFunc handler.TypedMapFunc[client.Object, request],
+	opts ...GetExtensionSourceOption) source.TypedSource[request] {
+	return &typedExtensionSource[request]{cc: cc, controllerName: controllerName, mapFunc: mapFunc, opts: opts}
 }
 
-// pending holds the extensions about which one source has not told yet: one entry each, however much happens to it.
-type pending struct {
-	mu      sync.Mutex
-	objects map[client.ObjectKey]client.Object // guarded by mu; the last object seen
-	signal  chan struct{}                      // holds a token when objects is not empty
-}
-
-func newPending() *pending {
-	return &pending{objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1)}
-}
-
-func (p *pending) put(object client.Object) {
-	p.mu.Lock()
-	p.objects[client.ObjectKeyFromObject(object)] = object
-	p.mu.Unlock()
-	select {
-	case p.signal <- struct{}{}:
-	default: // it is there already
-	}
-}
-
-// putKnown adds objects, unless something newer is pending already.
-func (p *pending) putKnown(objects []client.Object) {
-	for _, object := range objects {
-		p.mu.Lock()
-		_, newer := p.objects[client.ObjectKeyFromObject(object)]
-		p.mu.Unlock()
-		if !newer {
-			p.put(object)
-		}
-	}
-}
-
-// take returns all that is pending and empties it.
-func (p *pending) take() map[client.ObjectKey]client.Object {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	taken := p.objects
-	p.objects = map[client.ObjectKey]client.Object{}
-	return taken
-}
-
-// extensionSource is a source.TypedSource that tells a controller about extensions.
-type extensionSource[request comparable] struct {
+// typedExtensionSource adds the requests to the queue itself: the source below has a queue of another type.
+type typedExtensionSource[request comparable] struct {
+	cc             ClusterCache
 	controllerName string
 	mapFunc        handler.TypedMapFunc[client.Object, request]
-	sources        *sources
-	known          func() []client.Object
-}
-
-func newExtensionSource[request comparable](controllerName string, mapFunc handler.TypedMapFunc[client.Object, request],
-	sources *sources, known func() []client.Object) *extensionSource[request] {
-	return &extensionSource[request]{controllerName: controllerName, mapFunc: mapFunc, sources: sources, known: known}
+	opts           []GetExtensionSourceOption
 }
 
 // String names the source in the controller's log.
-func (s *extensionSource[request]) String() string {
+func (s *typedExtensionSource[request]) String() string {
 	return fmt.Sprintf("latchkey extension source of %s", s.controllerName)
 }
 
 // Start delivers until ctx is done. It does not block.
-func (s *extensionSource[request]) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
-	if s.mapFunc == nil {
-		return errors.Errorf("%s has no map function", s)
-	}
-	p := newPending()
-	s.sources.add(p) // before known, so that nothing falls between
-	p.putKnown(s.known())
-	go func() {
-		defer s.sources.remove(p)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-p.signal:
+func (s *typedExtensionSource[request]) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+	var mapFunc handler.MapFunc
+	if s.mapFunc != nil {
+		mapFunc = func(ctx context.Context, object client.Object) []ctrl.Request {
+			for _, request := range s.mapFunc(ctx, object) {
+				queue.Add(request)
 			}
-			for _, object := range p.take() {
-				if ctx.Err() != nil {
-					return
-				}
-				s.deliver(ctx, queue, object)
-			}
+			return nil
 		}
-	}()
-	return nil
-}
-
-// deliver maps one extension. A map function that panics loses its own event and nothing else.
-func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request], object client.Object) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			s.logger(ctx).Error(errors.Errorf("%v", cause), "The map function of an extension source panicked",
-				"extension", client.ObjectKeyFromObject(object), "stack", string(debug.Stack()))
-		}
-	}()
-	for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {
-		queue.Add(request)
 	}
-}
-
-func (s *extensionSource[request]) logger(ctx context.Context) logr.Logger {
-	return log.FromContext(ctx).WithName("clustercache").WithValues("controller", s.controllerName)
+	return s.cc.GetExtensionSource(s.controllerName, mapFunc, s.opts...).Start(ctx, nil)
 }

@@ -26,6 +26,7 @@ type Target struct {
 	config    *rest.Config
 	address   *url.URL // of the server
 	transport *http.Transport
+	wire      *wire                // HTTP/2 beside transport
 	dialer    *connrotation.Dialer // knows the open TCP connections
 	life      context.Context      // ends with the last member
 	end       context.CancelFunc
@@ -62,17 +63,18 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	}
 	t := &Target{
 		set: set, key: key, members: 1, config: anonymous, address: address,
-		dialer: connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext),
+		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
 	// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
 	t.transport = utilnet.SetTransportDefaults(&http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     tlsConfig,
-		TLSHandshakeTimeout: 10 * time.Second,
+		TLSHandshakeTimeout: handshakeTimeout,
 		MaxIdleConnsPerHost: 25,
 		DialContext:         t.dial,
 	})
+	t.wire = newWire(t.life, &http.Request{URL: address}, t.transport)
 	return t, nil
 }
 
@@ -114,7 +116,7 @@ func (t *Target) Config() *rest.Config {
 }
 
 // RoundTripper sends requests to the server over the shared transport and learns from the answers.
-func (t *Target) RoundTripper() http.RoundTripper { return t.Observe(t.transport) }
+func (t *Target) RoundTripper() http.RoundTripper { return t.Observe(t.wire) }
 
 // Observe returns next, made to refuse requests to other servers and to tell the target what it can learn from the answers.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {

@@ -25,7 +25,7 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
-	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe"},
+	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource"},
 	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe"},
 	"accessor/watches":     {"accessor/scopedcache", "healthprobe"},
 	"accessor/credential":  {"healthprobe"},
@@ -35,6 +35,7 @@ var mayImport = map[string][]string{
 
 	"config":                       {},
 	"internal/architecture":        {},
+	"internal/extensionsource":     {},
 	"internal/controlplane":        {"internal/controlplane/assets"},
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},

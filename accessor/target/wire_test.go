@@ -1,0 +1,199 @@
+package target
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+)
+
+// streaming is an HTTP/2 server, a hundred streams on a connection, whose responses never end. It counts connections.
+type streaming struct {
+	*httptest.Server
+	streams     atomic.Int32
+	open, total atomic.Int32
+}
+
+func newStreaming(t *testing.T) *streaming {
+	s := &streaming{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		s.streams.Add(1)
+		<-req.Context().Done()
+	}))
+	s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 100}
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			s.total.Add(1)
+			s.open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			s.open.Add(-1)
+		}
+	}
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// stream opens so many streams at once and returns when all are open.
+func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	for range n {
+		running.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
+			resp, err := through.RoundTrip(req)
+			if err != nil {
+				if ctx.Err() == nil {
+					t.Error(err)
+				}
+				return
+			}
+			<-ctx.Done()
+			_ = resp.Body.Close()
+		})
+	}
+	NewWithT(t).Eventually(s.streams.Load).WithTimeout(30 * time.Second).Should(BeEquivalentTo(n))
+}
+
+func (s *streaming) target(t *testing.T) *Target {
+	t.Helper()
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	return target
+}
+
+// Fifty starts at once find the connection that the first of them dialed.
+func TestFiftyStarts(t *testing.T) {
+	s := newStreaming(t)
+	s.stream(t, s.target(t).RoundTripper(), 50)
+	NewWithT(t).Expect(s.total.Load()).To(BeEquivalentTo(1))
+}
+
+// A thousand need ten connections and get ten.
+func TestThousandStarts(t *testing.T) {
+	s := newStreaming(t)
+	s.stream(t, s.target(t).RoundTripper(), 1000)
+	NewWithT(t).Expect(s.total.Load()).To(BeEquivalentTo(10))
+}
+
+// hanging is an address that accepts connections and then says nothing; it counts them.
+func hanging(t *testing.T) (url string, accepted *atomic.Int32) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	accepted = &atomic.Int32{}
+	var running sync.WaitGroup
+	running.Go(func() {
+		var conns []net.Conn
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				break
+			}
+			accepted.Add(1)
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		running.Wait()
+	})
+	return "https://" + listener.Addr().String(), accepted
+}
+
+// Who waits for a connection waits no longer than its own context, whoever dials; and a server that hangs meets one dial.
+func TestWaitingForAConnection(t *testing.T) {
+	g := NewWithT(t)
+	url, accepted := hanging(t)
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: url})
+	g.Expect(err).NotTo(HaveOccurred())
+	ask := func(ctx context.Context) error {
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, http.NoBody)
+		_, err := target.RoundTripper().RoundTrip(req)
+		return err
+	}
+	patient, cancelPatient := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() { waiting <- ask(patient) }()
+	g.Eventually(accepted.Load).Should(BeEquivalentTo(1))
+	for range 20 {
+		impatient, cancel := context.WithCancel(t.Context())
+		cancel()
+		g.Expect(ask(impatient)).To(MatchError(context.Canceled))
+	}
+	g.Expect(accepted.Load()).To(BeEquivalentTo(1))
+	cancelPatient()
+	g.Eventually(waiting).Should(Receive(MatchError(context.Canceled)))
+
+	// The last member's end ends the dial that nobody waits for; goleak sees it.
+	again := make(chan error, 1)
+	go func() { again <- ask(t.Context()) }()
+	target.Release()
+	g.Eventually(again).Should(Receive(HaveOccurred()))
+}
+
+// A connection that is lost is replaced, and requests that were not answered fail rather than hang.
+func TestLostConnection(t *testing.T) {
+	g := NewWithT(t)
+	s := newStreaming(t)
+	target := s.target(t)
+	s.stream(t, target.RoundTripper(), 1)
+	s.CloseClientConnections()
+	g.Eventually(s.open.Load).Should(BeZero())
+	s.streams.Store(0)
+	s.stream(t, target.RoundTripper(), 1)
+	g.Expect(s.total.Load()).To(BeEquivalentTo(2))
+	pool := target.wire.http2.ConnPool.(*connections)
+	g.Eventually(func() int {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return len(pool.open)
+	}).Should(Equal(1), "the lost one is forgotten")
+}
+
+// A server without HTTP/2 is talked to in HTTP/1.1, bodies included.
+func TestServerWithoutHTTP2(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Proto", req.Proto)
+		_, _ = io.Copy(w, req.Body)
+	}))
+	t.Cleanup(server.Close)
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	for range 2 {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("echo"))
+		resp, err := target.RoundTripper().RoundTrip(req)
+		g.Expect(err).NotTo(HaveOccurred())
+		body, err := io.ReadAll(resp.Body)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resp.Body.Close()).To(Succeed())
+		g.Expect(string(body)).To(Equal("echo"))
+		g.Expect(resp.Header.Get("Proto")).To(Equal("HTTP/1.1"))
+	}
+}

@@ -1,0 +1,148 @@
+package extensionsource
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// extensions are Known.
+type extensions struct {
+	objects   []client.Object
+	unhealthy func() []Unhealthy
+}
+
+func (e extensions) Objects() []client.Object { return e.objects }
+func (e extensions) Unhealthy() []Unhealthy {
+	if e.unhealthy == nil {
+		return nil
+	}
+	return e.unhealthy()
+}
+
+func object(name, version string) client.Object {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
+}
+
+// A consumer that hangs holds up nobody, and hears of each extension once when it comes back, in its last state.
+func TestSourceCoalesces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		all := &Hub{}
+		release := make(chan struct{})
+		heard := map[string]string{}
+		calls := 0
+		src := New(all, extensions{objects: []client.Object{object("known", "1")}}, Options{ControllerName: "slow"}, func(_ context.Context, o client.Object) []ctrl.Request {
+			<-release
+			calls++
+			heard[o.GetName()] = o.GetResourceVersion()
+			o.SetName("maps get copies")
+			return nil
+		})
+		queue := priorityqueue.New[ctrl.Request]("test")
+		ctx, cancel := context.WithCancel(t.Context())
+		g.Expect(src.Start(ctx, queue)).To(Succeed())
+		synctest.Wait() // it hangs with "known"
+		for i := range 1000 {
+			all.Changed(object("busy", fmt.Sprint(i)))
+			all.Changed(object("other", fmt.Sprint(i)))
+		}
+		close(release)
+		synctest.Wait()
+		g.Expect(heard).To(Equal(map[string]string{"known": "1", "busy": "999", "other": "999"}))
+		g.Expect(calls).To(Equal(3))
+
+		cancel()
+		synctest.Wait()
+		g.Expect(all.consumers).To(BeEmpty(), "a stopped source is forgotten")
+		all.Changed(object("busy", "after"))
+		g.Expect(heard).NotTo(HaveKeyWithValue("busy", "after"))
+		queue.ShutDown()
+	})
+}
+
+func TestSourceSurvivesItsMapFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		all := &Hub{}
+		src := New(all, extensions{}, Options{ControllerName: "panics"}, func(_ context.Context, o client.Object) []ctrl.Request {
+			if o.GetName() == "bad" {
+				panic("no")
+			}
+			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+		})
+		queue := priorityqueue.New[ctrl.Request]("test")
+		ctx, cancel := context.WithCancel(t.Context())
+		g.Expect(src.Start(ctx, queue)).To(Succeed())
+		all.Changed(object("bad", "1"))
+		synctest.Wait()
+		all.Changed(object("good", "1"))
+		synctest.Wait()
+		g.Expect(queue.Len()).To(Equal(1))
+		cancel()
+		queue.ShutDown()
+		synctest.Wait()
+	})
+}
+
+func TestSourceNeedsAMapFunction(t *testing.T) {
+	src := New[ctrl.Request](&Hub{}, extensions{}, Options{ControllerName: "none"}, nil)
+	NewWithT(t).Expect(src.Start(t.Context(), nil)).To(MatchError(ContainSubstring("no map function")))
+	NewWithT(t).Expect(fmt.Sprint(src)).To(ContainSubstring("none"))
+}
+
+// One event per episode of no success for so long; a success ends it.
+func TestProbeFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		const long = time.Minute
+		var mu sync.Mutex
+		var failing []Unhealthy // guarded by mu
+		set := func(list ...Unhealthy) {
+			mu.Lock()
+			defer mu.Unlock()
+			failing = list
+		}
+		var told []string
+		ctx, cancel := context.WithCancel(t.Context())
+		go (&Hub{}).Listen(ctx, extensions{unhealthy: func() []Unhealthy {
+			mu.Lock()
+			defer mu.Unlock()
+			return failing
+		}}, long, func(o client.Object) { told = append(told, o.GetName()) })
+		after := func(wait time.Duration) []string {
+			<-time.After(wait)
+			synctest.Wait()
+			heard := told
+			told = nil
+			return heard
+		}
+		red, blue := object("red", "1"), object("blue", "1")
+		begun := time.Now()
+		set(Unhealthy{red, begun}, Unhealthy{blue, begun.Add(long / 2)})
+		g.Expect(after(long-long/20)).To(BeEmpty(), "it has not lasted for so long")
+		g.Expect(after(long / 10)).To(Equal([]string{"red"}))
+		g.Expect(after(10*long)).To(Equal([]string{"blue"}), "and each is told once")
+		set(Unhealthy{blue, begun.Add(long / 2)})
+		g.Expect(after(long)).To(BeEmpty())
+		set(Unhealthy{red, time.Now()}, Unhealthy{blue, begun.Add(long / 2)})
+		g.Expect(after(2*long)).To(Equal([]string{"red"}), "another episode")
+		set(Unhealthy{red, time.Now()})
+		g.Expect(after(long / 2)).To(BeEmpty())
+		g.Expect(after(2*long)).To(Equal([]string{"red"}), "a success between two looks ends an episode too")
+		cancel()
+	})
+}
