@@ -197,7 +197,7 @@ func (a *identityAccessor) startConnectLocked(now time.Time) func() {
 	generation, expected := a.generation+1, a.resolved.Expected
 	a.publishLocked(now, Connecting, a.published.Load().reason, a.published.Load().err.Cause)
 	return func() {
-		a.set.pool.submit(j.target.Host(), func() {
+		a.set.pool.submit(j.target.Host(), j.target.Answers, false, func() {
 			defer j.cancel()
 			a.runConnect(j, generation, expected)
 		})
@@ -208,8 +208,9 @@ func (a *identityAccessor) startProbeLocked() func() {
 	j := a.newJobLocked()
 	conn, wish := a.published.Load().conn, a.wish
 	a.wish = noWish
+	healthy := a.health.ConsecutiveFailures == 0
 	return func() {
-		a.set.pool.submit(j.target.Host(), func() {
+		a.set.pool.submit(j.target.Host(), j.target.Answers, healthy, func() {
 			defer j.cancel()
 			a.runProbe(j, conn, wish)
 		})

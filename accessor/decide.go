@@ -71,7 +71,7 @@ func withTarget(health, target healthprobe.State) healthprobe.State {
 	return health
 }
 
-// wakeWindow is over what time the waiters of a target that is back are spread, so that it meets no storm.
+// wakeWindow is over what time waiters are spread. A single one need not wait.
 func wakeWindow(waiters int) time.Duration {
-	return min(time.Duration(waiters)*50*time.Millisecond, 10*time.Second)
+	return min(time.Duration(max(waiters-1, 0))*50*time.Millisecond, 10*time.Second)
 }

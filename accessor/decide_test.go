@@ -67,6 +67,7 @@ func TestWithTarget(t *testing.T) {
 func TestWakeWindow(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(wakeWindow(0)).To(BeZero())
-	g.Expect(wakeWindow(5)).To(Equal(250 * time.Millisecond))
+	g.Expect(wakeWindow(1)).To(BeZero(), "nobody to spread from")
+	g.Expect(wakeWindow(6)).To(Equal(250 * time.Millisecond))
 	g.Expect(wakeWindow(100_000)).To(Equal(10 * time.Second))
 }

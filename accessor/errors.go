@@ -18,8 +18,8 @@ var ErrNotConnected = errors.New("not connected")
 type Reason string
 
 const (
-	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, or deleted), or the replica does not
-	// lead, or the first connect is under way, or the manager has stopped.
+	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, deleted, or filtered out), or the
+	// replica does not lead, or the first connect is under way, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
 	// InvalidReference: the extension names no ServiceAccount, or none that can exist.
 	InvalidReference Reason = "InvalidReference"
@@ -40,6 +40,9 @@ const (
 	Unreachable Reason = "Unreachable"
 	// ProbeFailed: the API server answers, but not the question who we are.
 	ProbeFailed Reason = "ProbeFailed"
+	// Filtered: the extension does not match Options.WatchFilterValue or Options.Filter any more. Only handles from
+	// before get it; the extension itself is unknown then.
+	Filtered Reason = "Filtered"
 	// Deleted: the extension is gone. Only handles from before get it; the extension itself is unknown then.
 	Deleted Reason = "Deleted"
 )
@@ -66,6 +69,9 @@ func (e *NotConnectedError) Is(target error) bool { return target == ErrNotConne
 
 // Unwrap returns the cause.
 func (e *NotConnectedError) Unwrap() error { return e.Cause }
+
+// errUnknown is the cause of NotStarted where the extension is unknown.
+var errUnknown = errors.New("it is unknown here: not seen yet, deleted, or filtered out, or this replica does not lead")
 
 // errIdentityMismatch is the cause of IdentityMismatch.
 var errIdentityMismatch = errors.New("the API server takes us for somebody else")

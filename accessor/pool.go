@@ -5,31 +5,58 @@ import "sync"
 const (
 	// maxJobs bounds the connects and probes that run at the same time.
 	maxJobs = 100
-	// maxJobsPerTarget bounds those at one target, so that a target that hangs leaves room for the others.
+	// maxDoubtfulJobs bounds those at targets of which nobody knows that they answer, so that any number of targets
+	// that hang leave room for the others.
+	maxDoubtfulJobs = 50
+	// maxJobsPerTarget bounds those at one target.
 	maxJobsPerTarget = 10
 )
 
-// pool runs connects and probes: bounded in all and per target, never blocking who submits. Within a target jobs
-// run in order; among targets that have room they take turns.
+// pool runs connects and probes: bounded in all and per target, never blocking who submits. Within a target urgent jobs
+// run first, and else in order. Targets that have room take turns, those that answer before those that may not.
 type pool struct {
 	mu      sync.Mutex
 	closed  bool
-	running int
+	running [lanes]int           // guarded by mu
 	queues  map[string]*jobQueue // guarded by mu; targets with jobs that wait or run
-	turns   []*jobQueue          // guarded by mu; queues that have a job and room, in order of their turns
+	turns   [lanes][]*jobQueue   // guarded by mu; in order of their turns; entries of queues that have left the lane are skipped
 	done    sync.WaitGroup
 }
 
-// jobQueue is the jobs of one target.
+// lane is where the queue of a target waits for its turn.
+type lane int
+
+const (
+	proven   lane = iota // it answers
+	doubtful             // it may not
+	lanes
+	nowhere lane = -1
+)
+
+// jobQueue is the jobs of one target. All of it is guarded by the pool's mu.
 type jobQueue struct {
 	target  string
+	answers func() bool // whether the target does, as far as is known
+	urgent  []func()
 	waiting []func()
 	running int
-	inTurns bool
+	lane    lane
 }
 
-// submit runs job soon. After close it does nothing.
-func (p *pool) submit(target string, job func()) {
+func (q *jobQueue) take() (job func()) {
+	if len(q.urgent) > 0 {
+		job, q.urgent = q.urgent[0], q.urgent[1:]
+	} else {
+		job, q.waiting = q.waiting[0], q.waiting[1:]
+	}
+	return job
+}
+
+func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
+
+// submit runs job soon. After close it does nothing. answers is asked whether the target is known to answer; it must
+// not block.
+func (p *pool) submit(target string, answers func() bool, urgent bool, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -40,44 +67,77 @@ func (p *pool) submit(target string, job func()) {
 		if p.queues == nil {
 			p.queues = map[string]*jobQueue{}
 		}
-		q = &jobQueue{target: target}
+		q = &jobQueue{target: target, lane: nowhere}
 		p.queues[target] = q
 	}
-	q.waiting = append(q.waiting, job)
+	q.answers = answers
+	if urgent {
+		q.urgent = append(q.urgent, job)
+	} else {
+		q.waiting = append(q.waiting, job)
+	}
 	p.giveTurnLocked(q)
 	p.dispatchLocked()
 }
 
+// giveTurnLocked puts a queue that has work and room where it takes its turn, once. One whose target has turned out to
+// answer moves up.
 func (p *pool) giveTurnLocked(q *jobQueue) {
-	if !q.inTurns && len(q.waiting) > 0 && q.running < maxJobsPerTarget {
-		q.inTurns = true
-		p.turns = append(p.turns, q)
+	if !q.hasWork() || q.running >= maxJobsPerTarget {
+		return
 	}
+	wanted := doubtful
+	if q.answers() {
+		wanted = proven
+	}
+	if q.lane == wanted || q.lane == proven {
+		return
+	}
+	q.lane = wanted
+	p.turns[wanted] = append(p.turns[wanted], q)
+}
+
+// nextLocked takes the queue whose turn it is, nil if there is none or no room.
+func (p *pool) nextLocked() (*jobQueue, lane) {
+	for l := range lanes {
+		for p.running[proven]+p.running[doubtful] < maxJobs && (l == proven || p.running[doubtful] < maxDoubtfulJobs) && len(p.turns[l]) > 0 {
+			q := p.turns[l][0]
+			p.turns[l] = p.turns[l][1:]
+			if q.lane == l {
+				return q, l
+			}
+		}
+	}
+	return nil, nowhere
 }
 
 func (p *pool) dispatchLocked() {
-	for p.running < maxJobs && len(p.turns) > 0 {
-		q := p.turns[0]
-		p.turns = p.turns[1:]
-		q.inTurns = false
-		job := q.waiting[0]
-		q.waiting = q.waiting[1:]
+	for {
+		q, l := p.nextLocked()
+		if q == nil {
+			return
+		}
+		q.lane = nowhere
+		if !q.hasWork() || q.running >= maxJobsPerTarget {
+			continue
+		}
+		job := q.take()
 		q.running++
-		p.running++
+		p.running[l]++
 		p.giveTurnLocked(q)
 		p.done.Add(1)
-		go p.run(q, job)
+		go p.run(q, l, job)
 	}
 }
 
-func (p *pool) run(q *jobQueue, job func()) {
+func (p *pool) run(q *jobQueue, l lane, job func()) {
 	defer p.done.Done()
 	job()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.running--
+	p.running[l]--
 	q.running--
-	if q.running == 0 && len(q.waiting) == 0 {
+	if q.running == 0 && !q.hasWork() {
 		delete(p.queues, q.target)
 	}
 	p.giveTurnLocked(q)
@@ -88,9 +148,9 @@ func (p *pool) run(q *jobQueue, job func()) {
 func (p *pool) close() {
 	p.mu.Lock()
 	p.closed = true
-	p.turns = nil
+	p.turns = [lanes][]*jobQueue{}
 	for _, q := range p.queues {
-		q.waiting = nil
+		q.urgent, q.waiting = nil, nil
 	}
 	p.mu.Unlock()
 	p.done.Wait()

@@ -2,12 +2,16 @@ package accessor
 
 import (
 	"fmt"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
 	. "github.com/onsi/gomega"
 )
+
+func answers() bool { return true }
 
 // A target that hangs takes no more than its share, and submit never waits.
 func TestPoolIsBoundedPerTarget(t *testing.T) {
@@ -17,10 +21,10 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 		release := make(chan struct{})
 		var hanging, others atomic.Int32
 		for range 500 {
-			p.submit("hangs", func() { hanging.Add(1); <-release })
+			p.submit("hangs", answers, false, func() { hanging.Add(1); <-release })
 		}
 		for i := range 500 {
-			p.submit(fmt.Sprintf("answers-%d", i%7), func() { others.Add(1) })
+			p.submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { others.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(maxJobsPerTarget))
@@ -40,7 +44,7 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		release := make(chan struct{})
 		var running, most atomic.Int32
 		for i := range 400 {
-			p.submit(fmt.Sprintf("target-%d", i), func() {
+			p.submit(fmt.Sprintf("target-%d", i), answers, false, func() {
 				if n := running.Add(1); n > most.Load() {
 					most.Store(n)
 				}
@@ -52,7 +56,7 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs))
 		close(release)
 		p.mu.Lock()
-		waiting := len(p.turns)
+		waiting := len(p.turns[proven])
 		p.mu.Unlock()
 		g.Expect(waiting).To(BeNumerically("<=", 400-maxJobs))
 		synctest.Wait()
@@ -69,7 +73,7 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		release := make(chan struct{})
 		var ran atomic.Int32
 		for range 2 * maxJobsPerTarget {
-			p.submit("target", func() { ran.Add(1); <-release })
+			p.submit("target", answers, false, func() { ran.Add(1); <-release })
 		}
 		synctest.Wait()
 		closed := make(chan struct{})
@@ -83,7 +87,72 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		close(release)
 		<-closed
 		g.Expect(ran.Load()).To(BeEquivalentTo(maxJobsPerTarget))
-		p.submit("target", func() { t.Error("a closed pool runs nothing") })
+		p.submit("target", answers, false, func() { t.Error("a closed pool runs nothing") })
 		synctest.Wait()
+	})
+}
+
+// However many targets hang, those that are known to answer have room; and one that turns out to answer moves up.
+func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var p pool
+		release := make(chan struct{})
+		var hanging, served atomic.Int32
+		var turnedOut atomic.Bool
+		first := make(chan struct{})
+		p.submit("unknown", turnedOut.Load, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
+		for i := range 10 * maxDoubtfulJobs {
+			p.submit(fmt.Sprintf("hangs-%d", i), func() bool { return false }, true, func() { hanging.Add(1); <-release })
+		}
+		for range 20 {
+			p.submit("unknown", turnedOut.Load, false, func() { served.Add(1) })
+		}
+		synctest.Wait()
+		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs), "with the unknown one, that is all of the room")
+		for i := range 500 {
+			p.submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
+		}
+		synctest.Wait()
+		g.Expect(served.Load()).To(BeNumerically(">=", 500))
+		close(first)
+		synctest.Wait()
+		g.Expect(served.Load()).To(BeEquivalentTo(521), "the rest of it does not wait behind those that hang")
+		close(release)
+		synctest.Wait()
+		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxDoubtfulJobs))
+		g.Expect(p.queues).To(BeEmpty())
+		g.Expect(p.running).To(Equal([lanes]int{}))
+		p.close()
+	})
+}
+
+// Probes of healthy identities do not wait behind connects.
+func TestPoolRunsUrgentJobsFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var p pool
+		release := make(chan struct{})
+		for range maxJobsPerTarget {
+			p.submit("target", answers, false, func() { <-release })
+		}
+		var mu sync.Mutex
+		order := ""
+		note := func(what string) func() {
+			return func() {
+				mu.Lock()
+				defer mu.Unlock()
+				order += what
+			}
+		}
+		for range 30 {
+			p.submit("target", answers, false, note("c"))
+			p.submit("target", answers, true, note("p"))
+		}
+		release <- struct{}{} // one place, so that there is an order
+		synctest.Wait()
+		g.Expect(order).To(Equal(strings.Repeat("p", 30) + strings.Repeat("c", 30)))
+		close(release)
+		p.close()
 	})
 }

@@ -132,10 +132,16 @@ func (s *Set) answered(t *target.Target) {
 			waiters = append(waiters, a)
 		}
 	})
-	now, window := time.Now(), wakeWindow(len(waiters))
+	now := time.Now()
 	for _, a := range waiters {
-		a.targetBack(t, now.Add(time.Duration(rand.Float64()*float64(window))))
+		a.targetBack(t, now.Add(WakeDelay(len(waiters))))
 	}
+}
+
+// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: some time up to 50 ms per
+// waiter and 10 s in all, so that what is back meets no storm.
+func WakeDelay(waiters int) time.Duration {
+	return time.Duration(rand.Float64() * float64(wakeWindow(waiters)))
 }
 
 func (s *Set) each(f func(*identityAccessor)) {
@@ -148,7 +154,7 @@ func (s *Set) each(f func(*identityAccessor)) {
 func (s *Set) find(key client.ObjectKey) (*identityAccessor, error) {
 	found, ok := s.accessors.Load(key)
 	if !ok {
-		return nil, &NotConnectedError{Extension: key, Reason: NotStarted}
+		return nil, &NotConnectedError{Extension: key, Reason: NotStarted, Cause: errUnknown}
 	}
 	return found.(*identityAccessor), nil
 }

@@ -3,6 +3,7 @@ package clustercache
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -147,6 +148,7 @@ const (
 	IdentityMismatch       = accessor.IdentityMismatch
 	Unreachable            = accessor.Unreachable
 	ProbeFailed            = accessor.ProbeFailed
+	Filtered               = accessor.Filtered
 	Deleted                = accessor.Deleted
 )
 
@@ -219,4 +221,17 @@ func (c *clusterCache) GetConnectionState(_ context.Context, extension client.Ob
 
 func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
 	return c.set.States()
+}
+
+// NodeProviderIDIndex indexes Nodes by .spec.providerID, for those who connect to workload clusters. Put it into
+// Options.Cache.Indexes and list with client.MatchingFields{"spec.providerID": id}.
+var NodeProviderIDIndex = CacheOptionsIndex{
+	Object: &corev1.Node{},
+	Field:  "spec.providerID",
+	ExtractValue: func(object client.Object) []string {
+		if node, ok := object.(*corev1.Node); ok && node.Spec.ProviderID != "" {
+			return []string{node.Spec.ProviderID}
+		}
+		return nil
+	},
 }

@@ -40,6 +40,12 @@ type Options struct {
 	// guard, whoever may write an extension could act as any ServiceAccount, so nil is refused. GuardedByAdmission
 	// states that an admission policy guards them. With credentials that name no ServiceAccount it must be nil.
 	AllowIdentity func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
+	// WatchFilterValue, if set, restricts this ClusterCache to extensions whose label WatchLabel has that value, so that
+	// several operators share the work. An extension that loses the label is disconnected (Filtered) and forgotten.
+	WatchFilterValue string
+	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the object, which is a
+	// copy, and must not do I/O.
+	Filter func(object client.Object) bool
 	// Cache configures the cache of every connection.
 	Cache CacheOptions
 	// Client configures the clients of every connection.
@@ -49,6 +55,19 @@ type Options struct {
 	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min, plus up to a
 	// fifth of jitter. A ServiceAccount or target that is seen again ends the wait.
 	ConnectBackoff wait.Backoff
+}
+
+// WatchLabel is the label that WatchFilterValue is compared with: Cluster API's, so that one label divides the work of both.
+const WatchLabel = "cluster.x-k8s.io/watch-filter"
+
+// hasWatchLabel reports whether an object is ours by its label.
+func (o *Options) hasWatchLabel(object client.Object) bool {
+	return o.WatchFilterValue == "" || object.GetLabels()[WatchLabel] == o.WatchFilterValue
+}
+
+// wants reports whether an object gets a connection.
+func (o *Options) wants(object client.Object) bool {
+	return o.hasWatchLabel(object) && (o.Filter == nil || o.Filter(object))
 }
 
 // GuardedByAdmission is an AllowIdentity that allows everything. It states that the API server lets nobody name a

@@ -15,8 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -34,6 +36,8 @@ type reconciler struct {
 	scheme   *runtime.Scheme
 	resolver credential.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
+	labelled func(client.Object) bool // whether it may be ours, by its label; cheap
+	wants    func(client.Object) bool // whether it is ours
 	set      *accessor.Set
 	queue    workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
 }
@@ -54,7 +58,7 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 	})); err != nil {
 		return err
 	}
-	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{})); err != nil {
+	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{}, r.mayBeOurs())); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
@@ -70,7 +74,7 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 		}
 		serviceAccounts := &metav1.PartialObjectMetadata{}
 		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
-		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts), handler.EnqueueRequestsFromMapFunc(r.extensionsOf))); err != nil {
+		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts), r.whenServiceAccounts())); err != nil {
 			return err
 		}
 	}
@@ -90,6 +94,39 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 
 // wake is called by accessors. They exist only after the controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
+
+// mayBeOurs drops what others work on, before it is queued. What was ours, and is not any more, is let through.
+func (r *reconciler) mayBeOurs() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return r.labelled(e.ObjectOld) || r.labelled(e.ObjectNew) },
+		GenericFunc: func(e event.GenericEvent) bool { return r.labelled(e.Object) },
+	}
+}
+
+// whenServiceAccounts handles ServiceAccounts. One that comes may have many waiting for it, which then do not all
+// connect at once; when it changes or goes, nobody waits.
+func (r *reconciler) whenServiceAccounts() handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			waiters := r.extensionsOf(ctx, e.Object)
+			for _, request := range waiters {
+				q.AddAfter(request, accessor.WakeDelay(len(waiters)))
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
+			for _, request := range r.extensionsOf(ctx, e.ObjectNew) {
+				q.Add(request)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			for _, request := range r.extensionsOf(ctx, e.Object) {
+				q.Add(request)
+			}
+		},
+	}
+}
 
 // extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it. It reads the cache,
 // which is updated before handlers are called, so an extension that is not there yet has its own event to come.
@@ -120,6 +157,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			return reconcile.Result{}, nil
 		}
 		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
+	}
+	if !r.wants(object) {
+		r.set.Remove(req.NamespacedName, Filtered)
+		return reconcile.Result{}, nil
 	}
 	resolved, err := r.resolve(ctx, object)
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil

@@ -37,6 +37,8 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		scheme:   options.Cluster.GetScheme(),
 		resolver: resolver,
 		allow:    allow,
+		labelled: options.hasWatchLabel,
+		wants:    options.wants,
 	}
 	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{

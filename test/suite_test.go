@@ -113,7 +113,8 @@ type operator struct {
 	stop    context.CancelFunc
 	ended   chan error
 	before  []goleak.Option
-	filters int // watch.Filter goroutines before
+	filters int      // watch.Filter goroutines before
+	also    []func() // closes more connections that are not the operator's
 }
 
 // newOperator makes a host operator that is not started. The tests themselves guard which ServiceAccounts are named.
@@ -128,7 +129,7 @@ func newOperator(t testing.TB, options clustercache.Options) *operator {
 func newOperatorWithoutGuard(t testing.TB, options clustercache.Options) *operator {
 	t.Helper()
 	g := NewWithT(t)
-	o := &operator{before: []goleak.Option{goleak.IgnoreCurrent(), goleak.IgnoreTopFunction(watchFilter), goleak.IgnoreAnyFunction(apiServerWait)}, filters: count(watchFilter)}
+	o := &operator{before: leaks(), filters: count(watchFilter)}
 	restConfig, err := cp.UserConfig(operatorUser)
 	g.Expect(err).NotTo(HaveOccurred())
 	o.mgr, err = ctrl.NewManager(restConfig, manager.Options{
@@ -139,6 +140,11 @@ func newOperatorWithoutGuard(t testing.TB, options clustercache.Options) *operat
 	o.ClusterCache, err = clustercache.SetupWithManager(t.Context(), o.mgr, quick(options), unnamed())
 	g.Expect(err).NotTo(HaveOccurred())
 	return o
+}
+
+// leaks are the options to find what is new from now on.
+func leaks() []goleak.Option {
+	return []goleak.Option{goleak.IgnoreCurrent(), goleak.IgnoreTopFunction(watchFilter), goleak.IgnoreAnyFunction(apiServerWait)}
 }
 
 // unnamed lets controllers of one name exist one after the other in a process.
@@ -178,6 +184,9 @@ func (o *operator) end(t testing.TB) {
 		// A connection is not idle until its cancelled streams have ended, so this is done again.
 		utilnet.CloseIdleConnectionsFor(o.mgr.GetHTTPClient().Transport)
 		utilnet.CloseIdleConnectionsFor(adminHTTP.Transport)
+		for _, f := range o.also {
+			f()
+		}
 		return goleak.Find(o.before...)
 	}).WithTimeout(patience).Should(Succeed(), "the host operator left goroutines behind")
 	NewWithT(t).Eventually(func() int { return count(watchFilter) }).WithTimeout(patience).Should(BeNumerically("<=", o.filters+1),
