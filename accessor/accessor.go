@@ -10,12 +10,14 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // identityAccessor is one extension's connection and its state machine.
@@ -199,6 +201,7 @@ func (a *identityAccessor) startConnectLocked(now time.Time) func() {
 	return func() {
 		a.set.pool.submit(j.target.Host(), j.target.Answers, false, func() {
 			defer j.cancel()
+			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
 			a.runConnect(j, generation, expected)
 		})
 	}
@@ -212,6 +215,7 @@ func (a *identityAccessor) startProbeLocked() func() {
 	return func() {
 		a.set.pool.submit(j.target.Host(), j.target.Answers, healthy, func() {
 			defer j.cancel()
+			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
 			a.runProbe(j, conn, wish)
 		})
 	}
@@ -228,7 +232,8 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 	if j.ctx.Err() != nil {
 		return // given up while it waited for its turn
 	}
-	options := a.set.options
+	options, begun := a.set.options, time.Now()
+	defer func() { metrics.ConnectDuration.Observe(time.Since(begun).Seconds()) }()
 	prepareCtx, cancel := context.WithTimeout(j.ctx, options.Client.Timeout)
 	err := j.cred.Prepare(prepareCtx)
 	cancel()
@@ -268,6 +273,18 @@ func (t told) unaccepted() bool { return t.reason == Unauthorized || t.reason ==
 // fromServer reports whether the answer came from the API server, and not from our own credential's failure.
 func (t told) fromServer() bool {
 	return t.Verdict.Answered() && !t.local
+}
+
+// result is what metrics call the answer.
+func (t told) result() string {
+	switch {
+	case t.local:
+		return "NoCredential"
+	case t.reason == IdentityMismatch:
+		return string(IdentityMismatch)
+	default:
+		return t.Verdict.String()
+	}
 }
 
 func mismatch(what string, expected, seen Identity) told {
@@ -340,7 +357,8 @@ func (a *identityAccessor) connected(j *job, conn *connection) {
 		conn.close(a.notConnected(NotStarted, errors.New("the connect came too late")))
 		return
 	}
-	a.set.options.Logger.Info("Connected", "extension", KeyString(a.key), "generation", conn.generation,
+	metrics.Connects.WithLabelValues(string(Connected)).Inc()
+	a.set.options.Logger.Info("Connected", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", conn.generation,
 		"username", conn.identity.Username, "uid", conn.identity.UID, "target", j.target.Host())
 	a.set.answered(j.target)
 }
@@ -360,7 +378,8 @@ func (a *identityAccessor) connectFailed(j *job, reason Reason, cause error) {
 		e.wake = true // to be called again after delay
 		return e
 	})
-	a.set.options.Logger.V(1).Info("Connect failed", "extension", KeyString(a.key), "reason", reason, "error", cause.Error())
+	metrics.Connects.WithLabelValues(string(reason)).Inc()
+	a.set.options.Logger.V(1).Info("Connect failed", "extension", klog.KRef(a.key.Namespace, a.key.Name), "reason", reason, "error", cause.Error())
 	if reason == Unreachable {
 		j.silent(a.set)
 	} else {
@@ -377,6 +396,10 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 	answer := ask(j.ctx, j.cred, conn, a.set.options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !conn.identity.Matches(answer.Identity) {
 		answer = mismatch("connected as", conn.identity, answer.Identity)
+	}
+	if j.ctx.Err() == nil {
+		metrics.ProbeDuration.Observe(time.Since(asked).Seconds())
+		metrics.Probes.WithLabelValues(answer.result()).Inc()
 	}
 	if answer.unaccepted() {
 		j.cred.Discard(asked)
@@ -549,7 +572,7 @@ func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reas
 		e.changed = true
 		generation := a.generation
 		e.then = append(e.then, func() {
-			a.set.options.Logger.Info("Not connected", "extension", KeyString(a.key), "generation", generation, "reason", reason, "error", errorText(cause))
+			a.set.options.Logger.Info("Not connected", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "reason", reason, "error", errorText(cause))
 		})
 	}
 	return e

@@ -45,6 +45,7 @@ type connection struct {
 	unauthorized func()                    // told of every 401; must not block
 
 	handles func() (*handles, error) // built once, without I/O
+	built   atomic.Pointer[handles]  // what handles built
 	cluster func() (cluster.Cluster, error)
 }
 
@@ -123,6 +124,14 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
+// scopes are pictures of the cache's scopes, none before its first use.
+func (c *connection) scopes() []scopedcache.ScopeState {
+	if h := c.built.Load(); h != nil {
+		return h.cache.States()
+	}
+	return nil
+}
+
 // Hold implements watches.Connection.
 func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	h, err := c.handles()
@@ -178,7 +187,9 @@ func (c *connection) newHandles() (*handles, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "making a cached client")
 	}
-	return &handles{client: cached, live: live, cache: bound}, nil
+	h := &handles{client: cached, live: live, cache: bound}
+	c.built.Store(h)
+	return h, nil
 }
 
 func (c *connection) newCluster() (cluster.Cluster, error) {

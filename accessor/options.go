@@ -55,6 +55,12 @@ type ClientCacheOptions struct {
 	DisableFor []client.Object
 }
 
+// MetricsOptions say what is told to Prometheus.
+type MetricsOptions struct {
+	// PerExtension adds series for every extension; they are gone with it. Mind how many extensions there are.
+	PerExtension bool
+}
+
 // Options configure a Set. Everything must be set; SetupWithManager defaults what its callers leave out.
 type Options struct {
 	Scheme         *runtime.Scheme
@@ -62,6 +68,7 @@ type Options struct {
 	Client         ClientOptions
 	HealthProbe    healthprobe.Options
 	ConnectBackoff wait.Backoff
+	Metrics        MetricsOptions
 	Logger         logr.Logger
 
 	// Wake asks for a Reconcile of that extension soon. It must not block.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it alone calls
@@ -40,6 +41,7 @@ func NewSet(options Options) *Set {
 // Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns once nothing
 // of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
+	defer metrics.Add(s.picture)()
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
 	defer tick.Stop()
 	for {
@@ -51,6 +53,27 @@ func (s *Set) Run(ctx context.Context) error {
 			s.askSilentTargets(now)
 		}
 	}
+}
+
+// picture is what metrics show.
+func (s *Set) picture() metrics.Picture {
+	p := metrics.Picture{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
+	s.each(func(a *identityAccessor) {
+		published := a.published.Load()
+		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
+		p.Watches += a.watches.Len()
+		if published.conn != nil {
+			for _, scope := range published.conn.scopes() {
+				p.Informers[string(scope.State)]++
+				p.Objects += scope.Objects
+			}
+		}
+		if s.options.Metrics.PerExtension {
+			p.Extensions = append(p.Extensions, metrics.Extension{Namespace: a.key.Namespace, Name: a.key.Name,
+				Connected: published.conn != nil, LastSuccess: a.state().Health.LastProbeSuccessTime})
+		}
+	})
+	return p
 }
 
 func (s *Set) shutdown() {

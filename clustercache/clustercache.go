@@ -125,6 +125,8 @@ type (
 	CacheOptionsIndex = accessor.CacheOptionsIndex
 	// ClientOptions configure the clients of every connection.
 	ClientOptions = accessor.ClientOptions
+	// MetricsOptions say what is told to Prometheus beside the sums.
+	MetricsOptions = accessor.MetricsOptions
 	// ClientCacheOptions say which reads bypass the cache.
 	ClientCacheOptions = accessor.ClientCacheOptions
 )

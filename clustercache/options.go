@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -55,6 +56,11 @@ type Options struct {
 	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min, plus up to a
 	// fifth of jitter. A ServiceAccount or target that is seen again ends the wait.
 	ConnectBackoff wait.Backoff
+	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not connected for another
+	// reason than before. Use the manager's GetEventRecorder. Needs "create" and "patch" on events.events.k8s.io.
+	EventRecorder events.EventRecorder
+	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry; see docs/operations.md.
+	Metrics MetricsOptions
 }
 
 // WatchLabel is the label that WatchFilterValue is compared with: Cluster API's, so that one label divides the work of both.

@@ -2,6 +2,7 @@ package clustercache
 
 import (
 	"context"
+	"sync"
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,7 @@ type reconciler struct {
 	labelled func(client.Object) bool // whether it may be ours, by its label; cheap
 	wants    func(client.Object) bool // whether it is ours
 	set      *accessor.Set
+	beside   func(context.Context)                                   // runs beside the set, if not nil
 	queue    workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
 }
 
@@ -80,7 +82,18 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 	}
 	// Runs where the controller runs, and ends with it.
 	like, ok := c.(manager.LeaderElectionRunnable)
-	return mgr.Add(runnableLike{run: r.set.Run, leaderElection: !ok || like.NeedLeaderElection()})
+	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || like.NeedLeaderElection()})
+}
+
+// run runs the set, and what runs beside it, until ctx is done.
+func (r *reconciler) run(ctx context.Context) error {
+	if r.beside == nil {
+		return r.set.Run(ctx)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { r.beside(ctx) })
+	defer running.Wait()
+	return r.set.Run(ctx)
 }
 
 // runnableLike runs on the same replicas as the controller.

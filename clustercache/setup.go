@@ -43,11 +43,16 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe, ConnectBackoff: options.ConnectBackoff,
-		Logger: mgr.GetLogger().WithName(controllerName),
-		Wake:   r.wake, Changed: hub.Changed,
+		Metrics: options.Metrics,
+		Logger:  mgr.GetLogger().WithName(controllerName),
+		Wake:    r.wake, Changed: hub.Changed,
 	})
+	cc := &clusterCache{set: r.set, sources: hub}
+	if options.EventRecorder != nil {
+		r.beside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
+	}
 	if err := r.addTo(ctx, mgr, options.Cluster, controllerOptions); err != nil {
 		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")
 	}
-	return &clusterCache{set: r.set, sources: hub}, nil
+	return cc, nil
 }

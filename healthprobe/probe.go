@@ -43,6 +43,11 @@ const (
 	Failing
 )
 
+// String is the name of the verdict, as metrics show it.
+func (v Verdict) String() string {
+	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing"}[v]
+}
+
 // Answered reports whether the server said anything at all.
 func (v Verdict) Answered() bool { return v != Silent }
 

@@ -118,15 +118,16 @@ type operator struct {
 }
 
 // newOperator makes a host operator that is not started. The tests themselves guard which ServiceAccounts are named.
-func newOperator(t testing.TB, options clustercache.Options) *operator {
+func newOperator(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	if options.AllowIdentity == nil && options.Credentials == nil {
 		options.AllowIdentity = clustercache.GuardedByAdmission
 	}
-	return newOperatorWithoutGuard(t, options)
+	return newOperatorWithoutGuard(t, options, more...)
 }
 
-func newOperatorWithoutGuard(t testing.TB, options clustercache.Options) *operator {
+// newOperatorWithoutGuard calls more with the operator's manager before its ClusterCache is set up.
+func newOperatorWithoutGuard(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	g := NewWithT(t)
 	o := &operator{before: leaks(), filters: count(watchFilter)}
@@ -137,6 +138,9 @@ func newOperatorWithoutGuard(t testing.TB, options clustercache.Options) *operat
 		LeaderElectionID: "none",
 	})
 	g.Expect(err).NotTo(HaveOccurred())
+	for _, f := range more {
+		f(o, &options)
+	}
 	o.ClusterCache, err = clustercache.SetupWithManager(t.Context(), o.mgr, quick(options), unnamed())
 	g.Expect(err).NotTo(HaveOccurred())
 	return o

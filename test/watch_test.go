@@ -30,6 +30,7 @@ import (
 type fakeController struct {
 	ctx   context.Context
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+	close func()
 
 	mu     sync.Mutex
 	events []string // guarded by mu
@@ -37,7 +38,8 @@ type fakeController struct {
 
 func newFakeController(t *testing.T) *fakeController {
 	c := &fakeController{ctx: t.Context(), queue: priorityqueue.New[reconcile.Request]("test")}
-	t.Cleanup(c.queue.ShutDown)
+	c.close = sync.OnceFunc(c.queue.ShutDown)
+	t.Cleanup(c.close)
 	return c
 }
 

@@ -18,6 +18,8 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 const (
@@ -105,6 +107,7 @@ func (t *token) get(ctx context.Context) (*issued, error) {
 		ctx, cancel := context.WithTimeout(t.ctx, issueTimeout)
 		defer cancel()
 		fresh, err := t.issue(ctx, t.id)
+		metrics.TokenRequests.WithLabelValues(resultOf(err)).Inc()
 		if err != nil {
 			retry := time.Now().Add(issueRetry)
 			t.retry.Store(&retry)
@@ -124,6 +127,20 @@ func (t *token) get(ctx context.Context) (*issued, error) {
 		return result.Val.(*issued), nil
 	case <-ctx.Done():
 		return nil, errors.Wrapf(context.Cause(ctx), "waiting for a token of serviceaccount %s", t.id.serviceAccount)
+	}
+}
+
+// resultOf is what metrics call the outcome of a TokenRequest.
+func resultOf(err error) string {
+	switch {
+	case err == nil:
+		return "Issued"
+	case errors.Is(err, ErrServiceAccountNotFound):
+		return "ServiceAccountNotFound"
+	case errors.Is(err, ErrTokenRequestFailed):
+		return "TokenRequestFailed"
+	default:
+		return "Unreachable"
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
@@ -380,7 +381,7 @@ func (r *Registry) resume(conn Connection, w *watch) {
 		if err == nil {
 			return
 		}
-		r.Logger.V(1).Info("Watch not resumed yet", "extension", keyString(r.Extension), "watch", w.of.name, "kind", w.part.kind, "error", err.Error())
+		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "error", err.Error())
 		select {
 		case <-conn.Life().Done():
 		case <-time.After(backoff.Step()):

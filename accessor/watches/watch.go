@@ -10,9 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // registration is a name: one source in one controller, and the parts that feed it.
@@ -152,8 +154,9 @@ func (w *watch) call(conn Connection, f func()) {
 	w.mu.Unlock()
 	defer func() {
 		if cause := recover(); cause != nil {
+			metrics.HandlerPanics.Inc()
 			w.of.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
-				"extension", keyString(w.of.registry.Extension), "watch", w.of.name, "kind", w.part.kind, "stack", string(debug.Stack()))
+				"extension", klog.KRef(w.of.registry.Extension.Namespace, w.of.registry.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "stack", string(debug.Stack()))
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,16 +27,17 @@ var mayImport = map[string][]string{
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
 	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource"},
-	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe"},
-	"accessor/watches":     {"accessor/scopedcache", "healthprobe"},
-	"accessor/credential":  {"healthprobe"},
+	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/metrics"},
+	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/metrics"},
+	"accessor/credential":  {"healthprobe", "internal/metrics"},
 	"accessor/scopedcache": {},
 	"accessor/target":      {"healthprobe"},
 	"healthprobe":          {},
 
 	"config":                       {},
 	"internal/architecture":        {},
-	"internal/extensionsource":     {},
+	"internal/extensionsource":     {"internal/metrics"},
+	"internal/metrics":             {},
 	"internal/controlplane":        {"internal/controlplane/assets"},
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},
@@ -135,4 +137,24 @@ func TestArchitecturePageNamesEveryPackage(t *testing.T) {
 	for name := range mayImport {
 		g.Expect(string(page)).To(ContainSubstring("`" + name + "`"))
 	}
+}
+
+// The page for the people on call explains every reason, and no other.
+func TestOperationsPageListsEveryReason(t *testing.T) {
+	g := NewWithT(t)
+	code, err := os.ReadFile("../../accessor/errors.go")
+	g.Expect(err).NotTo(HaveOccurred())
+	page, err := os.ReadFile("../../docs/operations.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	first := func(matches [][]string) (list []string) {
+		for _, match := range matches {
+			list = append(list, match[1])
+		}
+		return list
+	}
+	_, table, _ := strings.Cut(string(page), "## Reasons")
+	table, _, _ = strings.Cut(table, "## Metrics")
+	reasons := first(regexp.MustCompile(`Reason = "([A-Za-z]+)"`).FindAllStringSubmatch(string(code), -1))
+	g.Expect(reasons).NotTo(BeEmpty())
+	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
 }

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // Hub knows the consumers that listen. The zero value is ready. Its methods may be called from any goroutine.
@@ -201,6 +203,7 @@ func (s *extensionSource[request]) Start(ctx context.Context, queue workqueue.Ty
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request], object client.Object) {
 	defer func() {
 		if cause := recover(); cause != nil {
+			metrics.HandlerPanics.Inc()
 			s.logger(ctx).Error(errors.Errorf("%v", cause), "The map function of an extension source panicked; its event is lost",
 				"extension", klog.KObj(object), "stack", string(debug.Stack()))
 		}

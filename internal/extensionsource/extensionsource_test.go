@@ -116,16 +116,22 @@ func TestProbeFailure(t *testing.T) {
 			defer mu.Unlock()
 			failing = list
 		}
-		var told []string
+		var told []string // guarded by mu
 		ctx, cancel := context.WithCancel(t.Context())
 		go (&Hub{}).Listen(ctx, extensions{unhealthy: func() []Unhealthy {
 			mu.Lock()
 			defer mu.Unlock()
 			return failing
-		}}, long, func(o client.Object) { told = append(told, o.GetName()) })
+		}}, long, func(o client.Object) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, o.GetName())
+		})
 		after := func(wait time.Duration) []string {
 			<-time.After(wait)
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			heard := told
 			told = nil
 			return heard

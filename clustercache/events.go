@@ -1,0 +1,65 @@
+package clustercache
+
+import (
+	"context"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// maxNote is how many bytes of text the API server takes in an Event.
+const maxNote = 1024
+
+// recordEvents writes an Event on an extension whenever it connects, or is not connected for another reason, until ctx
+// is done. It is a consumer like any other source, so a recorder that blocks holds up nobody else.
+func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
+	recorded := map[client.ObjectKey]recordedEvent{}
+	c.sources.Listen(ctx, known{c.set}, 0, func(object client.Object) {
+		key := client.ObjectKeyFromObject(object)
+		state, known := c.set.State(key)
+		if !known {
+			delete(recorded, key) // it is gone, or another's now
+			return
+		}
+		event, news := nextEvent(state, recorded[key])
+		if !news {
+			return
+		}
+		recorded[key] = event
+		recorder.Eventf(object, nil, event.kind, event.reason, "Connect", "%s", eventNote(state))
+	})
+}
+
+// recordedEvent is what an Event was about.
+type recordedEvent struct {
+	kind, reason string
+	generation   int64 // of the connection
+}
+
+// nextEvent says which Event the state is worth, and whether it is another than the last.
+func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
+	event := recordedEvent{kind: corev1.EventTypeWarning, reason: string(state.Reason), generation: state.Generation}
+	switch {
+	case state.Phase == Connected:
+		event.kind, event.reason = corev1.EventTypeNormal, string(Connected)
+	case state.Reason == NotStarted:
+		return last, false // the first connect is under way
+	}
+	return event, event != last
+}
+
+// eventNote is the text of the Event for a state.
+func eventNote(state ConnectionState) string {
+	note := state.Message
+	if state.Phase == Connected {
+		note = "Connected as " + state.Identity.Username + " to " + state.Target
+	} else if note == "" {
+		note = "Not connected"
+	}
+	if len(note) > maxNote {
+		note = strings.ToValidUTF8(note[:maxNote-len("...")], "") + "..."
+	}
+	return note
+}

@@ -1,0 +1,160 @@
+package metrics
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+// seconds are the buckets of durations: from a local round trip to Client.Timeout.
+var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+
+var (
+	// Connects counts connects that ended, by result: Connected, or the reason.
+	Connects = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "latchkey_connects_total", Help: "Connects that ended, by result: Connected, or the reason why not.",
+	}, []string{"result"})
+	// ConnectDuration is how long connects took, waiting for their turn excepted.
+	ConnectDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "latchkey_connect_duration_seconds", Help: "How long connects took from TokenRequest to SelfSubjectReview, waiting for their turn excepted.", Buckets: seconds,
+	})
+	// Probes counts probes that ended, by result.
+	Probes = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "latchkey_probes_total", Help: "Probes that ended, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or NoCredential.",
+	}, []string{"result"})
+	// ProbeDuration is how long probes took, waiting for their turn excepted.
+	ProbeDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, waiting for their turn excepted.", Buckets: seconds,
+	})
+	// PoolWait is how long connects and probes waited for their turn.
+	PoolWait = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "latchkey_pool_wait_seconds", Help: "How long connects and probes waited for their turn in the pool.", Buckets: append(slices.Clone(seconds), 30, 60, 300),
+	})
+	// TokenRequests counts TokenRequests that ended, by result.
+	TokenRequests = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "latchkey_token_requests_total", Help: "TokenRequests that ended, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
+	}, []string{"result"})
+	// HandlerPanics counts panics of handlers, OnError and map functions. Their events are lost.
+	HandlerPanics = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "latchkey_handler_panics_total", Help: "Panics of event handlers, OnError and map functions of other controllers. Each lost an event.",
+	})
+)
+
+var (
+	connections = prometheus.NewDesc("latchkey_connections", "Extensions by phase of their connection and reason for not being connected.", []string{"phase", "reason"}, nil)
+	watches     = prometheus.NewDesc("latchkey_watches", "Watches of other controllers, by informer that they need.", nil, nil)
+	informers   = prometheus.NewDesc("latchkey_informers", "Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", []string{"state"}, nil)
+	objects     = prometheus.NewDesc("latchkey_objects", "Objects in the caches of all connections.", nil, nil)
+
+	extensionConnected = prometheus.NewDesc("latchkey_extension_connected", "Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
+	extensionSuccess   = prometheus.NewDesc("latchkey_extension_last_success_timestamp_seconds", "When a probe or request of the extension last succeeded, in Unix time; 0 if never. Only with Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
+)
+
+// Picture is what there is.
+type Picture struct {
+	Connections map[Connection]int
+	Watches     int
+	Informers   map[string]int // by state
+	Objects     int
+	Extensions  []Extension // empty unless wanted
+}
+
+// Connection is a phase and a reason.
+type Connection struct{ Phase, Reason string }
+
+// Extension is one extension.
+type Extension struct {
+	Namespace, Name string
+	Connected       bool
+	LastSuccess     time.Time
+}
+
+// Add has the picture looked at whenever somebody collects metrics, until remove is called. picture may be called from
+// any goroutine.
+func Add(picture func() Picture) (remove func()) {
+	return all.add(picture)
+}
+
+// collector counts what there is when somebody looks.
+type collector struct {
+	mu       sync.Mutex
+	next     int
+	pictures map[int]func() Picture // guarded by mu
+}
+
+var all = &collector{pictures: map[int]func() Picture{}}
+
+func init() {
+	metrics.Registry.MustRegister(Connects, ConnectDuration, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all)
+}
+
+func (c *collector) add(picture func() Picture) (remove func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next++
+	id := c.next
+	c.pictures[id] = picture
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.pictures, id)
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{connections, watches, informers, objects, extensionConnected, extensionSuccess} {
+		ch <- desc
+	}
+}
+
+// Collect implements prometheus.Collector. It holds no lock while it looks.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	c.mu.Lock()
+	pictures := slices.Collect(maps.Values(c.pictures))
+	c.mu.Unlock()
+	sum := Picture{Connections: map[Connection]int{}, Informers: map[string]int{}}
+	for _, picture := range pictures {
+		p := picture()
+		for connection, n := range p.Connections {
+			sum.Connections[connection] += n
+		}
+		for state, n := range p.Informers {
+			sum.Informers[state] += n
+		}
+		sum.Watches += p.Watches
+		sum.Objects += p.Objects
+		sum.Extensions = append(sum.Extensions, p.Extensions...)
+	}
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	for connection, n := range sum.Connections {
+		gauge(connections, float64(n), connection.Phase, connection.Reason)
+	}
+	for state, n := range sum.Informers {
+		gauge(informers, float64(n), state)
+	}
+	gauge(watches, float64(sum.Watches))
+	gauge(objects, float64(sum.Objects))
+	seen := map[[2]string]bool{} // two ClusterCaches may know extensions of one name; Prometheus takes a series once
+	for _, e := range sum.Extensions {
+		if seen[[2]string{e.Namespace, e.Name}] {
+			continue
+		}
+		seen[[2]string{e.Namespace, e.Name}] = true
+		connected, success := 0.0, 0.0
+		if e.Connected {
+			connected = 1
+		}
+		if !e.LastSuccess.IsZero() {
+			success = float64(e.LastSuccess.UnixNano()) / 1e9
+		}
+		gauge(extensionConnected, connected, e.Namespace, e.Name)
+		gauge(extensionSuccess, success, e.Namespace, e.Name)
+	}
+}
