@@ -7,13 +7,14 @@ import (
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/internal/lists"
 )
 
 // controllerName is the reconciler's name in logs and metrics.
@@ -144,21 +146,26 @@ func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 // extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it. It reads the cache,
 // which is updated before handlers are called, so an extension that is not there yet has its own event to come.
 func (r *reconciler) extensionsOf(ctx context.Context, serviceAccount client.Object) []ctrl.Request {
-	gvk, err := apiutil.GVKForObject(r.object, r.scheme)
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount")
-		return nil
-	}
-	gvk.Kind += "List"
-	list, err := newList(r.object, gvk, r.scheme)
+	list, err := lists.New(r.object, r.scheme)
 	if err == nil {
 		err = r.objects.List(ctx, list, client.MatchingFields{serviceAccountIndex: client.ObjectKeyFromObject(serviceAccount).String()}, client.UnsafeDisableDeepCopy)
 	}
 	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount", "serviceAccount", client.ObjectKeyFromObject(serviceAccount))
+		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount", "serviceAccount", klog.KObj(serviceAccount))
 		return nil
 	}
 	return requestsFor(list)
+}
+
+// requestsFor returns a request for every object of a list.
+func requestsFor(list client.ObjectList) (requests []ctrl.Request) {
+	_ = meta.EachListItem(list, func(item runtime.Object) error { // fails only as the function does
+		if object, err := meta.Accessor(item); err == nil {
+			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}})
+		}
+		return nil
+	})
+	return requests
 }
 
 // Reconcile says what the extension is to connect as. It decides and returns: it reads caches and never dials.

@@ -325,6 +325,9 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 		reg.started = true
 	}
 	failed = false
+	if len(problems) == 1 {
+		return false, problems[0]
+	}
 	return false, stderrors.Join(problems...)
 }
 

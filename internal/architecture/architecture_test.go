@@ -26,7 +26,8 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
-	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource"},
+	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/lists"},
+	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists"},
 	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/metrics"},
 	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/metrics"},
 	"accessor/credential":  {"healthprobe", "internal/metrics"},
@@ -38,6 +39,8 @@ var mayImport = map[string][]string{
 	"internal/architecture":        {},
 	"internal/extensionsource":     {"internal/metrics"},
 	"internal/metrics":             {},
+	"internal/lists":               {},
+	"internal/contract":            {"clustercache"},
 	"internal/controlplane":        {"internal/controlplane/assets"},
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},

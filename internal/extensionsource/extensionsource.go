@@ -35,6 +35,18 @@ func (h *Hub) Changed(object client.Object) {
 	}
 }
 
+// Look has every consumer that asked for episodes without success look for them now.
+func (h *Hub) Look() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for p := range h.consumers {
+		select {
+		case p.look <- struct{}{}:
+		default: // it is about to
+		}
+	}
+}
+
 func (h *Hub) add(p *pending) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,7 +84,7 @@ func (h *Hub) Listen(ctx context.Context, known Known, probeFailure time.Duratio
 
 // begin is the part of Listen that must not be late: from here on nothing is missed.
 func (h *Hub) begin(known Known) *pending {
-	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1)}
+	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1), look: make(chan struct{}, 1)}
 	h.add(p) // before Objects, so that nothing falls between
 	p.putKnown(known.Objects())
 	return p
@@ -85,6 +97,8 @@ type pending struct {
 	mu      sync.Mutex
 	objects map[client.ObjectKey]client.Object // guarded by mu; the last object seen
 	signal  chan struct{}                      // holds a token when objects is not empty
+
+	look chan struct{} // holds a token when it is to look for episodes without success
 }
 
 func (p *pending) put(object client.Object) {
@@ -120,21 +134,28 @@ func (p *pending) take() map[client.ObjectKey]client.Object {
 
 func (p *pending) run(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
 	defer p.hub.remove(p)
-	var look <-chan time.Time
+	var tick <-chan time.Time
 	if probeFailure > 0 {
 		ticker := time.NewTicker(min(max(probeFailure/20, time.Millisecond), 5*time.Second))
 		defer ticker.Stop()
-		look = ticker.C
+		tick = ticker.C
 	}
 	told := episodes{}
+	look := func() {
+		var news []client.Object
+		told, news = told.next(known.Unhealthy(), time.Now(), probeFailure)
+		p.putKnown(news)
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-look:
-			var news []client.Object
-			told, news = told.next(known.Unhealthy(), now, probeFailure)
-			p.putKnown(news)
+		case <-tick:
+			look()
+		case <-p.look:
+			if probeFailure > 0 {
+				look()
+			}
 		case <-p.signal:
 		}
 		for _, object := range p.take() {

@@ -1,0 +1,120 @@
+package fake
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// client is the client of the test, as long as the connection lives.
+func (c *connection) client() client.Client { return &boundClient{Client: c.of, conn: c} }
+
+// boundClient fails at once, and for ever, after its connection has ended.
+type boundClient struct {
+	client.Client
+	conn *connection
+}
+
+func (b *boundClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Get(ctx, key, obj, opts...)
+}
+
+func (b *boundClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.List(ctx, list, opts...)
+}
+
+func (b *boundClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Apply(ctx, obj, opts...)
+}
+
+func (b *boundClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Create(ctx, obj, opts...)
+}
+
+func (b *boundClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Delete(ctx, obj, opts...)
+}
+
+func (b *boundClient) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Update(ctx, obj, opts...)
+}
+
+func (b *boundClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.Patch(ctx, obj, patch, opts...)
+}
+
+func (b *boundClient) DeleteAllOf(ctx context.Context, obj client.Object, opts ...client.DeleteAllOfOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.Client.DeleteAllOf(ctx, obj, opts...)
+}
+
+func (b *boundClient) Status() client.SubResourceWriter { return b.SubResource("status") }
+
+func (b *boundClient) SubResource(name string) client.SubResourceClient {
+	return &boundSubResource{SubResourceClient: b.Client.SubResource(name), conn: b.conn}
+}
+
+// boundSubResource is a boundClient for a subresource.
+type boundSubResource struct {
+	client.SubResourceClient
+	conn *connection
+}
+
+func (b *boundSubResource) Get(ctx context.Context, obj, sub client.Object, opts ...client.SubResourceGetOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.SubResourceClient.Get(ctx, obj, sub, opts...)
+}
+
+func (b *boundSubResource) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.SubResourceClient.Apply(ctx, obj, opts...)
+}
+
+func (b *boundSubResource) Create(ctx context.Context, obj, sub client.Object, opts ...client.SubResourceCreateOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.SubResourceClient.Create(ctx, obj, sub, opts...)
+}
+
+func (b *boundSubResource) Update(ctx context.Context, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.SubResourceClient.Update(ctx, obj, opts...)
+}
+
+func (b *boundSubResource) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	return b.SubResourceClient.Patch(ctx, obj, patch, opts...)
+}

@@ -1,0 +1,232 @@
+package fake
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/lists"
+)
+
+// connection is what Connect makes.
+type connection struct {
+	of         client.Client // the test's
+	generation int64
+	identity   clustercache.Identity
+	life       context.Context
+	end        context.CancelCauseFunc
+	running    sync.WaitGroup
+}
+
+var _ watches.Connection = (*connection)(nil)
+
+func newConnection(c client.Client, generation int64, identity clustercache.Identity) *connection {
+	conn := &connection{of: c, generation: generation, identity: identity}
+	conn.life, conn.end = context.WithCancelCause(context.Background())
+	return conn
+}
+
+func (c *connection) Life() context.Context           { return c.life }
+func (c *connection) Generation() int64               { return c.generation }
+func (c *connection) Identity() clustercache.Identity { return c.identity }
+
+func (c *connection) Err() error {
+	if c.life.Err() == nil {
+		return nil
+	}
+	return context.Cause(c.life)
+}
+
+func (c *connection) Go(f func()) {
+	if c.life.Err() == nil {
+		c.running.Go(f)
+	}
+}
+
+// config reaches nobody: whoever tries is told so.
+func (c *connection) config() *rest.Config {
+	return &rest.Config{Host: Target, WrapTransport: func(http.RoundTripper) http.RoundTripper { return nobody{c} }}
+}
+
+// nobody is a RoundTripper to no server.
+type nobody struct{ conn *connection }
+
+func (n nobody) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+	if err := n.conn.Err(); err != nil {
+		return nil, err
+	}
+	return nil, errors.New("this is the fake: there is no API server behind it; use GetClient")
+}
+
+// Hold returns an informer over the client of the test, which has synced.
+func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+	informer, err := c.newInformer(ctx, object, scope.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	if observe != nil {
+		observe(scopedcache.ScopeState{State: scopedcache.Synced})
+	}
+	return informer, nil
+}
+
+// informer is an informer that runs until Release, or its connection's end.
+type informer struct {
+	toolscache.SharedIndexInformer
+	stop context.CancelFunc
+}
+
+func (i *informer) Release() { i.stop() }
+
+func (c *connection) newInformer(ctx context.Context, object client.Object, namespace string) (*informer, error) {
+	if err := c.Err(); err != nil {
+		return nil, err
+	}
+	list, err := lists.New(object, c.of.Scheme())
+	if err != nil {
+		return nil, err
+	}
+	if namespace, err = c.served(object, namespace); err != nil {
+		return nil, err
+	}
+	shared := toolscache.NewSharedIndexInformer(&listerWatcher{client: c.of, list: list, namespace: namespace}, object, 0, toolscache.Indexers{})
+	if err := shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) }); err != nil {
+		return nil, errors.WithStack(err)
+	}
+	life, stop := context.WithCancel(c.life)
+	made := &informer{SharedIndexInformer: shared, stop: stop}
+	c.Go(func() { shared.RunWithContext(life) })
+	select {
+	case <-shared.HasSyncedChecker().Done():
+		return made, nil
+	case <-ctx.Done():
+		stop()
+		return nil, errors.WithStack(context.Cause(ctx))
+	case <-life.Done():
+		stop()
+		return nil, context.Cause(life)
+	}
+}
+
+// served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's mapper knows them. What
+// neither mapper nor scheme knows is not served.
+func (c *connection) served(object client.Object, namespace string) (string, error) {
+	gvk, err := apiutil.GVKForObject(object, c.of.Scheme())
+	if err != nil {
+		return "", errors.WithStack(err)
+	}
+	mapping, err := c.of.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
+	switch {
+	case err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot:
+		return "", nil
+	case err == nil, c.of.Scheme().Recognizes(gvk):
+		return namespace, nil
+	default:
+		return "", err
+	}
+}
+
+// listerWatcher lists and watches through a client. It begins to watch before it lists, so that nothing falls between:
+// what it sees twice is an update.
+type listerWatcher struct {
+	client    client.Client
+	list      client.ObjectList
+	namespace string
+
+	mu    sync.Mutex
+	begun watch.Interface // guarded by mu; by the last List, not taken yet
+}
+
+// IsWatchListSemanticsUnSupported tells client-go to list.
+func (*listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
+	stream, err := l.watch()
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	if l.begun != nil {
+		l.begun.Stop()
+	}
+	l.begun = stream
+	l.mu.Unlock()
+	list := l.list.DeepCopyObject().(client.ObjectList)
+	err = l.client.List(context.Background(), list, client.InNamespace(l.namespace))
+	return list, err
+}
+
+func (l *listerWatcher) Watch(metav1.ListOptions) (watch.Interface, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if stream := l.begun; stream != nil {
+		l.begun = nil
+		return stream, nil
+	}
+	return l.watch()
+}
+
+func (l *listerWatcher) watch() (watch.Interface, error) {
+	if watching, ok := l.client.(client.WithWatch); ok {
+		return watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList), client.InNamespace(l.namespace))
+	}
+	return watch.NewFake(), nil // it never says anything
+}
+
+// convert gives an object the representation of a list's objects: the fake client watches typed ones, whatever it is
+// asked for.
+func convert(object any, list client.ObjectList, scheme *runtime.Scheme) (any, error) {
+	typed, ok := object.(client.Object)
+	if !ok {
+		return object, nil
+	}
+	gvk, err := apiutil.GVKForObject(typed, scheme)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	switch list.(type) {
+	case *unstructured.UnstructuredList:
+		if _, ok := object.(*unstructured.Unstructured); ok {
+			return object, nil
+		}
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			return nil, errors.WithStack(err)
+		}
+		converted := &unstructured.Unstructured{Object: content}
+		converted.SetGroupVersionKind(gvk)
+		return converted, nil
+	case *metav1.PartialObjectMetadataList:
+		if _, ok := object.(*metav1.PartialObjectMetadata); ok {
+			return object, nil
+		}
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			return nil, errors.WithStack(err)
+		}
+		converted := &metav1.PartialObjectMetadata{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, converted); err != nil {
+			return nil, errors.WithStack(err)
+		}
+		converted.SetGroupVersionKind(gvk)
+		return converted, nil
+	}
+	return object, nil
+}

@@ -1,0 +1,396 @@
+package fake
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+)
+
+// Target is the host that connections of a Cache name.
+const Target = "https://fake.invalid"
+
+// ErrProbe is the LastError of an extension after FailProbe.
+var ErrProbe = errors.New("the fake's probe fails")
+
+// longAgo is further back than any WatchForProbeFailure.
+const longAgo = 10 * 365 * 24 * time.Hour
+
+// Cache is a fake clustercache.ClusterCache. Its methods may be called from any goroutine.
+type Cache struct {
+	hub extensionsource.Hub
+
+	mu         sync.Mutex
+	extensions map[client.ObjectKey]*extension // guarded by mu
+}
+
+var _ clustercache.ClusterCache = (*Cache)(nil)
+
+// extension is one extension. What is not said to be constant is guarded by the cache's mu.
+type extension struct {
+	object   client.Object
+	state    clustercache.ConnectionState // without Watches
+	conn     *connection                  // nil while not connected
+	since    time.Time                    // not connected, or connected
+	presets  []string                     // watches that are there already; constant
+	registry *watches.Registry            // constant; nil before the first connect, whose client has the scheme
+}
+
+// NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of watches that are
+// there already: Watch with such a name succeeds and does nothing.
+func NewFakeCache(c client.Client, extension client.ObjectKey, watchNames ...string) *Cache {
+	cache := NewFakeEmptyCache()
+	cache.connect(extension, c, watchNames)
+	return cache
+}
+
+// NewFakeEmptyCache returns a Cache that knows no extension.
+func NewFakeEmptyCache() *Cache {
+	return &Cache{extensions: map[client.ObjectKey]*extension{}}
+}
+
+// Connect connects an extension with c, makes it known if it was not, and tells the sources. If it was connected, that
+// connection ends first: its handles are dead.
+func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
+
+func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string) {
+	f.end(key, clustercache.IdentityMismatch)
+	f.mu.Lock()
+	e := f.knownLocked(key)
+	e.presets = append(e.presets, presets...)
+	if e.registry == nil {
+		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard()}
+	}
+	e.state.Generation++
+	e.conn = newConnection(c, e.state.Generation, e.state.Identity)
+	e.registry.Connected(e.conn)
+	now := time.Now()
+	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now
+	e.state.Target = Target
+	e.state.Health = e.state.Health.After(now, nil)
+	object := e.object
+	f.mu.Unlock()
+	f.hub.Changed(object)
+}
+
+// Disconnect ends the connection of an extension, makes it known if it was not, and tells the sources. After Deleted and
+// Filtered it is not known any more, and its watches have ended.
+func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
+	f.mu.Lock()
+	f.knownLocked(key)
+	f.mu.Unlock()
+	object, registry := f.end(key, reason)
+	if (reason == clustercache.Deleted || reason == clustercache.Filtered) && registry != nil {
+		registry.End()
+	}
+	f.hub.Changed(object)
+}
+
+// end ends the connection of an extension, if there is one.
+func (f *Cache) end(key client.ObjectKey, reason clustercache.Reason) (client.Object, *watches.Registry) {
+	f.mu.Lock()
+	e, known := f.extensions[key]
+	if !known {
+		f.mu.Unlock()
+		return nil, nil
+	}
+	now := time.Now()
+	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
+		e.since = now
+	}
+	conn := e.conn
+	e.conn = nil
+	e.state.Phase, e.state.Reason, e.state.Since = clustercache.Disconnected, reason, e.since
+	e.state.Message = "the fake disconnected it"
+	ended := e.notConnected()
+	if reason == clustercache.Deleted || reason == clustercache.Filtered {
+		delete(f.extensions, key)
+	}
+	f.mu.Unlock()
+	if conn != nil {
+		conn.end(ended)
+		e.registry.Disconnected(conn)
+	}
+	return e.object, e.registry
+}
+
+// FailProbe fails a probe of an extension, which stays connected: it is as if no probe had succeeded for longer than any
+// WatchForProbeFailure. Sources are told once per episode, which PassProbe and Connect end.
+func (f *Cache) FailProbe(key client.ObjectKey) {
+	f.mu.Lock()
+	e := f.knownLocked(key)
+	now := time.Now()
+	if e.state.Health.ConsecutiveFailures == 0 {
+		e.state.Health.LastProbeSuccessTime = now.Add(-longAgo)
+	}
+	e.state.Health = e.state.Health.After(now, ErrProbe)
+	f.mu.Unlock()
+	f.hub.Look()
+}
+
+// PassProbe lets a probe of an extension succeed.
+func (f *Cache) PassProbe(key client.ObjectKey) {
+	f.mu.Lock()
+	e := f.knownLocked(key)
+	e.state.Health = e.state.Health.After(time.Now(), nil)
+	f.mu.Unlock()
+	f.hub.Look()
+}
+
+// Watches returns what is watched for an extension, sorted; those that NewFakeCache was given have no kind.
+func (f *Cache) Watches(key client.ObjectKey) []clustercache.WatchState {
+	state, _ := f.GetConnectionState(context.Background(), key)
+	return state.Watches
+}
+
+// SetExtension says what object map functions get for the extension of its name. Before, and without it, that is an
+// unstructured ClusterExtension. It tells nobody.
+func (f *Cache) SetExtension(object client.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.knownLocked(client.ObjectKeyFromObject(object))
+	e.object = object.DeepCopyObject().(client.Object)
+	e.state.UID = object.GetUID()
+}
+
+// SetIdentity says as whom the extension is connected, from its next connect on. The default is ServiceAccount
+// fake:<name>.
+func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.knownLocked(key).state.Identity = identity
+}
+
+// Close ends every connection and watch, and returns when nothing of them runs any more. Tests that look for goroutines
+// need it.
+func (f *Cache) Close() {
+	f.mu.Lock()
+	var conns []*connection
+	for _, e := range f.extensions {
+		if e.conn != nil {
+			conns = append(conns, e.conn)
+		}
+	}
+	keys := make([]client.ObjectKey, 0, len(f.extensions))
+	for key := range f.extensions {
+		keys = append(keys, key)
+	}
+	f.mu.Unlock()
+	for _, key := range keys {
+		f.Disconnect(key, clustercache.Deleted)
+	}
+	for _, conn := range conns {
+		conn.running.Wait()
+	}
+}
+
+// knownLocked returns the extension, made known if need be.
+func (f *Cache) knownLocked(key client.ObjectKey) *extension {
+	if e, known := f.extensions[key]; known {
+		return e
+	}
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	object.SetNamespace(key.Namespace)
+	object.SetName(key.Name)
+	object.SetUID(types.UID("fake-" + key.Name))
+	now := time.Now()
+	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
+		Extension: key, UID: object.GetUID(), Phase: clustercache.Disconnected, Reason: clustercache.NotStarted, Since: now,
+		Identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name, UID: types.UID("fake-" + key.Name)},
+	}}
+	f.extensions[key] = e
+	return e
+}
+
+func (e *extension) notConnected() *clustercache.NotConnectedError {
+	err := &clustercache.NotConnectedError{Extension: e.state.Extension, Reason: e.state.Reason, Since: e.since}
+	if e.state.Message != "" {
+		err.Cause = errors.New(e.state.Message)
+	}
+	return err
+}
+
+// connected returns the connection of an extension, or why there is none.
+func (f *Cache) connected(key client.ObjectKey) (*extension, *connection, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e, known := f.extensions[key]
+	switch {
+	case !known:
+		return nil, nil, &clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted, Cause: errors.New("the fake does not know it")}
+	case e.conn == nil:
+		return nil, nil, e.notConnected()
+	}
+	return e, e.conn, nil
+}
+
+// GetClient implements clustercache.ClusterCache: the client of the test, bound to the connection.
+func (f *Cache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
+	_, conn, err := f.connected(extension)
+	if err != nil {
+		return nil, err
+	}
+	return conn.client(), nil
+}
+
+// GetReader implements clustercache.ClusterCache: the client of the test.
+func (f *Cache) GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error) {
+	return f.GetClient(ctx, extension)
+}
+
+// GetUncachedClient implements clustercache.ClusterCache: the client of the test.
+func (f *Cache) GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error) {
+	return f.GetClient(ctx, extension)
+}
+
+// GetRESTConfig implements clustercache.ClusterCache: a config that reaches nobody.
+func (f *Cache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
+	_, conn, err := f.connected(extension)
+	if err != nil {
+		return nil, err
+	}
+	return conn.config(), nil
+}
+
+// GetCluster implements clustercache.ClusterCache around the client of the test.
+func (f *Cache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
+	_, conn, err := f.connected(extension)
+	if err != nil {
+		return nil, err
+	}
+	return &fakeCluster{conn: conn}, nil
+}
+
+// Watch implements clustercache.ClusterCache.
+func (f *Cache) Watch(ctx context.Context, extension client.ObjectKey, watcher clustercache.Watcher) error {
+	e, conn, err := f.connected(extension)
+	if err != nil || slices.Contains(e.presets, watcher.Name()) {
+		return err
+	}
+	return e.registry.Watch(ctx, conn, watcher)
+}
+
+// WatchContent implements clustercache.ClusterCache.
+func (f *Cache) WatchContent(ctx context.Context, extension client.ObjectKey, content clustercache.ContentWatch) error {
+	e, conn, err := f.connected(extension)
+	if err != nil || slices.Contains(e.presets, content.Name()) {
+		return err
+	}
+	return e.registry.WatchContent(ctx, conn, content)
+}
+
+// Unwatch implements clustercache.ClusterCache.
+func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
+	f.mu.Lock()
+	e := f.extensions[extension]
+	if e != nil && len(dependents) == 0 {
+		e.presets = slices.DeleteFunc(slices.Clone(e.presets), func(preset string) bool { return preset == name })
+	}
+	f.mu.Unlock()
+	if e != nil && e.registry != nil {
+		e.registry.Unwatch(ctx, name, dependents...)
+	}
+	return nil
+}
+
+// GetHealthCheckingState implements clustercache.ClusterCache.
+func (f *Cache) GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) clustercache.HealthCheckingState {
+	state, _ := f.GetConnectionState(ctx, extension)
+	return state.Health
+}
+
+// GetConnectionState implements clustercache.ClusterCache.
+func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey) (clustercache.ConnectionState, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e, known := f.extensions[extension]
+	if !known {
+		return clustercache.ConnectionState{}, false
+	}
+	return e.picture(), true
+}
+
+// picture is called under the cache's mu.
+func (e *extension) picture() clustercache.ConnectionState {
+	state := e.state
+	if e.conn == nil {
+		state.Identity = clustercache.Identity{}
+	}
+	state.Identity.Groups = slices.Clone(state.Identity.Groups)
+	for _, name := range e.presets {
+		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})
+	}
+	if e.registry != nil {
+		state.Watches = append(state.Watches, e.registry.States()...)
+	}
+	slices.SortStableFunc(state.Watches, func(x, y clustercache.WatchState) int { return cmp.Compare(x.Name, y.Name) })
+	return state
+}
+
+// ListConnectionStates implements clustercache.ClusterCache.
+func (f *Cache) ListConnectionStates(context.Context) (states []clustercache.ConnectionState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range f.extensions {
+		states = append(states, e.picture())
+	}
+	slices.SortFunc(states, func(x, y clustercache.ConnectionState) int {
+		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace), cmp.Compare(x.Extension.Name, y.Extension.Name))
+	})
+	return states
+}
+
+// GetExtensionSource implements clustercache.ClusterCache.
+func (f *Cache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...clustercache.GetExtensionSourceOption) source.Source {
+	var options clustercache.GetExtensionSourceOptions
+	for _, opt := range opts {
+		opt.ApplyToGetExtensionSource(&options)
+	}
+	return extensionsource.New(&f.hub, known{f}, extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
+		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
+}
+
+// known is what there is to tell of a Cache.
+type known struct{ *Cache }
+
+func (k known) Objects() (objects []client.Object) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.extensions {
+		objects = append(objects, e.object)
+	}
+	return objects
+}
+
+func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.extensions {
+		if e.conn != nil && e.state.Health.ConsecutiveFailures == 0 {
+			continue
+		}
+		since := e.state.Health.LastProbeSuccessTime
+		if since.IsZero() {
+			since = e.since
+		}
+		list = append(list, extensionsource.Unhealthy{Object: e.object, Since: since})
+	}
+	return list
+}

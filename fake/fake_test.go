@@ -1,0 +1,175 @@
+package fake
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/contract"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a contract.World around the fake.
+type world struct {
+	cache   *Cache
+	content client.WithWatch
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{cache: NewFakeEmptyCache(), content: clientfake.NewClientBuilder().Build()}
+	t.Cleanup(w.cache.Close)
+	return w
+}
+
+func key(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
+
+func (w *world) Cache() clustercache.ClusterCache  { return w.cache }
+func (w *world) Namespace() string                 { return "content" }
+func (w *world) Content() client.Client            { return w.content }
+func (w *world) Connect(_ *testing.T, name string) { w.cache.Connect(key(name), w.content) }
+func (w *world) Delete(_ *testing.T, name string) {
+	w.cache.Disconnect(key(name), clustercache.Deleted)
+}
+func (w *world) Fail(*testing.T)     { w.cache.FailProbe(key("red")) }
+func (w *world) Recover(*testing.T)  { w.cache.PassProbe(key("red")) }
+func (w *world) Long() time.Duration { return 50 * time.Millisecond }
+func (w *world) Disconnect(_ *testing.T, name string) {
+	w.cache.Disconnect(key(name), clustercache.ServiceAccountNotFound)
+}
+
+func TestContract(t *testing.T) {
+	contract.Test(t, func(t *testing.T) contract.World { return newWorld(t) })
+}
+
+func TestProbeFailure(t *testing.T) {
+	contract.TestProbeFailure(t, func(t *testing.T) contract.Failing { return newWorld(t) })
+}
+
+// noController fails the test if it is given a source.
+type noController struct{ t *testing.T }
+
+func (c noController) Watch(source.Source) error {
+	c.t.Error("it was given a source")
+	return nil
+}
+
+// Watches that are there already are not registered again.
+func TestPresetWatches(t *testing.T) {
+	g := NewWithT(t)
+	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"), "there", "also")
+	t.Cleanup(f.Close)
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "there", Watcher: noController{t}, Kind: &corev1.Secret{}, EventHandler: &handler.EnqueueRequestForObject{}})
+	g.Expect(f.Watch(t.Context(), key("red"), watcher)).To(Succeed())
+	g.Expect(f.Watches(key("red"))).To(HaveExactElements(HaveField("Name", "also"), HaveField("Name", "there")))
+	g.Expect(f.Unwatch(t.Context(), key("red"), "there")).To(Succeed())
+	g.Expect(f.Watches(key("red"))).To(HaveExactElements(HaveField("Name", "also")))
+	f.Disconnect(key("red"), clustercache.Unreachable)
+	g.Expect(f.Watch(t.Context(), key("red"), watcher)).To(MatchError(clustercache.ErrNotConnected))
+}
+
+// What a test says of an extension is what the code under test sees.
+func TestWhatTheTestSays(t *testing.T) {
+	g := NewWithT(t)
+	f := NewFakeEmptyCache()
+	t.Cleanup(f.Close)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
+	f.SetExtension(object)
+	f.SetIdentity(key("red"), clustercache.Identity{Username: "somebody", Groups: []string{"g"}})
+	f.Disconnect(key("red"), clustercache.NotAllowed)
+	_, err := f.GetClient(t.Context(), key("red"))
+	g.Expect(err).To(MatchError("extension red: not connected (NotAllowed): the fake disconnected it"))
+	f.Connect(key("red"), clientfake.NewClientBuilder().Build())
+	state, _ := f.GetConnectionState(t.Context(), key("red"))
+	g.Expect(state.UID).To(BeEquivalentTo("uid-red"))
+	g.Expect(state.Identity).To(Equal(clustercache.Identity{Username: "somebody", Groups: []string{"g"}}))
+	g.Expect(known{f}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
+}
+
+// Connect ends the connection that there was.
+func TestConnectAgain(t *testing.T) {
+	g := NewWithT(t)
+	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"))
+	t.Cleanup(f.Close)
+	old, err := f.GetClient(t.Context(), key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	f.Connect(key("red"), clientfake.NewClientBuilder().Build())
+	g.Expect(old.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
+	state, _ := f.GetConnectionState(t.Context(), key("red"))
+	g.Expect(state.Generation).To(BeEquivalentTo(2))
+}
+
+// Whoever tries to reach an API server through the fake is told that there is none.
+func TestNoServer(t *testing.T) {
+	g := NewWithT(t)
+	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"))
+	t.Cleanup(f.Close)
+	config, err := f.GetRESTConfig(t.Context(), key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	httpClient, err := rest.HTTPClientFor(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = httpClient.Get(Target)
+	g.Expect(err).To(MatchError(ContainSubstring("there is no API server behind it")))
+	whole, err := f.GetCluster(t.Context(), key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = whole.GetHTTPClient().Post(Target, "", http.NoBody)
+	g.Expect(err).To(MatchError(ContainSubstring("there is no API server behind it")))
+	whole.GetEventRecorder("x").Eventf(&corev1.ConfigMap{}, nil, "", "", "", "")
+	whole.GetEventRecorderFor("x").Event(&corev1.ConfigMap{}, "", "", "") //nolint:staticcheck // it must not block
+	g.Expect(whole.GetCache().WaitForCacheSync(t.Context())).To(BeTrue())
+	f.Disconnect(key("red"), clustercache.Unreachable)
+	_, err = httpClient.Get(Target)
+	g.Expect(err).To(MatchError(clustercache.ErrNotConnected))
+}
+
+// Informers of the fake's cluster hear of changes.
+func TestInformer(t *testing.T) {
+	g := NewWithT(t)
+	c := clientfake.NewClientBuilder().Build()
+	f := NewFakeCache(c, key("red"))
+	t.Cleanup(f.Close)
+	whole, err := f.GetCluster(t.Context(), key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	informer, err := whole.GetCache().GetInformerForKind(t.Context(), corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	g.Expect(err).NotTo(HaveOccurred())
+	heard := make(chan string, 10)
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) { heard <- object.(client.Object).GetName() }})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "a"}})).To(Succeed())
+	g.Eventually(heard).Should(Receive(Equal("a")))
+}
+
+// A client that cannot watch is no trouble: handlers hear of what there is.
+func TestClientWithoutWatch(t *testing.T) {
+	g := NewWithT(t)
+	there := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "there"}}
+	f := NewFakeCache(struct{ client.Client }{clientfake.NewClientBuilder().WithObjects(there).Build()}, key("red"))
+	t.Cleanup(f.Close)
+	heard := make(chan string, 10)
+	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{},
+		EventHandler: handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []ctrl.Request {
+			heard <- object.GetName()
+			return nil
+		}),
+	}))).To(Succeed())
+	g.Eventually(heard).Should(Receive(Equal("there")))
+}
+
+type starts struct{ ctx context.Context }
+
+func (s starts) Watch(src source.Source) error { return src.Start(s.ctx, nil) }

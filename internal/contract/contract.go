@@ -1,0 +1,574 @@
+package contract
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// patience bounds every wait.
+const patience = 60 * time.Second
+
+// World is where a ClusterCache is tested. Its methods return when what they do has begun; the tests wait.
+type World interface {
+	// Cache is what is tested.
+	Cache() clustercache.ClusterCache
+	// Namespace is where content lives. The identities of all extensions may do everything with it.
+	Namespace() string
+	// Content reads and writes it, past the Cache.
+	Content() client.Client
+
+	// Connect makes the extension of that name exist and connect.
+	Connect(t *testing.T, name string)
+	// Disconnect makes it lose its connection, with reason ServiceAccountNotFound.
+	Disconnect(t *testing.T, name string)
+	// Delete deletes the extension.
+	Delete(t *testing.T, name string)
+}
+
+// Failing is a World in which probes can be made to fail for long, without a disconnect.
+type Failing interface {
+	World
+	// Fail makes the probes of all extensions fail.
+	Fail(t *testing.T)
+	// Recover makes them succeed again.
+	Recover(t *testing.T)
+	// Long is how long to wait for WatchForProbeFailure.
+	Long() time.Duration
+}
+
+// Test tests what every ClusterCache promises, each in a world of its own.
+func Test(t *testing.T, newWorld func(t *testing.T) World) {
+	for name, test := range map[string]func(*testing.T, World){
+		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict, "WatchDependents": watchDependents,
+		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states, "Source": extensionSource, "TypedSource": typedSource,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
+	}
+}
+
+func key(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
+
+func connect(t *testing.T, w World, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		w.Connect(t, name)
+	}
+	for _, name := range names {
+		NewWithT(t).Eventually(func() error { _, err := w.Cache().GetClient(t.Context(), key(name)); return err }).WithTimeout(patience).Should(Succeed(), name)
+	}
+}
+
+func disconnect(t *testing.T, w World, name string) {
+	t.Helper()
+	w.Disconnect(t, name)
+	NewWithT(t).Eventually(func() clustercache.Reason {
+		state, _ := w.Cache().GetConnectionState(t.Context(), key(name))
+		return state.Reason
+	}).WithTimeout(patience).Should(Equal(clustercache.ServiceAccountNotFound))
+}
+
+func remove(t *testing.T, w World, name string) {
+	t.Helper()
+	w.Delete(t, name)
+	NewWithT(t).Eventually(func() bool { _, known := w.Cache().GetConnectionState(t.Context(), key(name)); return known }).WithTimeout(patience).Should(BeFalse())
+}
+
+// getters ask for everything that needs a connection.
+func getters(cc clustercache.ClusterCache, name string) map[string]func(context.Context) error {
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "getters", Kind: &corev1.ConfigMap{}, Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{}})
+	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{}})
+	return map[string]func(context.Context) error{
+		"GetClient":         func(ctx context.Context) error { _, err := cc.GetClient(ctx, key(name)); return err },
+		"GetReader":         func(ctx context.Context) error { _, err := cc.GetReader(ctx, key(name)); return err },
+		"GetUncachedClient": func(ctx context.Context) error { _, err := cc.GetUncachedClient(ctx, key(name)); return err },
+		"GetRESTConfig":     func(ctx context.Context) error { _, err := cc.GetRESTConfig(ctx, key(name)); return err },
+		"GetCluster":        func(ctx context.Context) error { _, err := cc.GetCluster(ctx, key(name)); return err },
+		"Watch":             func(ctx context.Context) error { return cc.Watch(ctx, key(name), watcher) },
+		"WatchContent":      func(ctx context.Context) error { return cc.WatchContent(ctx, key(name), content) },
+	}
+}
+
+func expectNotConnected(t *testing.T, w World, name string, reason clustercache.Reason) {
+	t.Helper()
+	g := NewWithT(t)
+	for getter, call := range getters(w.Cache(), name) {
+		err := call(t.Context())
+		var notConnected *clustercache.NotConnectedError
+		g.Expect(errors.As(err, &notConnected)).To(BeTrue(), "%s: %v", getter, err)
+		g.Expect(err).To(MatchError(clustercache.ErrNotConnected), getter)
+		g.Expect(notConnected.Extension).To(Equal(key(name)), getter)
+		g.Expect(notConnected.Reason).To(Equal(reason), getter)
+	}
+}
+
+// What is unknown is NotStarted, and no method minds.
+func unknown(t *testing.T, w World) {
+	g := NewWithT(t)
+	expectNotConnected(t, w, "nobody", clustercache.NotStarted)
+	g.Expect(w.Cache().Unwatch(t.Context(), key("nobody"), "watch")).To(Succeed())
+	g.Expect(w.Cache().GetHealthCheckingState(t.Context(), key("nobody"))).To(BeZero())
+	_, known := w.Cache().GetConnectionState(t.Context(), key("nobody"))
+	g.Expect(known).To(BeFalse())
+}
+
+// Handles work until their connection ends, and never again.
+func handles(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	cc := w.Cache()
+	c, err := cc.GetClient(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	reader, err := cc.GetReader(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	live, err := cc.GetUncachedClient(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	whole, err := cc.GetCluster(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	config, err := cc.GetRESTConfig(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(config.BearerToken+config.Password+config.BearerTokenFile+string(config.KeyData)).To(BeEmpty(), "it carries no secret")
+	config.Host = "changed"
+	again, err := cc.GetRESTConfig(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(again.Host).NotTo(Equal("changed"), "it is a copy")
+
+	object := configMap(w, "written")
+	g.Expect(c.Create(ctx, object)).To(Succeed())
+	name := client.ObjectKeyFromObject(object)
+	read := map[string]func() error{
+		"client":  func() error { return c.Get(ctx, name, &corev1.ConfigMap{}) },
+		"reader":  func() error { return reader.Get(ctx, name, &corev1.ConfigMap{}) },
+		"live":    func() error { return live.Get(ctx, name, &corev1.ConfigMap{}) },
+		"cluster": func() error { return whole.GetClient().Get(ctx, name, &corev1.ConfigMap{}) },
+		"cache":   func() error { return whole.GetCache().Get(ctx, name, &corev1.ConfigMap{}) },
+		"list":    func() error { return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(name.Namespace)) },
+	}
+	for handle, read := range read {
+		g.Eventually(read).WithTimeout(patience).Should(Succeed(), handle)
+	}
+	disconnect(t, w, "red")
+	expectNotConnected(t, w, "red", clustercache.ServiceAccountNotFound)
+	read["create"] = func() error { return c.Create(ctx, configMap(w, "other")) }
+	read["status"] = func() error { return c.Status().Update(ctx, object) }
+	expectDead := func() {
+		for handle, read := range read {
+			g.Expect(read()).To(MatchError(clustercache.ErrNotConnected), handle)
+		}
+		g.Expect(whole.Start(ctx)).To(MatchError(clustercache.ErrNotConnected))
+	}
+	expectDead()
+	connect(t, w, "red")
+	expectDead()
+	fresh, err := cc.GetClient(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(fresh.Get(ctx, name, &corev1.ConfigMap{})).To(Succeed())
+}
+
+// Watches feed their controller with copies, survive a reconnect, and end with Unwatch and with the extension.
+func watch(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	c := newController()
+	watcher := watcherOf(w, c, "watch", &corev1.ConfigMap{}, "")
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcher)).To(Succeed())
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcher)).To(Succeed(), "the same again is a no-op")
+	object := configMap(w, "one")
+	g.Expect(w.Content().Create(ctx, object)).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create one"))
+	object.Data = map[string]string{"changed": "yes"}
+	g.Expect(w.Content().Update(ctx, object)).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("update one"))
+
+	// In every representation.
+	asMetadata := &metav1.PartialObjectMetadata{}
+	asMetadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	asUnstructured := &unstructured.Unstructured{}
+	asUnstructured.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	for name, kind := range map[string]client.Object{"metadata": asMetadata, "unstructured": asUnstructured} {
+		other := newController()
+		g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, other, name, kind, ""))).To(Succeed())
+		g.Eventually(other.heard).WithTimeout(patience).Should(ContainElement("create one"), name)
+		g.Expect(other.types()).To(HaveKey(fmt.Sprintf("%T", kind)))
+		g.Expect(w.Cache().Unwatch(ctx, key("red"), name)).To(Succeed())
+	}
+
+	disconnect(t, w, "red")
+	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(state.Watches).To(HaveLen(1), "it stays registered")
+	c.forget()
+	g.Expect(w.Content().Create(ctx, configMap(w, "two"))).To(Succeed())
+	connect(t, w, "red")
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElements("create one", "create two"))
+	g.Expect(w.Content().Delete(ctx, object)).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("delete one"))
+	g.Expect(c.sources()).To(Equal(1), "the controller has one source")
+
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch")).To(Succeed())
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch")).To(Succeed(), "what is not registered is no error")
+	c.forget()
+	other := newController()
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, other, "other", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Expect(w.Content().Create(ctx, configMap(w, "three"))).To(Succeed())
+	g.Eventually(other.heard).WithTimeout(patience).Should(ContainElement("create three"))
+	g.Expect(c.heard()).To(BeEmpty())
+
+	remove(t, w, "red")
+	other.forget()
+	connect(t, w, "red")
+	state, _ = w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(state.Watches).To(BeEmpty(), "another extension of that name begins anew")
+}
+
+func watchConflict(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	c := newController()
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.Secret{}, ""))).To(MatchError(clustercache.ErrWatchConflict))
+	everywhere := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "watch", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: c})
+	g.Expect(w.Cache().Watch(ctx, key("red"), everywhere)).To(MatchError(clustercache.ErrWatchConflict))
+	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "watch"))).To(MatchError(clustercache.ErrWatchConflict))
+	gadget := &unstructured.Unstructured{}
+	gadget.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.test", Version: "v1", Kind: "Gadget"})
+	g.Expect(meta.IsNoMatchError(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "gadgets", gadget, "")))).To(BeTrue())
+	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(state.Watches).To(HaveLen(1))
+	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "incomplete", Kind: &corev1.ConfigMap{}}))).NotTo(Succeed())
+}
+
+func watchDependents(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	for _, dependent := range []types.UID{"b", "a", "b"} {
+		g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, newController(), "watch", &corev1.ConfigMap{}, dependent))).To(Succeed())
+	}
+	dependents := func() (list []types.UID) {
+		state, _ := w.Cache().GetConnectionState(ctx, key("red"))
+		for _, watch := range state.Watches {
+			list = append(list, watch.Dependents...)
+		}
+		return list
+	}
+	g.Expect(dependents()).To(Equal([]types.UID{"a", "b"}))
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch", "b", "unknown")).To(Succeed())
+	g.Expect(dependents()).To(Equal([]types.UID{"a"}))
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch", "a")).To(Succeed())
+	g.Expect(dependents()).To(BeEmpty())
+}
+
+func unwatchInsideAHandler(t *testing.T, w World) {
+	g := NewWithT(t)
+	connect(t, w, "red")
+	for _, name := range []string{"one", "two", "three"} {
+		g.Expect(w.Content().Create(t.Context(), configMap(w, name))).To(Succeed())
+	}
+	c := newController()
+	c.before = func(ctx context.Context) {
+		if err := w.Cache().Unwatch(ctx, key("red"), "watch"); err != nil {
+			t.Error(err)
+		}
+	}
+	g.Expect(w.Cache().Watch(t.Context(), key("red"), watcherOf(w, c, "watch", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(HaveLen(1))
+	state, _ := w.Cache().GetConnectionState(t.Context(), key("red"))
+	g.Expect(state.Watches).To(BeEmpty())
+	other := newController()
+	g.Expect(w.Cache().Watch(t.Context(), key("red"), watcherOf(w, other, "other", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Eventually(other.heard).WithTimeout(patience).Should(ContainElements("create one", "create two", "create three"))
+	g.Expect(c.heard()).To(HaveLen(1))
+}
+
+func watchContent(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	c := newController()
+	kinds := func() (list []string) {
+		state, _ := w.Cache().GetConnectionState(ctx, key("red"))
+		for _, watch := range state.Watches {
+			list = append(list, watch.Kind.Kind)
+		}
+		return list
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: "secret"}}
+	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "content", configMap(w, "a"), configMap(w, "b"), secret))).To(Succeed())
+	g.Expect(kinds()).To(Equal([]string{"ConfigMap", "Secret"}))
+	g.Expect(w.Content().Create(ctx, secret)).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create secret"))
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: "service"}}
+	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "content", configMap(w, "a"), service))).To(Succeed())
+	g.Expect(kinds()).To(Equal([]string{"ConfigMap", "Service"}))
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "content", &corev1.ConfigMap{}, ""))).To(MatchError(clustercache.ErrWatchConflict))
+
+	disconnect(t, w, "red")
+	connect(t, w, "red")
+	g.Expect(w.Content().Create(ctx, configMap(w, "a"))).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create a"))
+	g.Expect(c.sources()).To(Equal(1))
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "content")).To(Succeed())
+	g.Expect(kinds()).To(BeEmpty())
+}
+
+func states(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red", "blue")
+	state, known := w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(known).To(BeTrue())
+	g.Expect(state.Extension).To(Equal(key("red")))
+	g.Expect(state.UID).NotTo(BeEmpty())
+	g.Expect(state.Phase).To(Equal(clustercache.Connected))
+	g.Expect(state.Reason).To(BeEmpty())
+	g.Expect(state.Message).To(BeEmpty())
+	g.Expect(state.Identity.Username).To(HavePrefix("system:serviceaccount:"))
+	g.Expect(state.Target).To(HavePrefix("https://"))
+	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Health.LastProbeSuccessTime).To(BeTemporally("~", time.Now(), patience))
+	g.Expect(w.Cache().GetHealthCheckingState(ctx, key("red")).ConsecutiveFailures).To(BeZero())
+	var names []string
+	for _, state := range w.Cache().ListConnectionStates(ctx) {
+		names = append(names, state.Extension.Name)
+	}
+	g.Expect(names).To(Equal([]string{"blue", "red"}), "sorted")
+
+	disconnect(t, w, "red")
+	state, _ = w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(state.Phase).To(Equal(clustercache.Disconnected))
+	g.Expect(state.Message).NotTo(BeEmpty())
+	g.Expect(state.Identity).To(BeZero())
+	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	_, err := w.Cache().GetClient(ctx, key("red"))
+	var notConnected *clustercache.NotConnectedError
+	g.Expect(errors.As(err, &notConnected)).To(BeTrue())
+	g.Expect(notConnected.Since).To(BeTemporally("~", time.Now(), patience))
+	g.Expect(notConnected.Cause).To(HaveOccurred())
+	connect(t, w, "red")
+	state, _ = w.Cache().GetConnectionState(ctx, key("red"))
+	g.Expect(state.Generation).To(BeEquivalentTo(2))
+}
+
+// listener notes what an extension source tells.
+type listener struct {
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+	mu   sync.Mutex
+	told []string // guarded by mu
+}
+
+func listen(t *testing.T, w World, opts ...clustercache.GetExtensionSourceOption) *listener {
+	t.Helper()
+	l := &listener{queue: priorityqueue.New[reconcile.Request]("contract")}
+	t.Cleanup(l.queue.ShutDown)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	src := w.Cache().GetExtensionSource("contract", func(ctx context.Context, extension client.Object) []ctrl.Request {
+		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(l.note(ctx, w, extension))}}
+	}, opts...)
+	NewWithT(t).Expect(src.Start(ctx, l.queue)).To(Succeed())
+	return l
+}
+
+func (l *listener) note(ctx context.Context, w World, extension client.Object) client.Object {
+	state, known := w.Cache().GetConnectionState(ctx, client.ObjectKeyFromObject(extension))
+	told := extension.GetName() + " " + string(state.Phase) + string(state.Reason)
+	if !known {
+		told = extension.GetName() + " gone"
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = append(l.told, told)
+	return extension
+}
+
+func (l *listener) heard() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string(nil), l.told...)
+}
+
+func (l *listener) last() string {
+	heard := l.heard()
+	if len(heard) == 0 {
+		return ""
+	}
+	return heard[len(heard)-1]
+}
+
+// A source tells of connects, disconnects and deletions, to late starters too, into a real queue.
+func extensionSource(t *testing.T, w World) {
+	g := NewWithT(t)
+	early := listen(t, w)
+	connect(t, w, "red")
+	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected"))
+	late := listen(t, w)
+	g.Eventually(late.heard).WithTimeout(patience).Should(Equal([]string{"red Connected"}), "one event per known extension")
+	disconnect(t, w, "red")
+	for _, l := range []*listener{early, late} {
+		g.Eventually(l.last).WithTimeout(patience).Should(Equal("red DisconnectedServiceAccountNotFound"))
+	}
+	request, shutdown := late.queue.Get()
+	g.Expect(shutdown).To(BeFalse())
+	g.Expect(request).To(Equal(ctrl.Request{NamespacedName: key("red")}))
+	late.queue.Done(request)
+	g.Expect(late.queue.Len()).To(BeZero(), "requests for one extension are one")
+	remove(t, w, "red")
+	for _, l := range []*listener{early, late} {
+		g.Eventually(l.last).WithTimeout(patience).Should(Equal("red gone"), "with the object last seen")
+	}
+}
+
+// typedRequest is a request of another type.
+type typedRequest struct{ extension string }
+
+func typedSource(t *testing.T, w World) {
+	g := NewWithT(t)
+	queue := priorityqueue.New[typedRequest]("contract")
+	t.Cleanup(queue.ShutDown)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	src := clustercache.TypedExtensionSource(w.Cache(), "contract", func(_ context.Context, extension client.Object) []typedRequest {
+		return []typedRequest{{extension.GetName()}}
+	})
+	g.Expect(src.Start(ctx, queue)).To(Succeed())
+	connect(t, w, "red")
+	request, _ := queue.Get()
+	g.Expect(request).To(Equal(typedRequest{"red"}))
+	g.Expect(clustercache.TypedExtensionSource[typedRequest](w.Cache(), "contract", nil).Start(ctx, queue)).To(MatchError(ContainSubstring("no map function")))
+}
+
+// TestProbeFailure tests that an episode of no success is told once, to those that asked.
+func TestProbeFailure(t *testing.T, newWorld func(t *testing.T) Failing) {
+	w := newWorld(t)
+	g := NewWithT(t)
+	connect(t, w, "red")
+	asked := listen(t, w, clustercache.WatchForProbeFailure(w.Long()))
+	other := listen(t, w)
+	g.Eventually(asked.heard).WithTimeout(patience).Should(HaveLen(1), "that it is known")
+	g.Eventually(other.heard).WithTimeout(patience).Should(HaveLen(1))
+	for episode := 1; episode <= 2; episode++ {
+		w.Fail(t)
+		g.Eventually(asked.heard).WithTimeout(patience).Should(HaveLen(1+episode), "episode %d", episode)
+		health := w.Cache().GetHealthCheckingState(t.Context(), key("red"))
+		g.Expect(health.ConsecutiveFailures).To(BeNumerically(">", 0))
+		g.Expect(health.LastError).To(HaveOccurred())
+		w.Fail(t) // still
+		g.Consistently(asked.heard, 3*w.Long()).Should(HaveLen(1+episode), "an episode is told once")
+		g.Expect(asked.last()).To(Equal("red Connected"), "it is not disconnected")
+		w.Recover(t)
+		g.Eventually(func() int { return w.Cache().GetHealthCheckingState(t.Context(), key("red")).ConsecutiveFailures }).WithTimeout(patience).Should(BeZero())
+	}
+	g.Expect(other.heard()).To(HaveLen(1), "who did not ask is not told")
+}
+
+func configMap(w World, name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: name}}
+}
+
+// watcherOf makes a watcher of a kind in the world's namespace, which notes what it hears.
+func watcherOf(w World, c *controller, name string, kind client.Object, dependent types.UID) clustercache.Watcher {
+	return clustercache.NewWatcher(clustercache.WatcherOptions{Name: name, Watcher: c, Kind: kind, EventHandler: c, Dependent: dependent,
+		Scope: clustercache.Scope{Namespace: w.Namespace()}})
+}
+
+// contentOf makes a content watch that notes what it hears.
+func contentOf(c *controller, name string, objects ...client.Object) clustercache.ContentWatch {
+	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{Name: name, Watcher: c, Objects: objects, EventHandler: c})
+}
+
+// controller is a started controller without a queue: it handles events by noting them.
+type controller struct {
+	before func(context.Context) // called first by every handler, if not nil
+
+	mu      sync.Mutex
+	started int             // guarded by mu; sources
+	events  []string        // guarded by mu
+	seen    map[string]bool // guarded by mu; types of objects
+}
+
+func newController() *controller {
+	return &controller{seen: map[string]bool{}}
+}
+
+// Watch starts a source.
+func (c *controller) Watch(src source.Source) error {
+	c.mu.Lock()
+	c.started++
+	c.mu.Unlock()
+	return src.Start(context.Background(), nil)
+}
+
+func (c *controller) note(ctx context.Context, what string, object client.Object) {
+	if c.before != nil {
+		c.before(ctx)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[fmt.Sprintf("%T", object)] = true
+	c.events = append(c.events, what+" "+object.GetName())
+	object.SetName("handlers get copies") // and may do this
+}
+
+func (c *controller) Create(ctx context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	c.note(ctx, "create", e.Object)
+}
+
+func (c *controller) Update(ctx context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	c.note(ctx, "update", e.ObjectNew)
+}
+
+func (c *controller) Delete(ctx context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	c.note(ctx, "delete", e.Object)
+}
+
+func (c *controller) Generic(context.Context, event.GenericEvent, workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+}
+
+func (c *controller) heard() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.events...)
+}
+
+func (c *controller) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.events = nil
+}
+
+func (c *controller) sources() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.started
+}
+
+func (c *controller) types() map[string]bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen
+}
