@@ -75,3 +75,9 @@ func withTarget(health, target healthprobe.State) healthprobe.State {
 func wakeWindow(waiters int) time.Duration {
 	return min(time.Duration(max(waiters-1, 0))*50*time.Millisecond, 10*time.Second)
 }
+
+// scoutInterval is how often one of so many who wait for a silent target tries it for all: the more they are, the more
+// often, from the first backoff down to interval. One alone has its own backoff only.
+func scoutInterval(waiters int, interval, firstBackoff time.Duration) time.Duration {
+	return max(interval, firstBackoff/time.Duration(max(waiters-1, 1)))
+}

@@ -71,3 +71,10 @@ func TestWakeWindow(t *testing.T) {
 	g.Expect(wakeWindow(6)).To(Equal(250 * time.Millisecond))
 	g.Expect(wakeWindow(100_000)).To(Equal(10 * time.Second))
 }
+
+func TestScoutInterval(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(scoutInterval(2, 10*time.Second, 30*time.Second)).To(Equal(30 * time.Second))
+	g.Expect(scoutInterval(3, 10*time.Second, 30*time.Second)).To(Equal(15 * time.Second))
+	g.Expect(scoutInterval(500, 10*time.Second, 30*time.Second)).To(Equal(10 * time.Second))
+}

@@ -113,27 +113,44 @@ func (s *Set) Remove(key client.ObjectKey, reason Reason) {
 	}
 }
 
-// askSilentTargets makes one member of every silent target probe: the one whose own probe is longest ago.
+// askSilentTargets makes one member of every silent target ask: of those that are connected the one whose probe is
+// longest ago. If all have given up, it is the one whose next connect is soonest, so that a target that is back is
+// noticed before everybody's backoff has run out.
 func (s *Set) askSilentTargets(now time.Time) {
-	type member struct {
-		*identityAccessor
-		lastProbe time.Time
+	type members struct {
+		connected, waiting   *identityAccessor
+		lastProbe, connectAt time.Time
+		waiters              int
 	}
-	chosen := map[*target.Target]member{}
+	found := map[*target.Target]members{}
 	s.each(func(a *identityAccessor) {
 		a.mu.Lock()
-		t, lastProbe, idle := a.target, a.health.LastProbeTime, a.published.Load().phase == Connected && a.job == nil
+		t, lastProbe, connectAt := a.target, a.health.LastProbeTime, a.nextConnect
+		idle, waits := a.published.Load().phase == Connected && a.job == nil, a.waitsForLocked(a.target)
 		a.mu.Unlock()
-		if !idle || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
+		if t == nil || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
 			return
 		}
-		if other, ok := chosen[t]; !ok || lastProbe.Before(other.lastProbe) {
-			chosen[t] = member{a, lastProbe}
+		m := found[t]
+		if idle && (m.connected == nil || lastProbe.Before(m.lastProbe)) {
+			m.connected, m.lastProbe = a, lastProbe
 		}
+		if waits {
+			m.waiters++
+			if m.waiting == nil || connectAt.Before(m.connectAt) {
+				m.waiting, m.connectAt = a, connectAt
+			}
+		}
+		found[t] = m
 	})
-	for t, a := range chosen {
-		if t.TakeTurn(now, s.options.HealthProbe.Interval) {
-			a.askForTarget()
+	for t, m := range found {
+		switch {
+		case m.connected != nil:
+			if t.TakeTurn(now, s.options.HealthProbe.Interval) {
+				m.connected.askForTarget()
+			}
+		case m.waiters > 1 && t.TakeTurn(now, scoutInterval(m.waiters, s.options.HealthProbe.Interval, s.options.ConnectBackoff.Duration)):
+			m.waiting.targetBack(t, now)
 		}
 	}
 }

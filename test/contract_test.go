@@ -40,7 +40,7 @@ func (w *world) Connect(t *testing.T, name string) {
 		create(t, serviceAccount(w.namespace, name))
 	}
 	if missing(&rbacv1.Role{ObjectMeta: serviceAccount(w.namespace, name).ObjectMeta}) {
-		grant(t, w.namespace, name, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"*"}, Verbs: []string{"*"}})
+		grant(t, w.namespace, name, everythingInCore)
 	}
 	if e := extension(w.namespace, name); missing(e) {
 		create(t, extension(w.namespace, name))

@@ -28,6 +28,7 @@ type auditEvent struct {
 	AuditID                  string
 	Stage                    string
 	RequestReceivedTimestamp metav1.MicroTime
+	StageTimestamp           metav1.MicroTime
 	RequestURI               string
 	Verb                     string
 	UserAgent                string

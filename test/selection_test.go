@@ -10,11 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
@@ -127,18 +124,13 @@ func TestClusterAndScheme(t *testing.T) {
 	// The manager's own user may not even list extensions.
 	nobody, err := cp.UserConfig("nobody")
 	g.Expect(err).NotTo(HaveOccurred())
-	o := &operator{before: leaks(), filters: count(watchFilter)}
-	o.mgr, err = ctrl.NewManager(nobody, manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(o.mgr.Add(where)).To(Succeed())
 	scheme := runtime.NewScheme()
 	g.Expect(corev1.AddToScheme(scheme)).To(Succeed())
-	o.ClusterCache, err = clustercache.SetupWithManager(t.Context(), o.mgr, quick(clustercache.Options{
-		Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission,
-	}), unnamed())
-	g.Expect(err).NotTo(HaveOccurred())
-	o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(where.GetHTTPClient().Transport) })
-	o.start(t)
+	o := newOperatorAt(t, nobody, clustercache.Options{Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
+		func(o *operator, _ *clustercache.Options) {
+			g.Expect(o.mgr.Add(where)).To(Succeed())
+			o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(where.GetHTTPClient().Transport) })
+		}).start(t)
 
 	state := o.waitConnected(t, "elsewhere")
 	g.Expect(state.Identity.Username).To(Equal("system:serviceaccount:" + ns + ":elsewhere"))

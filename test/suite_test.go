@@ -129,10 +129,17 @@ func newOperator(t testing.TB, options clustercache.Options, more ...func(*opera
 // newOperatorWithoutGuard calls more with the operator's manager before its ClusterCache is set up.
 func newOperatorWithoutGuard(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
+	restConfig, err := cp.UserConfig(operatorUser)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return newOperatorAt(t, restConfig, options, more...)
+}
+
+// newOperatorAt makes a host operator whose manager uses that config.
+func newOperatorAt(t testing.TB, restConfig *rest.Config, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
+	t.Helper()
 	g := NewWithT(t)
 	o := &operator{before: leaks(), filters: count(watchFilter)}
-	restConfig, err := cp.UserConfig(operatorUser)
-	g.Expect(err).NotTo(HaveOccurred())
+	var err error
 	o.mgr, err = ctrl.NewManager(restConfig, manager.Options{
 		Metrics:          metricsserver.Options{BindAddress: "0"},
 		LeaderElectionID: "none",
@@ -288,9 +295,12 @@ func extension(namespace, name string) *unstructured.Unstructured {
 func tenant(t *testing.T, namespace, name string) {
 	t.Helper()
 	create(t, serviceAccount(namespace, name))
-	grant(t, namespace, name, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	grant(t, namespace, name, everythingInCore)
 	create(t, extension(namespace, name))
 }
+
+// everythingInCore allows everything with core resources.
+var everythingInCore = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"*"}, Verbs: []string{"*"}}
 
 // grant gives a ServiceAccount rights in its namespace.
 func grant(t *testing.T, namespace, name string, rules ...rbacv1.PolicyRule) {
