@@ -80,6 +80,20 @@ type job struct {
 	begun  time.Time
 }
 
+// laneOf returns what the pool asks about a target.
+func laneOf(t *target.Target) func() lane {
+	return func() lane {
+		switch {
+		case t.Answers():
+			return proven
+		case t.Tried():
+			return doubtful
+		default:
+			return untried
+		}
+	}
+}
+
 // silent notes that the job got no answer. If another member got one meanwhile, those that wait are woken after all.
 func (j *job) silent(s *Set) {
 	j.target.MarkSilent()
@@ -199,7 +213,7 @@ func (a *identityAccessor) startConnectLocked(now time.Time) func() {
 	generation, expected := a.generation+1, a.resolved.Expected
 	a.publishLocked(now, Connecting, a.published.Load().reason, a.published.Load().err.Cause)
 	return func() {
-		a.set.pool.submit(j.target.Host(), j.target.Answers, false, func() {
+		a.set.pool.submit(j.target.Host(), laneOf(j.target), false, func() {
 			defer j.cancel()
 			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
 			a.runConnect(j, generation, expected)
@@ -213,7 +227,7 @@ func (a *identityAccessor) startProbeLocked() func() {
 	a.wish = noWish
 	healthy := a.health.ConsecutiveFailures == 0
 	return func() {
-		a.set.pool.submit(j.target.Host(), j.target.Answers, healthy, func() {
+		a.set.pool.submit(j.target.Host(), laneOf(j.target), healthy, func() {
 			defer j.cancel()
 			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
 			a.runProbe(j, conn, wish)
@@ -233,7 +247,11 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 		return // given up while it waited for its turn
 	}
 	options, begun := a.set.options, time.Now()
-	defer func() { metrics.ConnectDuration.Observe(time.Since(begun).Seconds()) }()
+	defer func() {
+		if j.ctx.Err() == nil {
+			metrics.ConnectDuration.Observe(time.Since(begun).Seconds())
+		}
+	}()
 	prepareCtx, cancel := context.WithTimeout(j.ctx, options.Client.Timeout)
 	err := j.cred.Prepare(prepareCtx)
 	cancel()
@@ -244,7 +262,7 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 	asked := time.Now()
 	var conn *connection
 	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.cred, func() { a.sawUnauthorized(conn) })
-	answer := askUntilTold(j.ctx, j.cred, conn, options.HealthProbe.Timeout)
+	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !expected.Matches(answer.Identity) {
 		answer = mismatch("expected", expected, answer.Identity)
 	}
@@ -294,7 +312,7 @@ func mismatch(what string, expected, seen Identity) told {
 
 // ask probes once. A request that failed for want of a credential never left, so its error's status, if any, is
 // not the answer of the server that was to be asked.
-func ask(ctx context.Context, cred credential.Credential, conn *connection, timeout time.Duration) told {
+func ask(ctx context.Context, conn *connection, timeout time.Duration) told {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	answer := told{Answer: healthprobe.Ask(ctx, config, conn.httpClient, timeout)}
@@ -304,26 +322,17 @@ func ask(ctx context.Context, cred credential.Credential, conn *connection, time
 		} else {
 			answer.Verdict, answer.local = healthprobe.Failing, true
 		}
-		answer.Err = shown(cred, answer.Err)
 	}
 	return answer
 }
 
-// shown is an error that people may see. What echoes the secret loses it, and with it what it wraps.
-func shown(cred credential.Credential, err error) error {
-	if text := err.Error(); cred.Redact(text) != text {
-		return errors.New(cred.Redact(text))
-	}
-	return err
-}
-
 // askUntilTold asks again while the answer is Denied: an API server in its first moments denies rightful requests.
 // It takes no longer than timeout.
-func askUntilTold(ctx context.Context, cred credential.Credential, conn *connection, timeout time.Duration) told {
+func askUntilTold(ctx context.Context, conn *connection, timeout time.Duration) told {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		answer := ask(ctx, cred, conn, timeout)
+		answer := ask(ctx, conn, timeout)
 		if answer.Verdict != healthprobe.Denied {
 			return answer
 		}
@@ -393,7 +402,7 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 		return
 	}
 	asked := time.Now()
-	answer := ask(j.ctx, j.cred, conn, a.set.options.HealthProbe.Timeout)
+	answer := ask(j.ctx, conn, a.set.options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !conn.identity.Matches(answer.Identity) {
 		answer = mismatch("connected as", conn.identity, answer.Identity)
 	}
@@ -433,7 +442,7 @@ func (a *identityAccessor) probedLocked(now time.Time, conn *connection, answer 
 		// It answers, and says nothing of the identity: neither a success nor a failure.
 		a.health.LastProbeTime, a.health.LastError = now, answer.Err
 	case answer.unaccepted():
-		a.health = a.health.After(now, answer.Err)
+		a.health = effective(a.health, conn.lastServed()).After(now, answer.Err)
 		a.nextConnect = now // with a new token it may well work
 		return a.disconnectLocked(now, answer.reason, answer.Err)
 	default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -158,7 +159,11 @@ func (c *connection) Go(f func()) { c.owned.start(f) }
 func (c *connection) Generation() int64 { return c.generation }
 
 // Identity implements watches.Connection.
-func (c *connection) Identity() Identity { return c.identity }
+func (c *connection) Identity() Identity {
+	identity := c.identity
+	identity.Groups = slices.Clone(identity.Groups)
+	return identity
+}
 
 // lastServed is when a request of the identity last succeeded.
 func (c *connection) lastServed() time.Time {

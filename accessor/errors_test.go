@@ -46,10 +46,10 @@ func TestGoroutinesWait(t *testing.T) {
 	owned.start(func() { close(started); <-release })
 	<-started
 	done := make(chan struct{})
-	go func() { owned.wait(); close(done) }()
+	go func() { g.Expect(owned.wait(time.Hour)).To(BeTrue()); close(done) }()
 	g.Consistently(done, 50*time.Millisecond).ShouldNot(BeClosed())
 	close(release)
 	g.Eventually(done).Should(BeClosed())
 	owned.start(func() { t.Error("nothing starts after wait") })
-	owned.wait()
+	g.Expect(owned.wait(time.Hour)).To(BeTrue())
 }

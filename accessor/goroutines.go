@@ -1,6 +1,9 @@
 package accessor
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // goroutines counts goroutines so that their owner can wait for their end. The zero value is ready.
 type goroutines struct {
@@ -18,10 +21,20 @@ func (g *goroutines) start(f func()) {
 	}
 }
 
-// wait returns when all have ended; none starts any more.
-func (g *goroutines) wait() {
+// wait returns when all have ended, or after patience, and reports whether they have; none starts any more.
+func (g *goroutines) wait(patience time.Duration) bool {
 	g.mu.Lock()
 	g.closed = true
 	g.mu.Unlock()
-	g.group.Wait()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		g.group.Wait()
+	}()
+	select {
+	case <-ended:
+		return true
+	case <-time.After(patience):
+		return false
+	}
 }

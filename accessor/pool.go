@@ -6,14 +6,18 @@ const (
 	// maxJobs bounds the connects and probes that run at the same time.
 	maxJobs = 100
 	// maxDoubtfulJobs bounds those at targets of which nobody knows that they answer, so that any number of targets
-	// that hang leave room for the others.
+	// that hang leave room for the others; minDoubtfulJobs of the room is theirs alone, so that they get their chance.
 	maxDoubtfulJobs = 50
+	minDoubtfulJobs = 10
 	// maxJobsPerTarget bounds those at one target.
 	maxJobsPerTarget = 10
+	// urgentInARow is how many urgent jobs of a target run before one that is not.
+	urgentInARow = 4
 )
 
 // pool runs connects and probes: bounded in all and per target, never blocking who submits. Within a target urgent jobs
-// run first, and else in order. Targets that have room take turns, those that answer before those that may not.
+// run before others, and else in order. Targets that have room take turns: those that answer before those that were not
+// tried, and these before those that may not answer.
 type pool struct {
 	mu      sync.Mutex
 	closed  bool
@@ -28,35 +32,47 @@ type lane int
 
 const (
 	proven   lane = iota // it answers
-	doubtful             // it may not
+	untried              // nobody knows
+	doubtful             // it did not answer
 	lanes
 	nowhere lane = -1
 )
 
+// hasRoom reports whether a job of that lane may run.
+func (l lane) hasRoom(running [lanes]int) bool {
+	notProven := running[untried] + running[doubtful]
+	if l == proven {
+		return running[proven]+max(notProven, minDoubtfulJobs) < maxJobs
+	}
+	return running[proven]+notProven < maxJobs && notProven < maxDoubtfulJobs
+}
+
 // jobQueue is the jobs of one target. All of it is guarded by the pool's mu.
 type jobQueue struct {
 	target  string
-	answers func() bool // whether the target does, as far as is known
+	wants   func() lane // where it belongs, as far as is known
 	urgent  []func()
 	waiting []func()
+	inARow  int // urgent ones that were taken since the last that was not
 	running int
 	lane    lane
 }
 
 func (q *jobQueue) take() (job func()) {
-	if len(q.urgent) > 0 {
+	if len(q.urgent) > 0 && (q.inARow < urgentInARow || len(q.waiting) == 0) {
+		q.inARow++
 		job, q.urgent = q.urgent[0], q.urgent[1:]
-	} else {
-		job, q.waiting = q.waiting[0], q.waiting[1:]
+		return job
 	}
+	q.inARow = 0
+	job, q.waiting = q.waiting[0], q.waiting[1:]
 	return job
 }
 
 func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
 
-// submit runs job soon. After close it does nothing. answers is asked whether the target is known to answer; it must
-// not block.
-func (p *pool) submit(target string, answers func() bool, urgent bool, job func()) {
+// submit runs job soon. After close it does nothing. wants says what is known about the target; it must not block.
+func (p *pool) submit(target string, wants func() lane, urgent bool, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -70,7 +86,9 @@ func (p *pool) submit(target string, answers func() bool, urgent bool, job func(
 		q = &jobQueue{target: target, lane: nowhere}
 		p.queues[target] = q
 	}
-	q.answers = answers
+	if q.wants == nil || q.wants() != proven { // another one at the same address does not make it doubtful
+		q.wants = wants
+	}
 	if urgent {
 		q.urgent = append(q.urgent, job)
 	} else {
@@ -86,11 +104,8 @@ func (p *pool) giveTurnLocked(q *jobQueue) {
 	if !q.hasWork() || q.running >= maxJobsPerTarget {
 		return
 	}
-	wanted := doubtful
-	if q.answers() {
-		wanted = proven
-	}
-	if q.lane == wanted || q.lane == proven {
+	wanted := q.wants()
+	if q.lane != nowhere && q.lane <= wanted {
 		return
 	}
 	q.lane = wanted
@@ -100,7 +115,7 @@ func (p *pool) giveTurnLocked(q *jobQueue) {
 // nextLocked takes the queue whose turn it is, nil if there is none or no room.
 func (p *pool) nextLocked() (*jobQueue, lane) {
 	for l := range lanes {
-		for p.running[proven]+p.running[doubtful] < maxJobs && (l == proven || p.running[doubtful] < maxDoubtfulJobs) && len(p.turns[l]) > 0 {
+		for l.hasRoom(p.running) && len(p.turns[l]) > 0 {
 			q := p.turns[l][0]
 			p.turns[l] = p.turns[l][1:]
 			if q.lane == l {

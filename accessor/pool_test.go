@@ -11,7 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func answers() bool { return true }
+func answers() lane { return proven }
 
 // A target that hangs takes no more than its share, and submit never waits.
 func TestPoolIsBoundedPerTarget(t *testing.T) {
@@ -53,12 +53,12 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs))
+		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs - minDoubtfulJobs))
 		close(release)
 		p.mu.Lock()
 		waiting := len(p.turns[proven])
 		p.mu.Unlock()
-		g.Expect(waiting).To(BeNumerically("<=", 400-maxJobs))
+		g.Expect(waiting).To(BeNumerically("<=", 400-(maxJobs-minDoubtfulJobs)))
 		synctest.Wait()
 		g.Expect(most.Load()).To(BeNumerically("<=", maxJobs))
 		g.Expect(p.queues).To(BeEmpty())
@@ -100,13 +100,19 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		release := make(chan struct{})
 		var hanging, served atomic.Int32
 		var turnedOut atomic.Bool
+		turnsOut := func() lane {
+			if turnedOut.Load() {
+				return proven
+			}
+			return doubtful
+		}
 		first := make(chan struct{})
-		p.submit("unknown", turnedOut.Load, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
+		p.submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
 		for i := range 10 * maxDoubtfulJobs {
-			p.submit(fmt.Sprintf("hangs-%d", i), func() bool { return false }, true, func() { hanging.Add(1); <-release })
+			p.submit(fmt.Sprintf("hangs-%d", i), func() lane { return doubtful }, true, func() { hanging.Add(1); <-release })
 		}
 		for range 20 {
-			p.submit("unknown", turnedOut.Load, false, func() { served.Add(1) })
+			p.submit("unknown", turnsOut, false, func() { served.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs), "with the unknown one, that is all of the room")
@@ -151,7 +157,58 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 		}
 		release <- struct{}{} // one place, so that there is an order
 		synctest.Wait()
-		g.Expect(order).To(Equal(strings.Repeat("p", 30) + strings.Repeat("c", 30)))
+		g.Expect(order).To(Equal(strings.Repeat("ppppc", 7)+"pp"+strings.Repeat("c", 23)), "but connects get their turn too")
+		close(release)
+		p.close()
+	})
+}
+
+// Targets that do not answer, and those that nobody tried yet, get their chance however busy the others are; and what
+// nobody tried comes before what did not answer.
+func TestPoolGivesEverybodyAChance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var p pool
+		release := make(chan struct{})
+		for i := range 40 * maxJobsPerTarget {
+			p.submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
+		}
+		silent := make(chan struct{})
+		for i := range 2 * minDoubtfulJobs {
+			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-silent })
+		}
+		var tried atomic.Int32
+		p.submit("new", func() lane { return untried }, false, func() { tried.Add(1) })
+		synctest.Wait()
+		silent <- struct{}{} // one place
+		synctest.Wait()
+		g.Expect(tried.Load()).To(BeEquivalentTo(1))
+		close(silent)
+		close(release)
+		p.close()
+	})
+}
+
+// Another target at the same address, which nobody knows to answer, does not make the address doubtful.
+func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var p pool
+		release := make(chan struct{})
+		for i := range maxDoubtfulJobs {
+			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-release })
+		}
+		for range maxJobsPerTarget {
+			p.submit("address", answers, true, func() { <-release })
+		}
+		var probed atomic.Int32
+		p.submit("address", answers, true, func() { probed.Add(1) })
+		p.submit("address", func() lane { return doubtful }, false, func() {})
+		for range maxJobsPerTarget {
+			release <- struct{}{}
+		}
+		synctest.Wait()
+		g.Expect(probed.Load()).To(BeEquivalentTo(1))
 		close(release)
 		p.close()
 	})

@@ -19,6 +19,10 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
+// handlerPatience is how long a set that ends waits for handlers of other controllers, which informers call: one that
+// hangs must not keep the manager from stopping.
+const handlerPatience = 5 * time.Second
+
 // Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it alone calls
 // Reconcile, Remove and Run. Everything else may be called from any goroutine, and getters never wait.
 type Set struct {
@@ -82,7 +86,9 @@ func (s *Set) shutdown() {
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
 	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) }) // what Reconcile made meanwhile; it makes no more
 	s.pool.close()
-	s.owned.wait()
+	if !s.owned.wait(handlerPatience) {
+		s.options.Logger.Info("Stopped, although handlers of other controllers are still being called", "waited", handlerPatience)
+	}
 }
 
 // Reconcile takes what the extension is to connect as, or why that is not known, and starts what is due: a connect, a

@@ -36,8 +36,8 @@ type ClusterCache interface {
 
 	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity, renewals
 	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit. Its
-	// Timeout is Client.Timeout, which ends whole responses: set it to 0 for watches, logs and exec. Requests go to
-	// whatever Host the caller sets, with the identity's token: change it for nobody.
+	// Timeout is Client.Timeout, which ends whole responses: set it to 0 for watches, logs and exec. Requests to
+	// another Host are refused.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
 	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper, HTTP client

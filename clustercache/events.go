@@ -3,10 +3,20 @@ package clustercache
 import (
 	"context"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// eventBurst is how many Events an extension may have in a row, and eventRefill after what time it may have another:
+	// tenants decide how often their ServiceAccounts come and go.
+	eventBurst  = 10
+	eventRefill = time.Minute
 )
 
 // maxNote is how many bytes of text the API server takes in an Event.
@@ -15,7 +25,11 @@ const maxNote = 1024
 // recordEvents writes an Event on an extension whenever it connects, or is not connected for another reason, until ctx
 // is done. It is a consumer like any other source, so a recorder that blocks holds up nobody else.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
-	recorded := map[client.ObjectKey]recordedEvent{}
+	type record struct {
+		last  recordedEvent
+		limit flowcontrol.PassiveRateLimiter
+	}
+	recorded := map[client.ObjectKey]*record{}
 	c.sources.Listen(ctx, known{c.set}, 0, func(object client.Object) {
 		key := client.ObjectKeyFromObject(object)
 		state, known := c.set.State(key)
@@ -23,24 +37,38 @@ func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRe
 			delete(recorded, key) // it is gone, or another's now
 			return
 		}
-		event, news := nextEvent(state, recorded[key])
-		if !news {
+		if object.GetUID() != state.UID {
+			return // it was created again; its successor is told too
+		}
+		of := recorded[key]
+		if of == nil {
+			of = &record{limit: newEventLimit()}
+			recorded[key] = of
+		}
+		event, news := nextEvent(state, of.last)
+		if !news || !of.limit.TryAccept() {
 			return
 		}
-		recorded[key] = event
+		of.last = event
 		recorder.Eventf(object, nil, event.kind, event.reason, "Connect", "%s", eventNote(state))
 	})
 }
 
+// newEventLimit is the limit of one extension's Events.
+func newEventLimit() flowcontrol.PassiveRateLimiter {
+	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventRefill.Seconds()), eventBurst)
+}
+
 // recordedEvent is what an Event was about.
 type recordedEvent struct {
+	uid          types.UID // of the extension
 	kind, reason string
 	generation   int64 // of the connection
 }
 
 // nextEvent says which Event the state is worth, and whether it is another than the last.
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
-	event := recordedEvent{kind: corev1.EventTypeWarning, reason: string(state.Reason), generation: state.Generation}
+	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason), generation: state.Generation}
 	switch {
 	case state.Phase == Connected:
 		event.kind, event.reason = corev1.EventTypeNormal, string(Connected)

@@ -35,17 +35,19 @@ type Options struct {
 	// Credentials says whom an object acts as. Defaults to credential.ServiceAccountTokens.
 	Credentials credential.Provider
 	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and becomes the
-	// Message of the state. It is called on every reconcile and must not do I/O.
+	// Message of the state. It is called on every reconcile and must not do I/O. If it panics, the answer is no.
 	//
 	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default: without a
 	// guard, whoever may write an extension could act as any ServiceAccount, so nil is refused. GuardedByAdmission
 	// states that an admission policy guards them. With credentials that name no ServiceAccount it must be nil.
 	AllowIdentity func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
 	// WatchFilterValue, if set, restricts this ClusterCache to extensions whose label WatchLabel has that value, so that
-	// several operators share the work. An extension that loses the label is disconnected (Filtered) and forgotten.
+	// several operators share the work; give each of them a value. An extension that loses the label is disconnected
+	// (Filtered) and forgotten. It divides work and guards nothing: whoever writes an extension chooses the label, and
+	// with it the operator, so all of them need the same AllowIdentity.
 	WatchFilterValue string
 	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the object, which is a
-	// copy, and must not do I/O.
+	// copy, and must not do I/O. If it panics, the object does not match.
 	Filter func(object client.Object) bool
 	// Cache configures the cache of every connection.
 	Cache CacheOptions
@@ -57,7 +59,9 @@ type Options struct {
 	// fifth of jitter. A ServiceAccount or target that is seen again ends the wait.
 	ConnectBackoff wait.Backoff
 	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not connected for another
-	// reason than before. Use the manager's GetEventRecorder. Needs "create" and "patch" on events.events.k8s.io.
+	// reason than before, a few in a row per extension and then one a minute. Use the manager's GetEventRecorder; it must
+	// not block. Needs config/rbac/events.yaml. Their text is the Message of the state, so everybody who reads Events in
+	// the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity says and where API servers are.
 	EventRecorder events.EventRecorder
 	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry; see docs/operations.md.
 	Metrics MetricsOptions

@@ -27,6 +27,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/internal/lists"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // controllerName is the reconciler's name in logs and metrics.
@@ -178,15 +179,35 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 	}
-	if !r.wants(object) {
+	wanted, err := r.isWanted(object)
+	if !wanted {
 		r.set.Remove(req.NamespacedName, Filtered)
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, err
 	}
 	resolved, err := r.resolve(ctx, object)
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil
 }
 
-func (r *reconciler) resolve(ctx context.Context, object client.Object) (credential.Resolved, error) {
+// isWanted asks the author's function, which may panic: what tenants write must not keep a connection that it should lose.
+func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			metrics.HandlerPanics.Inc()
+			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause)
+		}
+	}()
+	return r.wants(object), nil
+}
+
+// resolve asks the author's functions. One that panics has not allowed, and not provided, anything.
+func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolved credential.Resolved, err error) {
+	asked := "Options.AllowIdentity"
+	defer func() {
+		if cause := recover(); cause != nil {
+			metrics.HandlerPanics.Inc()
+			resolved, err = credential.Resolved{}, accessor.MarkNotAllowed(errors.Errorf("%s panicked: %v", asked, cause))
+		}
+	}()
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccount, err := r.resolver.ServiceAccount(object)
 		if err != nil {
@@ -196,5 +217,6 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (credent
 			return credential.Resolved{}, accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
 		}
 	}
+	asked = "Options.Credentials"
 	return r.resolver.Resolve(ctx, object)
 }

@@ -59,7 +59,19 @@ type fakeCache struct {
 }
 
 func (f *fakeCache) GetInformer(ctx context.Context, object client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
-	return f.conn.newInformer(ctx, object, "")
+	informer, err := f.conn.newInformer(object, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-informer.HasSyncedChecker().Done():
+		return informer, nil
+	case <-ctx.Done():
+		informer.Release()
+		return nil, errors.WithStack(context.Cause(ctx))
+	case <-f.conn.life.Done():
+		return nil, f.conn.Err()
+	}
 }
 
 func (f *fakeCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -29,7 +30,9 @@ type connection struct {
 	identity   clustercache.Identity
 	life       context.Context
 	end        context.CancelCauseFunc
-	running    sync.WaitGroup
+
+	mu      sync.Mutex     // held while life ends, or running grows
+	running sync.WaitGroup // grows only while life has not ended
 }
 
 var _ watches.Connection = (*connection)(nil)
@@ -52,9 +55,18 @@ func (c *connection) Err() error {
 }
 
 func (c *connection) Go(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.life.Err() == nil {
 		c.running.Go(f)
 	}
+}
+
+// close ends the connection. Nothing of it begins any more.
+func (c *connection) close(reason error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.end(reason)
 }
 
 // config reaches nobody: whoever tries is told so.
@@ -75,16 +87,9 @@ func (n nobody) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, errors.New("this is the fake: there is no API server behind it; use GetClient")
 }
 
-// Hold returns an informer over the client of the test, which has synced.
-func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
-	informer, err := c.newInformer(ctx, object, scope.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	if observe != nil {
-		observe(scopedcache.ScopeState{State: scopedcache.Synced})
-	}
-	return informer, nil
+// Hold returns an informer over the client of the test. As with the real one, errors of the client are told to observe.
+func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+	return c.newInformer(object, scope.Namespace, observe)
 }
 
 // informer is an informer that runs until Release, or its connection's end.
@@ -95,7 +100,7 @@ type informer struct {
 
 func (i *informer) Release() { i.stop() }
 
-func (c *connection) newInformer(ctx context.Context, object client.Object, namespace string) (*informer, error) {
+func (c *connection) newInformer(object client.Object, namespace string, observe func(scopedcache.ScopeState)) (*informer, error) {
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
@@ -106,23 +111,23 @@ func (c *connection) newInformer(ctx context.Context, object client.Object, name
 	if namespace, err = c.served(object, namespace); err != nil {
 		return nil, err
 	}
-	shared := toolscache.NewSharedIndexInformer(&listerWatcher{client: c.of, list: list, namespace: namespace}, object, 0, toolscache.Indexers{})
-	if err := shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) }); err != nil {
-		return nil, errors.WithStack(err)
+	if observe == nil {
+		observe = func(scopedcache.ScopeState) {}
 	}
+	lw := &listerWatcher{client: c.of, list: list, namespace: namespace, listed: func() { observe(scopedcache.ScopeState{State: scopedcache.Synced}) }}
+	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
+	// These fail only on informers that run.
+	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) })
+	_ = shared.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+		state := scopedcache.ScopeState{State: scopedcache.Failing, LastError: err}
+		if apierrors.IsForbidden(err) {
+			state.State = scopedcache.Forbidden
+		}
+		observe(state)
+	})
 	life, stop := context.WithCancel(c.life)
-	made := &informer{SharedIndexInformer: shared, stop: stop}
 	c.Go(func() { shared.RunWithContext(life) })
-	select {
-	case <-shared.HasSyncedChecker().Done():
-		return made, nil
-	case <-ctx.Done():
-		stop()
-		return nil, errors.WithStack(context.Cause(ctx))
-	case <-life.Done():
-		stop()
-		return nil, context.Cause(life)
-	}
+	return &informer{SharedIndexInformer: shared, stop: stop}, nil
 }
 
 // served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's mapper knows them. What
@@ -149,6 +154,7 @@ type listerWatcher struct {
 	client    client.Client
 	list      client.ObjectList
 	namespace string
+	listed    func() // told of every list that succeeded
 
 	mu    sync.Mutex
 	begun watch.Interface // guarded by mu; by the last List, not taken yet
@@ -169,8 +175,11 @@ func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
 	l.begun = stream
 	l.mu.Unlock()
 	list := l.list.DeepCopyObject().(client.ObjectList)
-	err = l.client.List(context.Background(), list, client.InNamespace(l.namespace))
-	return list, err
+	if err := l.client.List(context.Background(), list, client.InNamespace(l.namespace)); err != nil {
+		return nil, err
+	}
+	l.listed()
+	return list, nil
 }
 
 func (l *listerWatcher) Watch(metav1.ListOptions) (watch.Interface, error) {

@@ -3,6 +3,7 @@ package fake
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -38,18 +39,19 @@ type Cache struct {
 
 	mu         sync.Mutex
 	extensions map[client.ObjectKey]*extension // guarded by mu
+	conns      []*connection                   // guarded by mu; all there were, for Close
 }
 
 var _ clustercache.ClusterCache = (*Cache)(nil)
 
-// extension is one extension. What is not said to be constant is guarded by the cache's mu.
+// extension is one extension. All of it is guarded by the cache's mu.
 type extension struct {
 	object   client.Object
 	state    clustercache.ConnectionState // without Watches
 	conn     *connection                  // nil while not connected
 	since    time.Time                    // not connected, or connected
-	presets  []string                     // watches that are there already; constant
-	registry *watches.Registry            // constant; nil before the first connect, whose client has the scheme
+	presets  []string                     // watches that are there already; replaced, never changed
+	registry *watches.Registry            // nil before the first connect, whose client has the scheme
 }
 
 // NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of watches that are
@@ -70,22 +72,27 @@ func NewFakeEmptyCache() *Cache {
 func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
 
 func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string) {
-	f.end(key, clustercache.IdentityMismatch)
 	f.mu.Lock()
 	e := f.knownLocked(key)
-	e.presets = append(e.presets, presets...)
+	e.presets = append(slices.Clone(e.presets), presets...)
 	if e.registry == nil {
 		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard()}
 	}
+	release := func() {}
+	if e.conn != nil {
+		release = f.endLocked(e, clustercache.IdentityMismatch)
+	}
 	e.state.Generation++
 	e.conn = newConnection(c, e.state.Generation, e.state.Identity)
-	e.registry.Connected(e.conn)
+	f.conns = append(f.conns, e.conn)
 	now := time.Now()
 	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now
 	e.state.Target = Target
 	e.state.Health = e.state.Health.After(now, nil)
+	e.registry.Connected(e.conn)
 	object := e.object
 	f.mu.Unlock()
+	release()
 	f.hub.Changed(object)
 }
 
@@ -93,41 +100,35 @@ func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string)
 // Filtered it is not known any more, and its watches have ended.
 func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
 	f.mu.Lock()
-	f.knownLocked(key)
+	e := f.knownLocked(key)
+	release := f.endLocked(e, reason)
+	object, registry := e.object, e.registry
+	gone := reason == clustercache.Deleted || reason == clustercache.Filtered
+	if gone {
+		delete(f.extensions, key)
+	}
 	f.mu.Unlock()
-	object, registry := f.end(key, reason)
-	if (reason == clustercache.Deleted || reason == clustercache.Filtered) && registry != nil {
+	release()
+	if gone && registry != nil {
 		registry.End()
 	}
 	f.hub.Changed(object)
 }
 
-// end ends the connection of an extension, if there is one.
-func (f *Cache) end(key client.ObjectKey, reason clustercache.Reason) (client.Object, *watches.Registry) {
-	f.mu.Lock()
-	e, known := f.extensions[key]
-	if !known {
-		f.mu.Unlock()
-		return nil, nil
-	}
-	now := time.Now()
+// endLocked ends the connection of an extension, if there is one. Call what it returns without mu.
+func (f *Cache) endLocked(e *extension, reason clustercache.Reason) (release func()) {
 	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
-		e.since = now
+		e.since = time.Now()
 	}
-	conn := e.conn
-	e.conn = nil
 	e.state.Phase, e.state.Reason, e.state.Since = clustercache.Disconnected, reason, e.since
 	e.state.Message = "the fake disconnected it"
-	ended := e.notConnected()
-	if reason == clustercache.Deleted || reason == clustercache.Filtered {
-		delete(f.extensions, key)
+	conn, registry := e.conn, e.registry
+	e.conn = nil
+	if conn == nil {
+		return func() {}
 	}
-	f.mu.Unlock()
-	if conn != nil {
-		conn.end(ended)
-		e.registry.Disconnected(conn)
-	}
-	return e.object, e.registry
+	conn.close(e.notConnected())
+	return func() { registry.Disconnected(conn) }
 }
 
 // FailProbe fails a probe of an extension, which stays connected: it is as if no probe had succeeded for longer than any
@@ -178,23 +179,18 @@ func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity
 }
 
 // Close ends every connection and watch, and returns when nothing of them runs any more. Tests that look for goroutines
-// need it.
+// need it. A handler that hangs makes it hang.
 func (f *Cache) Close() {
 	f.mu.Lock()
-	var conns []*connection
-	for _, e := range f.extensions {
-		if e.conn != nil {
-			conns = append(conns, e.conn)
-		}
-	}
-	keys := make([]client.ObjectKey, 0, len(f.extensions))
-	for key := range f.extensions {
-		keys = append(keys, key)
-	}
+	keys := slices.Collect(maps.Keys(f.extensions))
 	f.mu.Unlock()
 	for _, key := range keys {
 		f.Disconnect(key, clustercache.Deleted)
 	}
+	f.mu.Lock()
+	conns := f.conns
+	f.conns = nil
+	f.mu.Unlock()
 	for _, conn := range conns {
 		conn.running.Wait()
 	}
@@ -227,27 +223,27 @@ func (e *extension) notConnected() *clustercache.NotConnectedError {
 	return err
 }
 
-// connected returns the connection of an extension, or why there is none.
-func (f *Cache) connected(key client.ObjectKey) (*extension, *connection, error) {
+// connected returns a copy of an extension that is connected, or why it is not.
+func (f *Cache) connected(key client.ObjectKey) (extension, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e, known := f.extensions[key]
 	switch {
 	case !known:
-		return nil, nil, &clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted, Cause: errors.New("the fake does not know it")}
+		return extension{}, &clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted, Cause: errors.New("the fake does not know it")}
 	case e.conn == nil:
-		return nil, nil, e.notConnected()
+		return extension{}, e.notConnected()
 	}
-	return e, e.conn, nil
+	return *e, nil
 }
 
 // GetClient implements clustercache.ClusterCache: the client of the test, bound to the connection.
 func (f *Cache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	_, conn, err := f.connected(extension)
+	e, err := f.connected(extension)
 	if err != nil {
 		return nil, err
 	}
-	return conn.client(), nil
+	return e.conn.client(), nil
 }
 
 // GetReader implements clustercache.ClusterCache: the client of the test.
@@ -262,50 +258,53 @@ func (f *Cache) GetUncachedClient(ctx context.Context, extension client.ObjectKe
 
 // GetRESTConfig implements clustercache.ClusterCache: a config that reaches nobody.
 func (f *Cache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
-	_, conn, err := f.connected(extension)
+	e, err := f.connected(extension)
 	if err != nil {
 		return nil, err
 	}
-	return conn.config(), nil
+	return e.conn.config(), nil
 }
 
 // GetCluster implements clustercache.ClusterCache around the client of the test.
 func (f *Cache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
-	_, conn, err := f.connected(extension)
+	e, err := f.connected(extension)
 	if err != nil {
 		return nil, err
 	}
-	return &fakeCluster{conn: conn}, nil
+	return &fakeCluster{conn: e.conn}, nil
 }
 
 // Watch implements clustercache.ClusterCache.
 func (f *Cache) Watch(ctx context.Context, extension client.ObjectKey, watcher clustercache.Watcher) error {
-	e, conn, err := f.connected(extension)
+	e, err := f.connected(extension)
 	if err != nil || slices.Contains(e.presets, watcher.Name()) {
 		return err
 	}
-	return e.registry.Watch(ctx, conn, watcher)
+	return e.registry.Watch(ctx, e.conn, watcher)
 }
 
 // WatchContent implements clustercache.ClusterCache.
 func (f *Cache) WatchContent(ctx context.Context, extension client.ObjectKey, content clustercache.ContentWatch) error {
-	e, conn, err := f.connected(extension)
+	e, err := f.connected(extension)
 	if err != nil || slices.Contains(e.presets, content.Name()) {
 		return err
 	}
-	return e.registry.WatchContent(ctx, conn, content)
+	return e.registry.WatchContent(ctx, e.conn, content)
 }
 
 // Unwatch implements clustercache.ClusterCache.
 func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
 	f.mu.Lock()
-	e := f.extensions[extension]
-	if e != nil && len(dependents) == 0 {
-		e.presets = slices.DeleteFunc(slices.Clone(e.presets), func(preset string) bool { return preset == name })
+	var registry *watches.Registry
+	if e := f.extensions[extension]; e != nil {
+		registry = e.registry
+		if len(dependents) == 0 {
+			e.presets = slices.DeleteFunc(slices.Clone(e.presets), func(preset string) bool { return preset == name })
+		}
 	}
 	f.mu.Unlock()
-	if e != nil && e.registry != nil {
-		e.registry.Unwatch(ctx, name, dependents...)
+	if registry != nil {
+		registry.Unwatch(ctx, name, dependents...)
 	}
 	return nil
 }

@@ -3,18 +3,22 @@ package fake
 import (
 	"context"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -173,3 +177,57 @@ func TestClientWithoutWatch(t *testing.T) {
 type starts struct{ ctx context.Context }
 
 func (s starts) Watch(src source.Source) error { return src.Start(s.ctx, nil) }
+
+// Whoever connects and asks at the same time: in the end one connection is alive, and nothing runs after Close.
+func TestConcurrentUse(t *testing.T) {
+	g := NewWithT(t)
+	f := NewFakeEmptyCache()
+	c := clientfake.NewClientBuilder().Build()
+	var mu sync.Mutex
+	var handed []client.Client
+	var running sync.WaitGroup
+	for range 20 {
+		running.Go(func() {
+			f.Connect(key("red"), c)
+			if got, err := f.GetClient(t.Context(), key("red")); err == nil {
+				mu.Lock()
+				handed = append(handed, got)
+				mu.Unlock()
+			}
+			_ = f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+				Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{}}))
+			_ = f.Unwatch(t.Context(), key("red"), "watch")
+			_ = f.Watches(key("red"))
+		})
+	}
+	running.Wait()
+	f.Close()
+	for _, c := range handed {
+		g.Expect(c.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
+	}
+}
+
+// What the client denies, OnError is told; and that it does not any more.
+func TestOnError(t *testing.T) {
+	g := NewWithT(t)
+	var denied atomic.Bool
+	denied.Store(true)
+	c := interceptor.NewClient(clientfake.NewClientBuilder().Build(), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		if denied.Load() {
+			return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil)
+		}
+		return c.List(ctx, list, opts...)
+	}})
+	f := NewFakeCache(c, key("red"))
+	t.Cleanup(f.Close)
+	told := make(chan clustercache.WatchError, 10)
+	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{},
+		OnError: func(_ context.Context, err clustercache.WatchError) { told <- err },
+	}))).To(Succeed(), "it does not wait for the first objects")
+	var err clustercache.WatchError
+	g.Eventually(told).Should(Receive(&err))
+	g.Expect(apierrors.IsForbidden(err.Err)).To(BeTrue())
+	denied.Store(false)
+	g.Eventually(told, 30*time.Second).Should(Receive(HaveField("Err", BeNil())))
+}

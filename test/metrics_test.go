@@ -9,6 +9,8 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -88,6 +90,8 @@ func TestEvents(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	create(t, extension(ns, "eventful"))
+	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latchkey-events"},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "latchkey-events"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
 	o := newOperator(t, clustercache.Options{}, func(o *operator, options *clustercache.Options) {
 		options.EventRecorder = o.mgr.GetEventRecorder("latchkey-e2e")
 		options.ConnectBackoff = never()

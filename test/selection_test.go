@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -150,3 +151,40 @@ type unregisteredList struct {
 }
 
 func (l *unregisteredList) DeepCopyObject() runtime.Object { return &unregisteredList{} }
+
+// What a tenant writes into its extension may make the author's functions panic. It loses its connection by that, and
+// does not keep one that it should lose; nobody else notices.
+func TestPanickingOptions(t *testing.T) {
+	bad := func(o client.Object) {
+		if o.GetLabels()["bad"] != "" {
+			panic("I did not expect this")
+		}
+	}
+	for name, tc := range map[string]struct {
+		options clustercache.Options
+		reason  clustercache.Reason
+	}{
+		"Filter": {clustercache.Options{Filter: func(o client.Object) bool { bad(o); return true }}, clustercache.Filtered},
+		"AllowIdentity": {clustercache.Options{AllowIdentity: func(_ context.Context, o client.Object, _ types.NamespacedName) error {
+			bad(o)
+			return nil
+		}}, clustercache.NotAllowed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			ns := namespace(t)
+			tenant(t, ns, "bad")
+			tenant(t, ns, "good")
+			o := startOperator(t, tc.options)
+			o.waitConnected(t, "bad")
+			bystander := o.waitConnected(t, "good")
+			old := handlesOf(t, o, "bad")
+			label(t, "bad", "bad", "yes")
+			g.Eventually(func() error { _, err := o.GetClient(t.Context(), key("bad")); return err }).WithTimeout(patience).Should(MatchError(clustercache.ErrNotConnected))
+			old.expectDead(t, ns, tc.reason)
+			label(t, "bad", "bad", "")
+			o.waitConnected(t, "bad")
+			g.Expect(o.state("good").Since).To(Equal(bystander.Since))
+		})
+	}
+}

@@ -1,11 +1,18 @@
 package test
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
@@ -54,4 +61,41 @@ func TestNotStarted(t *testing.T) {
 	tenant(t, ns, "waiting")
 	o := newOperator(t, clustercache.Options{})
 	expectNotConnected(t, o, "waiting", clustercache.NotStarted)
+}
+
+// Handlers and OnErrors that hang do not keep a manager from stopping.
+func TestStopWithHandlersThatHang(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "hangs")
+	createConfigMaps(t, ns, "x")
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "hangs")
+	release := make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(free)
+	called := make(chan string, 10)
+	c := newFakeController(t)
+	handles := c.watch("handler", &corev1.ConfigMap{}, ns)
+	handles.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+		called <- "handler"
+		<-release
+	}}
+	fails := c.watch("error", &corev1.Node{}, "") // which it may not watch
+	fails.OnError = func(context.Context, clustercache.WatchError) {
+		called <- "OnError"
+		<-release
+	}
+	for _, options := range []clustercache.WatcherOptions{handles, fails} {
+		g.Expect(o.Watch(t.Context(), key("hangs"), clustercache.NewWatcher(options))).To(Succeed())
+	}
+	g.Eventually(called).WithTimeout(patience).Should(Receive())
+	g.Eventually(called).WithTimeout(patience).Should(Receive())
+	begun := time.Now()
+	o.stopManager(t)
+	g.Expect(time.Since(begun)).To(BeNumerically("<", 20*time.Second), "the manager itself would wait for 30 s, and then give up")
+	expectNotConnected(t, o, "hangs", clustercache.NotStarted)
+	free()
+	c.close()
+	o.leftNothing(t)
 }

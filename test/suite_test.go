@@ -180,6 +180,13 @@ func (o *operator) end(t testing.TB) {
 	if o.stop == nil {
 		return
 	}
+	o.stopManager(t)
+	o.leftNothing(t)
+}
+
+// stopManager stops the manager and waits until it has ended.
+func (o *operator) stopManager(t testing.TB) {
+	t.Helper()
 	o.stop()
 	o.stop = nil
 	select {
@@ -190,6 +197,11 @@ func (o *operator) end(t testing.TB) {
 	case <-time.After(patience):
 		t.Fatal("the manager does not end")
 	}
+}
+
+// leftNothing looks for what an operator that has stopped left behind.
+func (o *operator) leftNothing(t testing.TB) {
+	t.Helper()
 	NewWithT(t).Eventually(func() error {
 		// What is not the operator's to close: the manager's own connections, which live as long as the process, and ours.
 		// A connection is not idle until its cancelled streams have ended, so this is done again.

@@ -110,6 +110,12 @@ func TestWatch(t *testing.T) {
 
 	create(t, configMap(ns, "a"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
+	// Nobody else's RemoveInformer stops an informer that a watch holds.
+	whole, err := o.GetCluster(ctx, key("watcher"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(whole.GetCache().RemoveInformer(ctx, metadataOf("ConfigMap"))).To(Succeed())
+	create(t, configMap(ns, "b"))
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create b"))
 	// A reconnect brings the watch back by itself.
 	g.Expect(admin.Delete(ctx, serviceAccount(ns, "watcher"))).To(Succeed())
 	o.waitReason(t, "watcher", clustercache.ServiceAccountNotFound)

@@ -75,14 +75,13 @@ type Credential interface {
 	// still valid. errors.Is tells the reason.
 	Prepare(ctx context.Context) error
 	// RoundTripper returns next with this identity, and no other, on every request. Where there is no valid
-	// secret the request fails and nothing is sent.
+	// secret the request fails and nothing is sent. What a server or proxy echoes of the secret, in headers, errors or
+	// bodies of errors, is removed.
 	RoundTripper(next http.RoundTripper) http.RoundTripper
 	// Expires is when the secret now in use expires, zero if it does not or there is none.
 	Expires() time.Time
 	// Discard forgets a secret that was obtained before the given time, because the server did not accept it.
 	Discard(before time.Time)
-	// Redact returns text without the secret that is in use: servers and proxies may echo what they were sent.
-	Redact(text string) string
 	// Close gives the secret up. Requests after that fail.
 	Close()
 

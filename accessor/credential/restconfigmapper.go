@@ -154,7 +154,6 @@ func (*fixedToken) Prepare(context.Context) error { return nil }
 func (*fixedToken) Expires() time.Time            { return time.Time{} }
 func (*fixedToken) Discard(time.Time)             {}
 func (f *fixedToken) Close()                      { f.closed.Store(true) }
-func (f *fixedToken) Redact(text string) string   { return f.token.redact(text) }
 func (f *fixedToken) get(context.Context) (secret, error) {
 	if f.closed.Load() {
 		return nil, errClosed

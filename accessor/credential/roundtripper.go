@@ -2,10 +2,12 @@ package credential
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 
+	"github.com/pkg/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
@@ -41,11 +43,57 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 	stripIdentity(authenticated.Header)
 	authenticated.Header.Set("Authorization", "Bearer "+token())
 	resp, err := b.next.RoundTrip(authenticated)
-	if resp != nil {
-		resp.Request = req // and not the one that carries the token
+	if err != nil {
+		if text := err.Error(); token.redact(text) != text { // a server that speaks no HTTP is quoted
+			err = errors.New(token.redact(text))
+		}
+		return nil, err
 	}
-	return resp, err
+	resp.Request = req // and not the one that carries the token
+	redactResponse(resp, token)
+	return resp, nil
 }
+
+// maxRedacted is how much of the body of an error is looked through, and kept.
+const maxRedacted = 1 << 20
+
+// redactResponse removes the token from what a server, or a proxy before it, quotes of the request: headers, which
+// client-go logs as warnings, and the bodies of errors, whose text ends in errors, states and logs.
+func redactResponse(resp *http.Response, token secret) {
+	for _, values := range resp.Header {
+		for i := range values {
+			values[i] = token.redact(values[i])
+		}
+	}
+	if resp.StatusCode < http.StatusBadRequest {
+		return
+	}
+	resp.Body = &redactedBody{body: resp.Body, token: token}
+	resp.ContentLength = -1 // it may get shorter
+	resp.Header.Del("Content-Length")
+}
+
+// redactedBody reads a whole body, up to maxRedacted, and serves it without the token.
+type redactedBody struct {
+	body  io.ReadCloser
+	token secret
+	text  *strings.Reader // nil before the first Read
+	err   error           // of reading body, nil if it ended
+}
+
+func (r *redactedBody) Read(p []byte) (int, error) {
+	if r.text == nil {
+		content, err := io.ReadAll(io.LimitReader(r.body, maxRedacted))
+		r.text, r.err = strings.NewReader(r.token.redact(string(content))), err
+	}
+	n, err := r.text.Read(p)
+	if err == io.EOF && r.err != nil {
+		err = r.err
+	}
+	return n, err
+}
+
+func (r *redactedBody) Close() error { return r.body.Close() }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }

@@ -175,13 +175,6 @@ func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{token: s.get, next: next}
 }
 
-func (s *sharedToken) Redact(text string) string {
-	if have := s.token.current.Load(); have != nil {
-		return have.value.redact(text)
-	}
-	return text
-}
-
 func (s *sharedToken) Expires() time.Time {
 	if have := s.token.current.Load(); have != nil {
 		return have.expires

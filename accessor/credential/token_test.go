@@ -3,6 +3,7 @@ package credential
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -266,4 +267,38 @@ func TestNothingElseNamesAUser(t *testing.T) {
 	g.Expect(err).To(MatchError("enough"))
 	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}, "Sec-Websocket-Protocol": {"v5.channel.k8s.io"}}))
 	g.Expect(req.Header).To(Equal(before), "a RoundTripper does not change the caller's request")
+}
+
+// What a server or a proxy quotes of the token is removed, wherever it quotes it; the rest stays as it is.
+func TestEchoedToken(t *testing.T) {
+	g := NewWithT(t)
+	answer := func(resp *http.Response, err error) (*http.Response, error) {
+		req := httptest.NewRequest(http.MethodGet, "/", nil)
+		return (&fixedToken{token: newSecret("hunter2")}).RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
+	}
+	response := func(status int, body string) *http.Response {
+		return &http.Response{StatusCode: status, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+			Header: http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}}}
+	}
+	resp, err := answer(response(http.StatusBadGateway, "you sent Bearer hunter2, and hunter2 again"), nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	body, err := io.ReadAll(resp.Body)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(body)).To(Equal("you sent Bearer [redacted], and [redacted] again"))
+	g.Expect(resp.Header.Get("Warning")).To(Equal(`299 - "you sent [redacted]"`))
+	g.Expect(resp.ContentLength).To(BeEquivalentTo(-1))
+	g.Expect(resp.Header).NotTo(HaveKey("Content-Length"))
+	g.Expect(resp.Body.Close()).To(Succeed())
+
+	resp, err = answer(response(http.StatusOK, "an object that quotes hunter2"), nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	body, _ = io.ReadAll(resp.Body)
+	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "what was asked for is not touched")
+	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
+
+	_, err = answer(nil, errors.New(`malformed HTTP response "hunter2"`))
+	g.Expect(err).To(MatchError(`malformed HTTP response "[redacted]"`))
+	plain := errors.New("refused")
+	_, err = answer(nil, plain)
+	g.Expect(err).To(BeIdenticalTo(plain), "other errors keep their chain")
 }

@@ -32,7 +32,8 @@ type Cache interface {
 
 	// Hold returns the informer of the object's kind and representation in scope, started if need be. It does not
 	// wait for it to sync. It is an error if the kind is not served. The informer runs at least until Release. observe,
-	// if not nil, is told when the state of the scope changes, from any goroutine; it must not block. What the state is
+	// if not nil, is told when the state of the scope changes, from any goroutine, but one
+	// after the other; it must not block, nor call the cache. What the state is
 	// at the time of the call it is told too, unless that is Syncing.
 	Hold(ctx context.Context, object client.Object, scope Scope, observe func(ScopeState)) (*Held, error)
 
@@ -215,16 +216,7 @@ func (s *scoped) Hold(ctx context.Context, object client.Object, where Scope, ob
 		s.dropUnusedLocked(scope)
 	})
 	if observe != nil {
-		scope.mu.Lock()
-		if scope.observers == nil {
-			scope.observers = map[*Held]func(ScopeState){}
-		}
-		scope.observers[held] = observe
-		picture := scope.pictureLocked()
-		scope.mu.Unlock()
-		if picture.State != Syncing {
-			observe(picture)
-		}
+		scope.observe(held, observe)
 	}
 	return held, nil
 }
@@ -294,7 +286,8 @@ func (s *scoped) GetInformerForKind(ctx context.Context, gvk schema.GroupVersion
 	return s.GetInformer(ctx, typed, opts...)
 }
 
-// RemoveInformer stops the informers of the object's kind and representation, in whatever namespace.
+// RemoveInformer stops the informers of the object's kind and representation, in whatever namespace, but for those that
+// somebody holds: they stop when they are released.
 func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
 	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
 	if err != nil {
@@ -304,10 +297,8 @@ func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
 	defer s.mu.Unlock()
 	for k, scope := range s.scopes {
 		if k.gvk == gvk && k.representation == representationOf(object) {
-			if scope.stop != nil {
-				scope.stop()
-			}
-			delete(s.scopes, k)
+			scope.read = false
+			s.dropUnusedLocked(scope)
 		}
 	}
 	return nil

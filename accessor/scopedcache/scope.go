@@ -41,6 +41,8 @@ type scope struct {
 	holders  int                // guarded by scoped.mu: those who Hold it
 	read     bool               // guarded by scoped.mu: somebody reads it, so it stays when the holders have gone
 
+	telling sync.Mutex // held while a state is noted and told, so that observers hear of states in their order; before mu
+
 	mu        sync.Mutex
 	state     State                      // guarded by mu
 	since     time.Time                  // guarded by mu
@@ -142,6 +144,8 @@ func (s *scope) awaitSync(ctx context.Context) {
 
 // become notes a state and tells who wants to know, unless it is so already. What is synced is not syncing.
 func (s *scope) become(state State, err error) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
 	s.mu.Lock()
 	if state == Syncing && s.synced() {
 		state = Synced
@@ -160,6 +164,22 @@ func (s *scope) become(state State, err error) {
 	picture := s.pictureLocked()
 	s.mu.Unlock()
 	for _, observe := range observers {
+		observe(picture)
+	}
+}
+
+// observe has an observer told from now on, and what the state is unless that is Syncing.
+func (s *scope) observe(held *Held, observe func(ScopeState)) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.mu.Lock()
+	if s.observers == nil {
+		s.observers = map[*Held]func(ScopeState){}
+	}
+	s.observers[held] = observe
+	picture := s.pictureLocked()
+	s.mu.Unlock()
+	if picture.State != Syncing {
 		observe(picture)
 	}
 }

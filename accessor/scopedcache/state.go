@@ -26,7 +26,8 @@ const (
 	Syncing State = "Syncing"
 	// Synced: the informer has what the API server has, and hears what changes.
 	Synced State = "Synced"
-	// Forbidden: the identity may not list or watch. The informer goes on trying.
+	// Forbidden: the API server said that the identity may not list or watch. The informer goes on trying. What it had
+	// before is still read: an API server in its first moments denies rightful requests.
 	Forbidden State = "Forbidden"
 	// NotServed: the API server does not serve the kind any more. The informer goes on trying.
 	NotServed State = "NotServed"

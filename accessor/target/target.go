@@ -175,6 +175,9 @@ func (t *Target) TakeTurn(now time.Time, interval time.Duration) bool {
 // Answers reports whether the server is known to answer: it did, and nobody met silence since.
 func (t *Target) Answers() bool { return t.lastAnswer.Load() != nil && !t.silent.Load() }
 
+// Tried reports whether anything is known about whether the server answers.
+func (t *Target) Tried() bool { return t.lastAnswer.Load() != nil || t.silent.Load() }
+
 // MarkSilent notes that a member got no answer.
 func (t *Target) MarkSilent() { t.silent.Store(true) }
 

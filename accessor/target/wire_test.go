@@ -155,6 +155,151 @@ func TestWaitingForAConnection(t *testing.T) {
 	g.Eventually(again).Should(Receive(HaveOccurred()))
 }
 
+// behind is an address that passes connections on to a server, but for the first ones, which it lets hang. It counts them.
+func behind(t *testing.T, server string, hang int32) (url string, accepted *atomic.Int32) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	accepted = &atomic.Int32{}
+	var running sync.WaitGroup
+	ended := make(chan struct{})
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() {
+				defer client.Close()
+				if accepted.Add(1) <= hang {
+					<-ended
+					return
+				}
+				server, err := net.Dial("tcp", strings.TrimPrefix(server, "https://"))
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				go func() { _, _ = io.Copy(server, client); _ = server.Close() }()
+				_, _ = io.Copy(client, server)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		close(ended)
+		running.Wait()
+	})
+	return "https://" + listener.Addr().String(), accepted
+}
+
+// A dial that hangs holds nobody up for long: another one is tried beside it.
+func TestDialThatHangs(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	url, accepted := behind(t, server.URL, 1)
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-dialPatience)
+	defer cancel()
+	var asking sync.WaitGroup
+	for range 20 {
+		asking.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			resp, err := target.RoundTripper().RoundTrip(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = resp.Body.Close()
+		})
+	}
+	asking.Wait()
+	g.Expect(accepted.Load()).To(BeEquivalentTo(2))
+}
+
+// Who waits for a dial takes the room that others leave meanwhile.
+func TestRoomThatComesFree(t *testing.T) {
+	g := NewWithT(t)
+	release := make(chan struct{})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/long" {
+			<-release
+		}
+	}))
+	server.EnableHTTP2 = true
+	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 1}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	ask := func(path string) error {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+		resp, err := target.RoundTripper().RoundTrip(req)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+	g.Expect(ask("/")).To(Succeed())
+	pool := target.wire.http2.ConnPool.(*connections)
+	pool.mu.Lock()
+	pool.dial = func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() } // from now on they hang
+	pool.mu.Unlock()
+	long, waiting := make(chan error, 1), make(chan error, 1)
+	go func() { long <- ask("/long") }()
+	g.Eventually(func() int { return pool.open[0].State().StreamsActive }).Should(Equal(1))
+	go func() { waiting <- ask("/") }()
+	g.Eventually(func() int {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return len(pool.dials)
+	}).Should(Equal(1), "it waits for a dial")
+	close(release)
+	g.Eventually(waiting, dialTimeout/2).Should(Receive(BeNil()))
+	g.Expect(<-long).To(Succeed())
+}
+
+// closes tells whether a request body was closed.
+type closes struct {
+	io.Reader
+	closed atomic.Bool
+}
+
+func (c *closes) Close() error { c.closed.Store(true); return nil }
+
+// Where no connection is to be had the body is closed, as net/http does.
+func TestBodyIsClosed(t *testing.T) {
+	g := NewWithT(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(listener.Close()).To(Succeed())
+	url := "https://" + listener.Addr().String()
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: url})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	body := &closes{Reader: strings.NewReader("body")}
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
+	_, err = target.RoundTripper().RoundTrip(req)
+	g.Expect(err).To(MatchError(ContainSubstring("connection refused")))
+	g.Expect(body.closed.Load()).To(BeTrue())
+}
+
+// HTTP/2 can be switched off, as with any client of client-go.
+func TestHTTP2SwitchedOff(t *testing.T) {
+	t.Setenv("DISABLE_HTTP2", "true")
+	s := newStreaming(t)
+	NewWithT(t).Expect(s.target(t).wire.http2).To(BeNil())
+}
+
 // A connection that is lost is replaced, and requests that were not answered fail rather than hang.
 func TestLostConnection(t *testing.T) {
 	g := NewWithT(t)
@@ -162,16 +307,15 @@ func TestLostConnection(t *testing.T) {
 	target := s.target(t)
 	s.stream(t, target.RoundTripper(), 1)
 	s.CloseClientConnections()
-	g.Eventually(s.open.Load).Should(BeZero())
-	s.streams.Store(0)
-	s.stream(t, target.RoundTripper(), 1)
-	g.Expect(s.total.Load()).To(BeEquivalentTo(2))
 	pool := target.wire.http2.ConnPool.(*connections)
 	g.Eventually(func() int {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()
 		return len(pool.open)
-	}).Should(Equal(1), "the lost one is forgotten")
+	}).Should(BeZero(), "the lost one is forgotten")
+	s.streams.Store(0)
+	s.stream(t, target.RoundTripper(), 1)
+	g.Expect(s.total.Load()).To(BeEquivalentTo(2))
 }
 
 // A server without HTTP/2 is talked to in HTTP/1.1, bodies included.

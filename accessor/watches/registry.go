@@ -348,15 +348,11 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 		return false, err
 	}
 	r.mu.Lock()
-	if err := r.checkLocked(conn); err != nil {
+	if err := r.checkLocked(conn); err != nil || r.names[reg.name] != reg {
 		r.mu.Unlock()
+		w.end() // so that its OnError is not called either
 		informer.Release()
 		return false, err
-	}
-	if r.names[reg.name] != reg {
-		r.mu.Unlock()
-		informer.Release()
-		return false, nil
 	}
 	reg.parts[p.part] = w // from here on, new connections feed it
 	r.mu.Unlock()
@@ -387,6 +383,7 @@ func (r *Registry) resume(conn Connection, w *watch) {
 		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "error", err.Error())
 		select {
 		case <-conn.Life().Done():
+		case <-w.done:
 		case <-time.After(backoff.Step()):
 		}
 	}

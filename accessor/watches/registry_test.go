@@ -129,6 +129,7 @@ func (c *connection) informer(name string) *informer {
 type informer struct {
 	observe  func(scopedcache.ScopeState)
 	released func()
+	stopping chan struct{} // if not nil, RemoveEventHandler waits until it is closed
 
 	mu       sync.Mutex
 	handlers []toolscache.ResourceEventHandler // guarded by mu
@@ -138,10 +139,17 @@ func (i *informer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscach
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.handlers = append(i.handlers, h)
-	return nil, nil
+	return struct {
+		toolscache.ResourceEventHandlerRegistration
+	}{}, nil
 }
 
-func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error { return nil }
+func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error {
+	if i.stopping != nil {
+		<-i.stopping
+	}
+	return nil
+}
 func (i *informer) Release()                                                             { i.released() }
 
 // add delivers a creation to every handler there ever was: a removed one may still be called by client-go.
@@ -279,6 +287,35 @@ func TestUnwatchInsideAHandler(t *testing.T) {
 		i.add("late")
 		g.Expect(called).To(Equal([]string{"first"}))
 		g.Expect(took).To(Equal([]time.Duration{0}))
+		conn.disconnect(r)
+	})
+}
+
+// While an informer stops, client-go makes whoever removes a handler wait until all handlers have returned. Unwatch does
+// not: neither inside of such a handler, which would wait for itself, nor outside for longer than its second.
+func TestUnwatchWhileTheInformerStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		conn := connect(r, 1)
+		stopping := make(chan struct{})
+		g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, func(ctx context.Context, _ string) { r.Unwatch(ctx, "w") }, ""))).To(Succeed())
+		i := conn.informer("ConfigMap/")
+		i.stopping = stopping
+		start := time.Now()
+		i.add("inside")
+		g.Expect(time.Since(start)).To(BeZero())
+		g.Expect(r.Len()).To(BeZero())
+
+		g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, nothing, ""))).To(Succeed())
+		other := conn.informer("ConfigMap/'")
+		other.stopping = stopping
+		start = time.Now()
+		r.Unwatch(t.Context(), "w")
+		g.Expect(time.Since(start)).To(Equal(unwatchPatience))
+		close(stopping)
+		synctest.Wait()
+		g.Expect(conn.held()).To(BeEmpty())
 		conn.disconnect(r)
 	})
 }
@@ -426,7 +463,7 @@ func TestWatchContentInPart(t *testing.T) {
 	g.Expect(watch(object("Gadget", "n"), object("ConfigMap", "n"))).To(Succeed())
 	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n", "Gadget/n"}))
 	r.End()
-	g.Expect(conn.held()).To(BeEmpty())
+	g.Eventually(conn.held).Should(BeEmpty())
 	conn.disconnect(r)
 }
 
@@ -470,6 +507,7 @@ func TestReconnect(t *testing.T) {
 		<-time.After(time.Minute)
 		g.Expect(third.held()).To(Equal([]string{"ConfigMap/", "Secret/"}))
 		r.End()
+		synctest.Wait()
 		g.Expect(third.held()).To(BeEmpty())
 		g.Expect(r.Watch(t.Context(), third, configMaps(started, hear, ""))).NotTo(Succeed(), "it has ended for ever")
 		third.disconnect(r)

@@ -60,6 +60,9 @@ type watch struct {
 	object     client.Object // an example of the kind
 	dependents []types.UID   // guarded by the registry's mu; sorted
 
+	done     chan struct{} // closed when the watch has ended
+	released chan struct{} // closed when the informer was given back after that
+
 	mu       sync.Mutex
 	ended    bool                                        // guarded by mu
 	conn     Connection                                  // guarded by mu; the latest one
@@ -73,10 +76,11 @@ type watch struct {
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
-	return &watch{of: reg, part: p.part, object: p.object.DeepCopyObject().(client.Object), dependents: []types.UID{dependent}}
+	return &watch{of: reg, part: p.part, object: p.object.DeepCopyObject().(client.Object), dependents: []types.UID{dependent},
+		done: make(chan struct{}), released: make(chan struct{})}
 }
 
-// attach feeds the watch from the informer of a connection; it then owns the informer.
+// attach feeds the watch from the informer of a connection; it then owns the informer, unless it fails.
 func (w *watch) attach(conn Connection, informer Informer) error {
 	w.mu.Lock()
 	if w.ended || w.conn != nil && w.conn.Generation() > conn.Generation() {
@@ -86,8 +90,15 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 	}
 	// An informer of an earlier connection has ended with it.
 	w.conn, w.informer, w.handle = conn, informer, nil
-	defer w.mu.Unlock()
-	return w.feedLocked()
+	err := w.feedLocked()
+	if err != nil {
+		w.informer = nil
+	}
+	w.mu.Unlock()
+	if err != nil {
+		informer.Release()
+	}
+	return err
 }
 
 // feed attaches the handler, if it and an informer are there.
@@ -125,16 +136,27 @@ func (w *watch) detach() {
 // end detaches the watch for ever. A handler that is being called may still finish.
 func (w *watch) end() {
 	w.mu.Lock()
-	informer, handle := w.informer, w.handle
-	w.ended, w.informer, w.handle = true, nil, nil
-	w.mu.Unlock()
-	if informer == nil {
+	if w.ended {
+		w.mu.Unlock()
 		return
 	}
-	if handle != nil {
-		_ = informer.RemoveEventHandler(handle) // it fails only if the informer does not know it
+	conn, informer, handle := w.conn, w.informer, w.handle
+	w.ended, w.informer, w.handle = true, nil, nil
+	close(w.done)
+	w.mu.Unlock()
+	if informer == nil || conn.Err() != nil {
+		close(w.released) // an informer whose connection has ended has stopped
+		return
 	}
-	informer.Release()
+	// Not here: while an informer stops, client-go has whoever removes a handler wait until every handler has returned,
+	// and the caller may be one of them.
+	go func() {
+		defer close(w.released)
+		if handle != nil {
+			_ = informer.RemoveEventHandler(handle) // it fails only if the informer does not know it
+		}
+		informer.Release()
+	}()
 }
 
 func (w *watch) live() bool {
@@ -168,20 +190,23 @@ func (w *watch) call(conn Connection, f func()) {
 	f()
 }
 
-// awaitIdle waits until no call is under way, or ctx has ended. Use it after end.
+// awaitIdle waits until no call is under way and the informer was given back, or ctx has ended. Use it after end.
 func (w *watch) awaitIdle(ctx context.Context) {
 	w.mu.Lock()
-	if w.calls == 0 {
-		w.mu.Unlock()
-		return
-	}
-	if w.idle == nil {
+	if w.calls > 0 && w.idle == nil {
 		w.idle = make(chan struct{})
 	}
 	idle := w.idle
 	w.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			return
+		}
+	}
 	select {
-	case <-idle:
+	case <-w.released:
 	case <-ctx.Done():
 	}
 }
@@ -201,7 +226,7 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 	return func(state scopedcache.ScopeState) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.ended {
+		if w.ended || conn.Err() != nil || w.telling != nil && w.telling.Generation() > conn.Generation() {
 			return
 		}
 		w.tell = &state

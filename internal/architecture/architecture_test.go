@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
 	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/lists"},
-	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists"},
+	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists", "internal/metrics"},
 	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/metrics"},
 	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/metrics"},
 	"accessor/credential":  {"healthprobe", "internal/metrics"},

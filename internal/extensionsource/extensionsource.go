@@ -105,21 +105,28 @@ func (p *pending) put(object client.Object) {
 	p.mu.Lock()
 	p.objects[client.ObjectKeyFromObject(object)] = object
 	p.mu.Unlock()
-	select {
-	case p.signal <- struct{}{}:
-	default: // it is there already
-	}
+	p.wake()
 }
 
 // putKnown adds objects, unless something newer is pending already.
 func (p *pending) putKnown(objects []client.Object) {
+	if len(objects) == 0 {
+		return
+	}
+	p.mu.Lock()
 	for _, object := range objects {
-		p.mu.Lock()
-		_, newer := p.objects[client.ObjectKeyFromObject(object)]
-		p.mu.Unlock()
-		if !newer {
-			p.put(object)
+		if _, newer := p.objects[client.ObjectKeyFromObject(object)]; !newer {
+			p.objects[client.ObjectKeyFromObject(object)] = object
 		}
+	}
+	p.mu.Unlock()
+	p.wake()
+}
+
+func (p *pending) wake() {
+	select {
+	case p.signal <- struct{}{}:
+	default: // it is there already
 	}
 }
 

@@ -38,9 +38,9 @@ var (
 	TokenRequests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latchkey_token_requests_total", Help: "TokenRequests that ended, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
 	}, []string{"result"})
-	// HandlerPanics counts panics of handlers, OnError and map functions. Their events are lost.
+	// HandlerPanics counts panics of the host operator's functions.
 	HandlerPanics = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "latchkey_handler_panics_total", Help: "Panics of event handlers, OnError and map functions of other controllers. Each lost an event.",
+		Name: "latchkey_handler_panics_total", Help: "Panics of the host operator's functions: event handlers, OnError, map functions (an event is lost), Filter, AllowIdentity, RESTConfigMappers (the answer is no).",
 	})
 )
 
