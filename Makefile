@@ -39,7 +39,7 @@ test: controlplane ## all tests of all modules, race detector on
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@for i in $$(seq $(N)); do \
 		start=$$(date +%s); \
-		go test -race -count=1 -timeout 20m ./test/... ./clustercache/... ./accessor/... ./examples/... > .soak.log 2>&1 \
+		go test -race -count=1 -timeout 20m ./test/... ./clustercache/... ./accessor/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
 			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \
 		echo "run $$i of $(N): ok, $$(( $$(date +%s) - start )) s"; \
 	done; rm -f .soak.log
@@ -47,6 +47,7 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 .PHONY: bench
 bench: controlplane ## the benchmarks, with allocations
 	go test -run '^$$' -bench . -benchmem ./clustercache
+	go test -run '^$$' -bench . ./test
 
 .PHONY: lint
 lint: ## gofmt, vet and staticcheck, as pinned in tools/

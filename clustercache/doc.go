@@ -23,7 +23,10 @@
 // delivers an event whenever the extension connects, disconnects, or stays disconnected for another reason.
 // Handles (clients, readers, configs) belong to one connection. After a disconnect they fail at once and for ever;
 // ask again after the connect event. Watches are different: they are registered with the extension and come
-// back by themselves.
+// back by themselves. [ClusterCache].Watch is for a kind, WatchContent for whatever kinds a content has.
+//
+// Options.WatchFilterValue and Options.Filter choose the extensions. Metrics are on controller-runtime's registry;
+// docs/operations.md explains them, and every [Reason]. Package fake is a ClusterCache for unit tests.
 //
 // # Considerations
 //
@@ -36,8 +39,11 @@
 //   - Your controller and this one read the extension independently. What you do on behalf of fields that you read,
 //     do as the identity that they name: after GetClient compare [ConnectionState].Identity with the reference, and
 //     wait for the connect event if they differ. A client whose connection changes after that fails.
-//   - The host operator's own identity is used for three things only: its own manager, TokenRequests, and
-//     watching the metadata of ServiceAccounts.
+//   - Handlers, OnError, map functions, Filter and AllowIdentity are the host operator's code, called on behalf of
+//     tenants. One that hangs holds up its own events only; one that panics loses the event, or has said no, and is
+//     counted.
+//   - The host operator's own identity is used for three things only: its own manager (Events, if asked for,
+//     included), TokenRequests, and watching the metadata of ServiceAccounts.
 //
 // The design is that of Cluster API's clustercache, turned from "per cluster" into "per identity";
 // docs/architecture.md says where it differs and why.

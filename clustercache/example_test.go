@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
@@ -109,6 +111,59 @@ func ExampleClusterCache_GetExtensionSource() {
 		return ctl.Watch(cc.GetExtensionSource("my-controller", func(_ context.Context, extension client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
 		}))
+	}
+	_ = setup
+}
+
+// A controller that is told when the content of an extension changes: exactly the kinds of its objects are watched, where
+// they are. Call it whenever the content is known; what has left it is not watched any more.
+func ExampleClusterCache_WatchContent() {
+	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller, extension client.ObjectKey, content []client.Object) error {
+		return cc.WatchContent(ctx, extension, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+			Name:    "my-controller/content",
+			Watcher: ctl,
+			Objects: content,
+			EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+				return []ctrl.Request{{NamespacedName: extension}}
+			}),
+			OnError: func(ctx context.Context, err clustercache.WatchError) {
+				log.FromContext(ctx).Info("The content cannot be watched", "kind", err.Kind, "state", err.State, "error", err.Err)
+			},
+		}))
+	}
+	_ = watch
+}
+
+// Who wants to know that an extension had no success for a minute, before it is disconnected, says so.
+func ExampleWatchForProbeFailure() {
+	setup := func(cc clustercache.ClusterCache, ctl controller.Controller, toRequests handler.MapFunc) error {
+		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests, clustercache.WatchForProbeFailure(time.Minute)))
+	}
+	_ = setup
+}
+
+// Controllers whose requests are of another type have their own source.
+func ExampleTypedExtensionSource() {
+	type request struct{ Tenant string }
+	setup := func(cc clustercache.ClusterCache, ctl controller.TypedController[request]) error {
+		return ctl.Watch(clustercache.TypedExtensionSource(cc, "my-controller", func(_ context.Context, extension client.Object) []request {
+			return []request{{Tenant: extension.GetName()}}
+		}))
+	}
+	_ = setup
+}
+
+// Several operators may share the extensions, and tell about them in Events and metrics.
+func ExampleOptions() {
+	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			WatchFilterValue: "blue", // only extensions with the label clustercache.WatchLabel=blue
+			Filter:           func(extension client.Object) bool { return extension.GetDeletionTimestamp().IsZero() },
+			AllowIdentity:    clustercache.GuardedByAdmission,
+			Client:           clustercache.ClientOptions{UserAgent: "my-operator/v1"},
+			EventRecorder:    mgr.GetEventRecorder("my-operator"),
+			Metrics:          clustercache.MetricsOptions{PerExtension: true},
+		}, controller.Options{})
 	}
 	_ = setup
 }

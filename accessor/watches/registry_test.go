@@ -150,7 +150,7 @@ func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistratio
 	}
 	return nil
 }
-func (i *informer) Release()                                                             { i.released() }
+func (i *informer) Release() { i.released() }
 
 // add delivers a creation to every handler there ever was: a removed one may still be called by client-go.
 func (i *informer) add(name string) {
