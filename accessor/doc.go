@@ -21,7 +21,8 @@
 //   - Clients, cache and cluster.Cluster are built on first use, so an idle identity is a state, a token and a place
 //     in two schedules.
 //   - A target that is silent is asked by one member per Interval on behalf of all; at FailureThreshold all of
-//     them are disconnected as Unreachable, and woken, spread, once it answers anybody.
+//     them are disconnected as Unreachable. Then one of those that wait tries it for all, and once it answers anybody
+//     they are woken, spread.
 //
 // The state machine, with its single error and getters that never wait, follows Cluster API's clustercache.
 package accessor

@@ -5,7 +5,11 @@ import (
 
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func TestMain(m *testing.M) {
@@ -22,4 +26,32 @@ func TestOptionsAreValidated(t *testing.T) {
 		NewWithT(t).Expect(options.validate()).To(MatchError(ContainSubstring(problem)))
 	}
 	NewWithT(t).Expect((&Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}}).validate()).To(Succeed())
+}
+
+func TestNodeProviderIDIndex(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{Spec: corev1.NodeSpec{ProviderID: "cloud://1"}})).To(Equal([]string{"cloud://1"}))
+	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{})).To(BeEmpty())
+	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Pod{})).To(BeEmpty())
+	options := Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}, Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex}}}
+	g.Expect(options.validate()).To(Succeed())
+}
+
+func TestWants(t *testing.T) {
+	labelled := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{WatchLabel: "blue"}}}
+	yes, no := func(client.Object) bool { return true }, func(client.Object) bool { return false }
+	for name, tc := range map[string]struct {
+		options Options
+		want    bool
+	}{
+		"no selection":            {Options{}, true},
+		"label":                   {Options{WatchFilterValue: "blue"}, true},
+		"another value":           {Options{WatchFilterValue: "green"}, false},
+		"filter":                  {Options{Filter: yes}, true},
+		"filtered":                {Options{Filter: no}, false},
+		"label, but filtered":     {Options{WatchFilterValue: "blue", Filter: no}, false},
+		"filter, but other label": {Options{WatchFilterValue: "green", Filter: yes}, false},
+	} {
+		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(tc.options.wants(labelled)).To(Equal(tc.want)) })
+	}
 }
