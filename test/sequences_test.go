@@ -70,7 +70,7 @@ func (s *sequence) did(format string, args ...any) {
 
 // admin retries what the administrator does until the API server answers.
 func (s *sequence) admin(what string, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), settlePatience)
 	defer cancel()
 	for {
 		err := f(ctx)
@@ -197,9 +197,13 @@ func (s *sequence) unwatch(name string) error {
 	return err
 }
 
+// settlePatience is more than patience: informers, the manager's too, back off from an API server that restarts again and
+// again, in the end to 30 s, which jitter may double.
+const settlePatience = 3 * patience
+
 // settle waits until the connection is what the model says.
 func (s *sequence) settle() error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(settlePatience)
 	for {
 		wrong := s.wrong()
 		if wrong == "" {
