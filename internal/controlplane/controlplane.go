@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/pkg/errors"
@@ -169,11 +170,17 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx)
 }
 
+// stopPatience is how long Stop waits for a server that it has told to end.
+const stopPatience = 10 * time.Second
+
 // Stop ends all programs and removes their files.
 func (c *ControlPlane) Stop() error {
 	if c.manager != nil {
-		_ = c.manager.Process.Signal(os.Interrupt)
-		_ = c.manager.Wait() // its exit code says only that it was interrupted
+		// Not an interrupt: shells have what they run in the background ignore that.
+		_ = c.manager.Process.Signal(syscall.SIGTERM)
+		kill := time.AfterFunc(stopPatience, func() { _ = c.manager.Process.Kill() })
+		_ = c.manager.Wait() // its exit code says only that it was ended
+		kill.Stop()
 		_ = c.managerLog.Close()
 	}
 	_ = c.env.Stop() // it kills what does not end in time, and says no more than that
