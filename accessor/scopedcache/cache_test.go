@@ -1,0 +1,299 @@
+package scopedcache
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+func TestMain(m *testing.M) {
+	log.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	goleak.VerifyTestMain(m)
+}
+
+const patience = 30 * time.Second
+
+var configMaps = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
+
+// apiServer serves one ConfigMap, "n/a", and counts the watches that are open. What a real one does is tested in package
+// test; this one can be made to deny, and says what was asked.
+type apiServer struct {
+	*httptest.Server
+
+	mu     sync.Mutex
+	denied bool            // guarded by mu
+	open   map[string]int  // guarded by mu; watches by path
+	end    chan struct{}   // guarded by mu; closed and replaced to end all watches
+	asked  map[string]bool // guarded by mu; paths
+}
+
+func newAPIServer(t *testing.T) *apiServer {
+	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), asked: map[string]bool{}}
+	a.Server = httptest.NewServer(a)
+	t.Cleanup(func() {
+		a.cut()
+		a.Close()
+	})
+	return a
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	a.mu.Lock()
+	denied, end := a.denied, a.end
+	a.asked[req.URL.Path] = true
+	a.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if denied {
+		w.WriteHeader(http.StatusForbidden)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+			Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "you may not"})
+		return
+	}
+	object := func(version string) map[string]any {
+		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "n", "name": "a", "uid": "u", "resourceVersion": version}}
+	}
+	if req.URL.Query().Get("watch") == "" {
+		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": "ConfigMapList", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{object("1")}})
+		return
+	}
+	a.mu.Lock()
+	a.open[req.URL.Path]++
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.open[req.URL.Path]--; a.open[req.URL.Path] == 0 {
+			delete(a.open, req.URL.Path)
+		}
+	}()
+	if req.URL.Query().Get("sendInitialEvents") == "true" {
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": object("1")})
+		bookmark := map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"}}}
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": bookmark})
+	}
+	_ = http.NewResponseController(w).Flush()
+	select {
+	case <-end:
+	case <-req.Context().Done():
+	}
+}
+
+// cut ends all watches.
+func (a *apiServer) cut() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.end)
+	a.end = make(chan struct{})
+}
+
+func (a *apiServer) deny(denied bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.denied = denied
+}
+
+// watches are the paths that are watched, as often as they are.
+func (a *apiServer) watches() (paths []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for path, n := range a.open {
+		paths = append(paths, slices.Repeat([]string{path}, n)...)
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+const (
+	inN        = "/api/v1/namespaces/n/configmaps"
+	everywhere = "/api/v1/configmaps"
+)
+
+// newCache makes a cache that runs until the test ends.
+func (a *apiServer) newCache(t *testing.T) Cache {
+	t.Helper()
+	g := NewWithT(t)
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(configMaps, meta.RESTScopeNamespace)
+	httpClient := &http.Client{Transport: &http.Transport{}}
+	made, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Mapper: mapper, Scheme: runtime.NewScheme()})
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = made.Start(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		httpClient.CloseIdleConnections()
+	})
+	g.Expect(made.WaitForCacheSync(ctx)).To(BeTrue())
+	return made.(Cache)
+}
+
+func configMap() client.Object {
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(configMaps)
+	return object
+}
+
+func list(ctx context.Context, c Cache, namespace string) error {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
+	return c.List(ctx, list, client.InNamespace(namespace))
+}
+
+// The same scope is one informer, however many hold it; it stops with the last of them.
+func TestHoldersShareAnInformer(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	hold := func(namespace string) *Held {
+		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, nil)
+		g.Expect(err).NotTo(HaveOccurred())
+		return held
+	}
+	first, second, other := hold("n"), hold("n"), hold("")
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere, inN}))
+	first.Release()
+	first.Release() // again, which changes nothing
+	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{everywhere, inN}))
+	second.Release()
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere}))
+	other.Release()
+	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+	g.Expect(c.States()).To(BeEmpty())
+	third := hold("n")
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "it starts anew")
+	third.Release()
+}
+
+// What somebody reads stays when the holders have gone, until it is removed; what somebody holds is not removed.
+func TestReadersAndHolders(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+	held.Release()
+	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}))
+	again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "somebody holds it")
+	g.Expect(again.IsStopped()).To(BeFalse())
+	again.Release()
+	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "it is started for the next reader")
+	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+}
+
+// A read in a namespace asks for that namespace only, so that a Role suffices.
+func TestReadsAskForTheirNamespace(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for path := range a.asked {
+		g.Expect(path).To(Equal(inN))
+	}
+}
+
+// Observers hear of states in their order, and readers of a denial at once.
+func TestObserve(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.deny(true)
+	c := a.newCache(t)
+	told := make(chan ScopeState, 100)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, func(state ScopeState) { told <- state })
+	g.Expect(err).NotTo(HaveOccurred())
+	var state ScopeState
+	g.Eventually(told).WithTimeout(patience).Should(Receive(&state))
+	g.Expect(state.State).To(Equal(Forbidden))
+	g.Expect(apierrors.IsForbidden(state.LastError)).To(BeTrue())
+	g.Expect(state.GVK).To(Equal(configMaps))
+	g.Expect(state.Representation).To(Equal(Unstructured))
+	g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
+	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
+	late := make(chan ScopeState, 100)
+	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, func(state ScopeState) { late <- state })
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "who comes late is told what is")
+	other.Release()
+
+	a.deny(false)
+	seen := func() (last State) {
+		for {
+			select {
+			case state := <-told:
+				last = state.State
+			default:
+				return last
+			}
+		}
+	}
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
+	g.Expect(c.States()).To(HaveExactElements(And(HaveField("State", Synced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+
+	a.deny(true)
+	a.cut()
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden))
+	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "one denial is not believed of what has worked")
+	a.deny(false)
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
+	g.Expect(late).NotTo(Receive(), "who has released is told nothing")
+	held.Release()
+}
+
+// Errors that pass by themselves are Failing, and nothing else; watches that end are nothing at all.
+func TestStateOfErrors(t *testing.T) {
+	c := newAPIServer(t).newCache(t).(*scoped)
+	for name, tc := range map[string]struct {
+		err  error
+		want State
+	}{
+		"403":               {apierrors.NewForbidden(schema.GroupResource{}, "", nil), Forbidden},
+		"404":               {apierrors.NewNotFound(schema.GroupResource{}, ""), NotServed},
+		"500":               {apierrors.NewInternalError(context.DeadlineExceeded), Failing},
+		"429":               {apierrors.NewTooManyRequests("later", 1), Failing},
+		"410":               {apierrors.NewResourceExpired("too old"), Syncing},
+		"end of the stream": {io.EOF, Syncing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			scope, err := c.newScope(key{gvk: configMaps, representation: Unstructured}, configMap()) // which does not run
+			g.Expect(err).NotTo(HaveOccurred())
+			scope.watchFailed(tc.err)
+			g.Expect(scope.picture().State).To(Equal(tc.want))
+			scope.watching()
+			g.Expect(scope.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
+		})
+	}
+}
