@@ -77,7 +77,8 @@ type ClusterCache interface {
 	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
 	// disconnected, stayed disconnected for another reason, or was deleted, into requests. A source that starts
 	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
-	// deletion mapFunc gets the object last seen. Delivery waits for nobody but mapFunc. controllerName is for logs.
+	// deletion mapFunc gets the object last seen. That a connect is under way is not told: until it ends the extension is
+	// not connected, for the reason that was told. Delivery waits for nobody but mapFunc. controllerName is for logs.
 	// WatchForProbeFailure asks for events of another sort. TypedExtensionSource is for controllers with requests of other
 	// types.
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source

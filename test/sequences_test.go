@@ -257,10 +257,14 @@ type lastSaid struct {
 	said map[string]string // guarded by mu
 }
 
-// saying describes a state as far as sources must have seen it.
+// saying describes a state as far as sources must have seen it. That a connect is under way is not told: until it ends
+// the extension is not connected, for the reason that was told.
 func saying(state clustercache.ConnectionState, known bool) string {
 	if !known {
 		return "gone"
+	}
+	if state.Phase == clustercache.Connecting {
+		state.Phase = clustercache.Disconnected
 	}
 	return fmt.Sprintf("%s %s %s %d", state.Phase, state.Reason, state.Identity.UID, state.Generation)
 }
