@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,14 +49,19 @@ type sequence struct {
 	name      string
 
 	// The model.
-	exists   bool
-	account  string          // that the extension names
-	accounts map[string]bool // ServiceAccounts that exist
-	steps    []string        // what was done, for the report
-
-	// Watches. A handler that is called after its Unwatch returned says so here.
+	uid      types.UID            // of the extension, "" if it does not exist
+	account  string               // that the extension names
+	accounts map[string]types.UID // ServiceAccounts that exist
 	watching map[string]*unwatched
-	late     *atomic.Pointer[string]
+	steps    []string // what was done, for the report
+
+	*witness
+}
+
+// witness is what all sequences saw together.
+type witness struct {
+	late                   atomic.Pointer[string] // a handler that was called after its Unwatch returned
+	watched, called, ended atomic.Int64           // watches that were registered, of those that were called, and of these that were unwatched
 }
 
 // unwatched is the handler of one registration.
@@ -87,20 +93,17 @@ func (s *sequence) admin(what string, f func(ctx context.Context) error) error {
 
 // step does something at random.
 func (s *sequence) step() error {
-	switch s.rng.IntN(12) {
+	switch s.rng.IntN(16) {
 	case 0, 1:
-		account := s.anyAccount()
-		s.did("create ServiceAccount %s", account)
-		s.accounts[account] = true
-		return s.admin("creating a ServiceAccount", func(ctx context.Context) error { return admin.Create(ctx, serviceAccount(s.namespace, account)) })
+		return s.createAccount(s.anyAccount())
 	case 2, 3:
 		account := s.anyAccount()
 		s.did("delete ServiceAccount %s", account)
-		s.accounts[account] = false
+		s.accounts[account] = ""
 		return s.admin("deleting a ServiceAccount", func(ctx context.Context) error { return admin.Delete(ctx, serviceAccount(s.namespace, account)) })
 	case 4:
 		s.did("delete the extension")
-		s.exists = false
+		s.uid = ""
 		s.watching = map[string]*unwatched{} // they end, some time soon
 		return s.admin("deleting the extension", func(ctx context.Context) error { return admin.Delete(ctx, s.extension()) })
 	case 5:
@@ -108,18 +111,26 @@ func (s *sequence) step() error {
 	case 6:
 		s.account = s.anyAccount()
 		s.did("name ServiceAccount %s", s.account)
-		if !s.exists {
+		if s.uid == "" {
 			return nil
 		}
 		return s.admin("changing the extension", func(ctx context.Context) error {
 			return admin.Patch(ctx, s.extension(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"serviceAccount":{"name":"`+s.account+`"}}}`)))
 		})
-	case 7, 8:
+	case 7, 8, 9:
 		return s.watch(watchNames[s.rng.IntN(len(watchNames))])
-	case 9:
+	case 10, 11:
 		return s.unwatch(watchNames[s.rng.IntN(len(watchNames))])
-	case 10:
+	case 12, 13:
 		return s.settle() // so that sequences get somewhere
+	case 14:
+		if err := s.createAccount(s.account); err != nil {
+			return err
+		}
+		if err := s.create(); err != nil {
+			return err
+		}
+		return s.settle()
 	default:
 		if s.rng.IntN(20) == 0 {
 			s.did("restart the API server")
@@ -127,6 +138,29 @@ func (s *sequence) step() error {
 		}
 		return nil
 	}
+}
+
+// createAccount creates a ServiceAccount that does not exist.
+func (s *sequence) createAccount(account string) error {
+	if s.accounts[account] != "" {
+		return nil
+	}
+	s.did("create ServiceAccount %s", account)
+	object := serviceAccount(s.namespace, account)
+	if err := s.createObject(object); err != nil {
+		return err
+	}
+	s.accounts[account] = object.UID
+	return nil
+}
+
+// createObject creates an object and reads its UID, also if the answer to the creation was lost.
+func (s *sequence) createObject(object client.Object) error {
+	fresh := object.DeepCopyObject().(client.Object)
+	if err := s.admin("creating an object", func(ctx context.Context) error { return admin.Create(ctx, fresh.DeepCopyObject().(client.Object)) }); err != nil {
+		return err
+	}
+	return s.admin("reading an object", func(ctx context.Context) error { return admin.Get(ctx, client.ObjectKeyFromObject(object), object) })
 }
 
 func (s *sequence) anyAccount() string { return s.name + "-" + []string{"a", "b"}[s.rng.IntN(2)] }
@@ -138,24 +172,30 @@ func (s *sequence) extension() client.Object {
 }
 
 func (s *sequence) create() error {
-	if s.exists {
+	if s.uid != "" {
 		return nil
 	}
 	s.did("create the extension, naming %s", s.account)
-	s.exists = true
-	return s.admin("creating the extension", func(ctx context.Context) error { return admin.Create(ctx, s.extension()) })
+	object := s.extension()
+	if err := s.createObject(object); err != nil {
+		return err
+	}
+	s.uid = object.GetUID()
+	return nil
 }
 
 // Watch starts a source: the sequence is a controller too.
 func (s *sequence) Watch(src source.Source) error { return src.Start(context.Background(), nil) }
 
 func (s *sequence) watch(name string) error {
-	if s.watching[name] != nil {
-		return nil
+	if state, _ := s.o.GetConnectionState(context.Background(), key(s.name)); s.watching[name] != nil || s.uid == "" || state.UID != s.uid {
+		return nil // the last is of an extension of that name that is going
 	}
 	u := &unwatched{}
 	called := func() {
-		u.calls.Add(1)
+		if u.calls.Add(1) == 1 {
+			s.called.Add(1)
+		}
 		if u.ended.Load() {
 			what := fmt.Sprintf("a handler of watch %q was called after its Unwatch had returned", name)
 			s.late.Store(&what)
@@ -180,10 +220,20 @@ func (s *sequence) watch(name string) error {
 		}))
 	}
 	s.did("watch %s: %v", name, err)
-	if err == nil {
-		s.watching[name] = u
+	if err != nil {
+		return nil // why it is not connected is checked when things have settled
 	}
-	return nil // why it is not connected is checked when things have settled
+	s.watched.Add(1)
+	s.watching[name] = u
+	if s.rng.IntN(2) == 0 || s.accounts[s.account] == "" {
+		return nil
+	}
+	for deadline := time.Now().Add(settlePatience); u.calls.Load() == 0; <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("watch %q is registered, and its handler is not called: %s", name, s.wrong())
+		}
+	}
+	return nil
 }
 
 func (s *sequence) unwatch(name string) error {
@@ -192,6 +242,9 @@ func (s *sequence) unwatch(name string) error {
 	if u != nil {
 		u.ended.Store(true)
 		delete(s.watching, name)
+		if u.calls.Load() > 0 {
+			s.ended.Add(1)
+		}
 	}
 	s.did("unwatch %s", name)
 	return err
@@ -221,22 +274,42 @@ func (s *sequence) settle() error {
 func (s *sequence) wrong() string {
 	state, known := s.o.GetConnectionState(context.Background(), key(s.name))
 	switch {
-	case !s.exists && known:
+	case s.uid == "" && known:
 		return "it is known, and does not exist"
-	case !s.exists:
+	case s.uid == "":
 		return ""
 	case !known:
 		return "it exists, and is not known"
-	case !s.accounts[s.account] && state.Phase == clustercache.Disconnected && state.Reason == clustercache.ServiceAccountNotFound:
+	case state.UID != s.uid:
+		return fmt.Sprintf("it has UID %s, not %s", state.UID, s.uid)
+	}
+	for _, w := range state.Watches {
+		if s.watching[w.Name] == nil {
+			return fmt.Sprintf("watch %q is registered", w.Name)
+		}
+	}
+	for name := range s.watching {
+		if !slices.ContainsFunc(state.Watches, func(w clustercache.WatchState) bool { return w.Name == name }) {
+			return fmt.Sprintf("watch %q is not registered", name)
+		}
+	}
+	uid := s.accounts[s.account]
+	switch {
+	case uid == "" && state.Phase == clustercache.Disconnected && state.Reason == clustercache.ServiceAccountNotFound:
 		return ""
-	case s.accounts[s.account] && state.Phase == clustercache.Connected && state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
+	case uid != "" && state.Phase == clustercache.Connected && state.Identity.UID == uid && state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
 		return ""
 	}
-	return fmt.Sprintf("it is %s %s as %q (%s); it names %s, of %v", state.Phase, state.Reason, state.Identity.Username, state.Message, s.account, s.accounts)
+	return fmt.Sprintf("it is %s %s as %q with UID %q (%s); it names %s, of %v", state.Phase, state.Reason, state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
 }
 
 // run runs the sequence. At the end the extension exists, so that there is a last state to be told.
 func (s *sequence) run() error {
+	for _, f := range []func() error{func() error { return s.createAccount(s.account) }, s.create, s.settle} {
+		if err := f(); err != nil {
+			return err
+		}
+	}
 	for range 4 + s.rng.IntN(9) {
 		if err := s.step(); err != nil {
 			return err
@@ -309,7 +382,10 @@ func TestRandomSequences(t *testing.T) {
 	ticking := configMap(ns, "ticking")
 	create(t, ticking)
 	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}})
-	g.Eventually(func() int { return runtime.NumGoroutine() }).WithTimeout(patience).Should(BeNumerically(">", 50), "it has started")
+	tenant(t, ns, "first")
+	o.waitConnected(t, "first") // so it has started
+	g.Expect(admin.Delete(t.Context(), extension(ns, "first"))).To(Succeed())
+	g.Eventually(o.known("first")).WithTimeout(patience).Should(BeFalse())
 	early, slow := hear(t, o, false), hear(t, o, true)
 	before := runtime.NumGoroutine()
 
@@ -344,14 +420,14 @@ func TestRandomSequences(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	var late atomic.Pointer[string]
+	seen := &witness{}
 	var running errgroup.Group
 	running.SetLimit(40)
 	all := make([]*sequence, *sequences)
 	begun := time.Now()
 	for i := range all {
 		s := &sequence{o: o, restart: restart, rng: rand.New(rand.NewPCG(*seed, uint64(i))), namespace: ns, name: fmt.Sprintf("seq-%04d", i),
-			accounts: map[string]bool{}, watching: map[string]*unwatched{}, late: &late}
+			accounts: map[string]types.UID{}, watching: map[string]*unwatched{}, witness: seen}
 		s.account = s.anyAccount()
 		all[i] = s
 		running.Go(func() error {
@@ -370,23 +446,28 @@ func TestRandomSequences(t *testing.T) {
 		}
 	})
 	g.Expect(running.Wait()).To(Succeed())
-	t.Logf("%d sequences in %s, with %d restarts of the API server", len(all), time.Since(begun).Round(time.Second), restarts)
+	t.Logf("%d sequences in %s, with %d restarts of the API server; of %d watches %d were called, and %d of them unwatched", len(all), time.Since(begun).Round(time.Second), restarts,
+		seen.watched.Load(), seen.called.Load(), seen.ended.Load())
+	g.Expect(seen.called.Load()).To(BeNumerically(">=", len(all)/3), "the sequences do what they are for")
+	g.Expect(seen.ended.Load()).To(BeNumerically(">=", len(all)/20))
+	g.Expect(restarts).To(BeNumerically(">=", len(all)/500))
 
 	o.filters += restarts // the manager's own watch of metadata may leave one behind each time
 
 	// Everybody has been told the last state; one who comes late too.
-	lateSource := hear(t, o, false)
-	for source, heard := range map[string]*lastSaid{"early": early, "slow": slow, "late": lateSource} {
-		g.Eventually(func() string {
+	sources := map[string]*lastSaid{"early": early, "slow": slow, "late": hear(t, o, false)}
+	everybodyWasTold := func() string {
+		for source, heard := range sources {
 			for _, s := range all {
 				state, known := o.GetConnectionState(context.Background(), key(s.name))
 				if is, told := saying(state, known), heard.of(s.name); is != told {
 					return fmt.Sprintf("the %s source was last told that %s is %q; it is %q", source, s.name, told, is)
 				}
 			}
-			return ""
-		}).WithTimeout(patience).Should(BeEmpty())
+		}
+		return ""
 	}
+	g.Eventually(everybodyWasTold).WithTimeout(patience).Should(BeEmpty())
 	for _, s := range all {
 		for name := range s.watching {
 			g.Expect(s.unwatch(name)).To(Succeed())
@@ -397,7 +478,10 @@ func TestRandomSequences(t *testing.T) {
 		g.Expect(s.admin("deleting the extension", func(ctx context.Context) error { return admin.Delete(ctx, s.extension()) })).To(Succeed())
 	}
 	g.Eventually(func() int { return len(o.ListConnectionStates(context.Background())) }).WithTimeout(patience).Should(BeZero())
-	g.Expect(late.Load()).To(BeNil())
+	g.Eventually(everybodyWasTold).WithTimeout(patience).Should(BeEmpty(), "also that they are gone")
+	if late := seen.late.Load(); late != nil {
+		t.Error(*late)
+	}
 	stop()
 	ticker.Wait()
 	left := series(t)
