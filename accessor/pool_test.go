@@ -45,8 +45,7 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		var running, most atomic.Int32
 		for i := range 400 {
 			p.submit(fmt.Sprintf("target-%d", i), answers, false, func() {
-				if n := running.Add(1); n > most.Load() {
-					most.Store(n)
+				for n, before := running.Add(1), most.Load(); n > before && !most.CompareAndSwap(before, n); before = most.Load() {
 				}
 				<-release
 				running.Add(-1)
@@ -194,22 +193,21 @@ func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		var p pool
-		release := make(chan struct{})
+		silent, busy := make(chan struct{}), make(chan struct{})
 		for i := range maxDoubtfulJobs {
-			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-release })
+			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-silent })
 		}
 		for range maxJobsPerTarget {
-			p.submit("address", answers, true, func() { <-release })
+			p.submit("address", answers, true, func() { <-busy })
 		}
 		var probed atomic.Int32
 		p.submit("address", answers, true, func() { probed.Add(1) })
 		p.submit("address", func() lane { return doubtful }, false, func() {})
-		for range maxJobsPerTarget {
-			release <- struct{}{}
-		}
+		synctest.Wait()
+		close(busy)
 		synctest.Wait()
 		g.Expect(probed.Load()).To(BeEquivalentTo(1))
-		close(release)
+		close(silent)
 		p.close()
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -280,19 +281,28 @@ func TestEchoedToken(t *testing.T) {
 		return &http.Response{StatusCode: status, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
 			Header: http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}}}
 	}
-	resp, err := answer(response(http.StatusBadGateway, "you sent Bearer hunter2, and hunter2 again"), nil)
+	for _, status := range []int{http.StatusBadRequest, http.StatusNotFound, http.StatusInternalServerError, http.StatusBadGateway} {
+		resp, err := answer(response(status, "you sent Bearer hunter2, and hunter2 again"), nil)
+		g.Expect(err).NotTo(HaveOccurred())
+		body, err := io.ReadAll(resp.Body)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(body)).To(Equal("you sent Bearer [redacted], and [redacted] again"))
+		g.Expect(resp.Header.Get("Warning")).To(Equal(`299 - "you sent [redacted]"`))
+		g.Expect(resp.ContentLength).To(BeEquivalentTo(-1))
+		g.Expect(resp.Header).NotTo(HaveKey("Content-Length"))
+		g.Expect(resp.Request.Header).NotTo(HaveKey("Authorization"), "it is the caller's request")
+		g.Expect(resp.Body.Close()).To(Succeed())
+	}
+	broken := response(http.StatusBadGateway, "")
+	broken.Body = io.NopCloser(iotest.ErrReader(errors.New("broken off")))
+	resp, err := answer(broken, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	body, err := io.ReadAll(resp.Body)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(string(body)).To(Equal("you sent Bearer [redacted], and [redacted] again"))
-	g.Expect(resp.Header.Get("Warning")).To(Equal(`299 - "you sent [redacted]"`))
-	g.Expect(resp.ContentLength).To(BeEquivalentTo(-1))
-	g.Expect(resp.Header).NotTo(HaveKey("Content-Length"))
-	g.Expect(resp.Body.Close()).To(Succeed())
+	_, err = io.ReadAll(resp.Body)
+	g.Expect(err).To(MatchError("broken off"))
 
 	resp, err = answer(response(http.StatusOK, "an object that quotes hunter2"), nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	body, _ = io.ReadAll(resp.Body)
+	body, _ := io.ReadAll(resp.Body)
 	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "what was asked for is not touched")
 	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
 

@@ -2,14 +2,19 @@ package target
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -19,7 +24,7 @@ import (
 // streaming is an HTTP/2 server, a hundred streams on a connection, whose responses never end. It counts connections.
 type streaming struct {
 	*httptest.Server
-	streams     atomic.Int32
+	streams     atomic.Int32 // that clients have open
 	open, total atomic.Int32
 }
 
@@ -27,7 +32,6 @@ func newStreaming(t *testing.T) *streaming {
 	s := &streaming{}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_ = http.NewResponseController(w).Flush()
-		s.streams.Add(1)
 		<-req.Context().Done()
 	}))
 	s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 100}
@@ -65,6 +69,7 @@ func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
 				}
 				return
 			}
+			s.streams.Add(1)
 			<-ctx.Done()
 			_ = resp.Body.Close()
 		})
@@ -85,14 +90,14 @@ func (s *streaming) target(t *testing.T) *Target {
 func TestFiftyStarts(t *testing.T) {
 	s := newStreaming(t)
 	s.stream(t, s.target(t).RoundTripper(), 50)
-	NewWithT(t).Expect(s.total.Load()).To(BeEquivalentTo(1))
+	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2), "one, and another if the machine is so busy that a handshake takes a second")
 }
 
 // A thousand need ten connections and get ten.
 func TestThousandStarts(t *testing.T) {
 	s := newStreaming(t)
 	s.stream(t, s.target(t).RoundTripper(), 1000)
-	NewWithT(t).Expect(s.total.Load()).To(BeEquivalentTo(10))
+	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)), "two more if the machine is very busy")
 }
 
 // hanging is an address that accepts connections and then says nothing; it counts them.
@@ -220,7 +225,7 @@ func TestDialThatHangs(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	g.Expect(accepted.Load()).To(BeEquivalentTo(2))
+	g.Expect(accepted.Load()).To(And(BeNumerically(">=", 2), BeNumerically("<=", maxDials)))
 }
 
 // Who waits for a dial takes the room that others leave meanwhile.
@@ -265,6 +270,75 @@ func TestRoomThatComesFree(t *testing.T) {
 	close(release)
 	g.Eventually(waiting, dialTimeout/2).Should(Receive(BeNil()))
 	g.Expect(<-long).To(Succeed())
+}
+
+// However long dials hang, few are tried, and each has its end.
+func TestDialsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var dials atomic.Int32
+		var ends []time.Duration
+		var mu sync.Mutex
+		pool := &connections{life: t.Context(), dial: func(ctx context.Context, _ string) (net.Conn, error) {
+			begun := time.Now()
+			dials.Add(1)
+			<-ctx.Done()
+			mu.Lock()
+			defer mu.Unlock()
+			ends = append(ends, time.Since(begun))
+			return nil, ctx.Err()
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-time.Second)
+		var waiting sync.WaitGroup
+		for range 50 {
+			waiting.Go(func() {
+				req, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://host", nil)
+				_, err := pool.GetClientConn(req, "host:443")
+				g.Expect(err).To(MatchError(context.DeadlineExceeded))
+			})
+		}
+		waiting.Wait()
+		cancel()
+		g.Expect(dials.Load()).To(BeEquivalentTo(maxDials))
+		<-time.After(dialTimeout)
+		synctest.Wait()
+		g.Expect(ends).To(Equal(slices.Repeat([]time.Duration{dialTimeout}, maxDials)))
+		g.Expect(pool.dials).To(BeEmpty())
+	})
+}
+
+// What HTTP/2 cannot do, or must not, goes to net/http; dead connections are noticed.
+func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
+	g := NewWithT(t)
+	s := newStreaming(t)
+	h2 := s.target(t).wire.http2
+	g.Expect([]time.Duration{h2.ReadIdleTimeout, h2.PingTimeout, h2.IdleConnTimeout}).To(Equal([]time.Duration{pingAfter, pingTimeout, idleTimeout}))
+	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"}), TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{"h2": nil}}
+	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).To(BeNil())
+	proxied.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).NotTo(BeNil())
+	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).To(BeNil())
+
+	var proto atomic.Pointer[string]
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { proto.Store(&req.Proto) }))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	var set Set
+	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	for upgrade, want := range map[string]string{"": "HTTP/2.0", "websocket": "HTTP/1.1"} {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+		if upgrade != "" {
+			req.Header.Set("Connection", "Upgrade")
+			req.Header.Set("Upgrade", upgrade)
+		}
+		resp, err := target.RoundTripper().RoundTrip(req)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resp.Body.Close()).To(Succeed())
+		g.Expect(*proto.Load()).To(Equal(want))
+	}
 }
 
 // closes tells whether a request body was closed.
@@ -321,10 +395,18 @@ func TestLostConnection(t *testing.T) {
 // A server without HTTP/2 is talked to in HTTP/1.1, bodies included.
 func TestServerWithoutHTTP2(t *testing.T) {
 	g := NewWithT(t)
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	var opened atomic.Int32
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Proto", req.Proto)
 		_, _ = io.Copy(w, req.Body)
 	}))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
 	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
@@ -340,4 +422,5 @@ func TestServerWithoutHTTP2(t *testing.T) {
 		g.Expect(string(body)).To(Equal("echo"))
 		g.Expect(resp.Header.Get("Proto")).To(Equal("HTTP/1.1"))
 	}
+	g.Expect(opened.Load()).To(BeEquivalentTo(2), "one to find out, and one that is used on")
 }

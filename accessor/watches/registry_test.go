@@ -673,3 +673,145 @@ func TestDependents(t *testing.T) {
 	g.Expect(withoutDependents(before, nil)).To(BeEmpty(), "none given means all")
 	g.Expect(before).To(Equal([]types.UID{"a", "c"}), "published slices do not change")
 }
+
+// Handlers get copies of everything, so what they do to an object they do to nobody else's.
+func TestHandlersGetCopies(t *testing.T) {
+	g := NewWithT(t)
+	r := newRegistry()
+	conn := connect(r, 1)
+	rename := func(objects ...client.Object) {
+		for _, object := range objects {
+			object.SetName("renamed")
+		}
+	}
+	g.Expect(r.Watch(t.Context(), conn, NewWatcher(WatcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
+		CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+			rename(e.Object)
+		},
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+			rename(e.ObjectOld, e.ObjectNew)
+		},
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+			rename(e.Object)
+		},
+	}}))).To(Succeed())
+	kept := func() *corev1.ConfigMap { return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}} }
+	objects := []*corev1.ConfigMap{kept(), kept(), kept(), kept(), kept()}
+	h := conn.informer("ConfigMap/").handlers[0]
+	h.OnAdd(objects[0], true)
+	h.OnUpdate(objects[1], objects[2])
+	h.OnDelete(objects[3])
+	h.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "kept", Obj: objects[4]})
+	g.Expect(objects).To(HaveEach(HaveField("Name", "kept")))
+	r.End()
+	conn.disconnect(r)
+}
+
+// Whatever order connections come in, the latest feeds the watch, and nothing is left held.
+func TestLateConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		first := connect(r, 1)
+		var heard []string
+		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, func(_ context.Context, name string) { heard = append(heard, name) }, ""))).To(Succeed())
+		first.end() // but nobody has said so yet
+		second := connect(r, 2)
+		synctest.Wait()
+		r.Disconnected(first)
+		g.Expect(r.Watch(t.Context(), second, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "the second is the current one")
+		second.informer("ConfigMap/").add("one")
+		w := r.watchesLocked()[0]
+		late := &informer{released: func() { heard = append(heard, "released") }}
+		g.Expect(w.attach(first, late)).To(Succeed())
+		second.informer("ConfigMap/").add("two")
+		g.Expect(heard).To(Equal([]string{"one", "released", "two"}))
+
+		// An informer that comes when the watch has ended is given back too.
+		r.Unwatch(t.Context(), "w")
+		g.Expect(w.attach(second, late)).To(Succeed())
+		g.Expect(heard).To(Equal([]string{"one", "released", "two", "released"}))
+		g.Expect(second.held()).To(BeEmpty())
+		first.disconnect(r)
+		second.disconnect(r)
+	})
+}
+
+// refusing is an informer that takes no handler.
+type refusing struct{ Informer }
+
+func (refusing) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+	return nil, errors.New("no handler, please")
+}
+
+func TestInformerThatRefuses(t *testing.T) {
+	g := NewWithT(t)
+	r := newRegistry()
+	conn := connect(r, 1)
+	w := newWatch(newRegistration(r, spec{name: "w"}), partObject{object: &corev1.ConfigMap{}}, "")
+	var h toolscache.ResourceEventHandler = toolscache.ResourceEventHandlerFuncs{}
+	w.of.handler.Store(&h)
+	released := false
+	g.Expect(w.attach(conn, refusing{&informer{released: func() { released = true }}})).To(MatchError(ContainSubstring("no handler, please")))
+	g.Expect(released).To(BeTrue())
+	conn.disconnect(r)
+}
+
+// Unwatch ends a watch that waits for its kind to be served again.
+func TestUnwatchWhileResuming(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		first := connect(r, 1)
+		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, nothing, ""))).To(Succeed())
+		first.disconnect(r)
+		second := &connection{generation: 2, informers: map[string]*informer{}, hold: func(string) error { return errors.New("not served") }}
+		second.life, second.end = context.WithCancel(context.Background())
+		r.Connected(second)
+		<-time.After(time.Minute)
+		r.Unwatch(t.Context(), "w")
+		start := time.Now()
+		second.running.Wait()
+		g.Expect(time.Since(start)).To(BeZero())
+		second.disconnect(r)
+	})
+}
+
+// Another error of the same state is told; what an earlier connection says late is not.
+func TestOnErrorTellsErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		first := connect(r, 1)
+		var told []string
+		release := make(chan struct{})
+		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{
+			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
+			OnError: func(_ context.Context, err WatchError) { <-release; told = append(told, err.Err.Error()) },
+		}))).To(Succeed())
+		tell := func(observe func(scopedcache.ScopeState), what string) {
+			observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errors.New(what)})
+			synctest.Wait()
+		}
+		old := first.informer("ConfigMap/").observe
+		close(release)
+		tell(old, "one")
+		tell(old, "two")
+		tell(old, "two")
+		g.Expect(told).To(Equal([]string{"one", "two"}))
+		release = make(chan struct{})
+		first.end()
+		r.Disconnected(first)
+		second := connect(r, 2)
+		synctest.Wait()
+		tell(second.informer("ConfigMap/").observe, "three") // OnError hangs with it
+		tell(second.informer("ConfigMap/").observe, "four")
+		tell(old, "late")
+		close(release)
+		synctest.Wait()
+		g.Expect(told).To(Equal([]string{"one", "two", "three", "four"}))
+		r.End()
+		first.disconnect(r)
+		second.disconnect(r)
+	})
+}

@@ -172,7 +172,16 @@ func handles(t *testing.T, w World) {
 	disconnect(t, w, "red")
 	expectNotConnected(t, w, "red", clustercache.ServiceAccountNotFound)
 	read["create"] = func() error { return c.Create(ctx, configMap(w, "other")) }
-	read["status"] = func() error { return c.Status().Update(ctx, object) }
+	read["update"] = func() error { return c.Update(ctx, object) }
+	read["patch"] = func() error { return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte("{}"))) }
+	read["delete"] = func() error { return c.Delete(ctx, object) }
+	read["deleteAllOf"] = func() error { return c.DeleteAllOf(ctx, object, client.InNamespace(name.Namespace)) }
+	read["status update"] = func() error { return c.Status().Update(ctx, object) }
+	read["status patch"] = func() error {
+		return c.Status().Patch(ctx, object, client.RawPatch(types.MergePatchType, []byte("{}")))
+	}
+	read["subresource get"] = func() error { return c.SubResource("scale").Get(ctx, object, object.DeepCopy()) }
+	read["subresource create"] = func() error { return c.SubResource("eviction").Create(ctx, object, object.DeepCopy()) }
 	expectDead := func() {
 		for handle, read := range read {
 			g.Expect(read()).To(MatchError(clustercache.ErrNotConnected), handle)
@@ -202,6 +211,12 @@ func watch(t *testing.T, w World) {
 	object.Data = map[string]string{"changed": "yes"}
 	g.Expect(w.Content().Update(ctx, object)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("update one"))
+
+	// Handlers get copies: another watch hears the names that the first one's handler has changed.
+	again := newController()
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, again, "again", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Eventually(again.heard).WithTimeout(patience).Should(ContainElement("create one"))
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "again")).To(Succeed())
 
 	// In every representation.
 	asMetadata := &metav1.PartialObjectMetadata{}
@@ -425,7 +440,7 @@ func extensionSource(t *testing.T, w World) {
 	g := NewWithT(t)
 	early := listen(t, w)
 	connect(t, w, "red")
-	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected"))
+	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected")) // so this connect has been told
 	late := listen(t, w)
 	g.Eventually(late.heard).WithTimeout(patience).Should(Equal([]string{"red Connected"}), "one event per known extension")
 	disconnect(t, w, "red")
@@ -466,7 +481,9 @@ func typedSource(t *testing.T, w World) {
 func TestProbeFailure(t *testing.T, newWorld func(t *testing.T) Failing) {
 	w := newWorld(t)
 	g := NewWithT(t)
+	first := listen(t, w)
 	connect(t, w, "red")
+	g.Eventually(first.last).WithTimeout(patience).Should(Equal("red Connected")) // so this connect has been told
 	asked := listen(t, w, clustercache.WatchForProbeFailure(w.Long()))
 	other := listen(t, w)
 	g.Eventually(asked.heard).WithTimeout(patience).Should(HaveLen(1), "that it is known")

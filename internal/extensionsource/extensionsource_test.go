@@ -49,21 +49,24 @@ func TestSourceCoalesces(t *testing.T) {
 			<-release
 			calls++
 			heard[o.GetName()] = o.GetResourceVersion()
-			o.SetName("maps get copies")
+			o.SetName("renamed")
 			return nil
 		})
 		queue := priorityqueue.New[ctrl.Request]("test")
 		ctx, cancel := context.WithCancel(t.Context())
 		g.Expect(src.Start(ctx, queue)).To(Succeed())
 		synctest.Wait() // it hangs with "known"
+		shared := object("shared", "1")
+		all.Changed(shared)
+		defer func() { g.Expect(shared.GetName()).To(Equal("shared"), "map functions get copies") }()
 		for i := range 1000 {
 			all.Changed(object("busy", fmt.Sprint(i)))
 			all.Changed(object("other", fmt.Sprint(i)))
 		}
 		close(release)
 		synctest.Wait()
-		g.Expect(heard).To(Equal(map[string]string{"known": "1", "busy": "999", "other": "999"}))
-		g.Expect(calls).To(Equal(3))
+		g.Expect(heard).To(Equal(map[string]string{"known": "1", "busy": "999", "other": "999", "shared": "1"}))
+		g.Expect(calls).To(Equal(4))
 
 		cancel()
 		synctest.Wait()
@@ -151,4 +154,54 @@ func TestProbeFailure(t *testing.T) {
 		g.Expect(after(2*long)).To(Equal([]string{"red"}), "a success between two looks ends an episode too")
 		cancel()
 	})
+}
+
+// racing is a Known that changes while it is asked.
+type racing struct{ hub *Hub }
+
+func (r racing) Objects() []client.Object {
+	old := object("red", "1")
+	r.hub.Changed(object("red", "2"))
+	return []client.Object{old}
+}
+func (racing) Unhealthy() []Unhealthy { return nil }
+
+// What changes while a source starts is not lost, nor replaced by what was known before.
+func TestChangeWhileStarting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := &Hub{}
+		ctx, cancel := context.WithCancel(t.Context())
+		var versions []string
+		go hub.Listen(ctx, racing{hub}, 0, func(o client.Object) { versions = append(versions, o.GetResourceVersion()) })
+		synctest.Wait()
+		NewWithT(t).Expect(versions).To(Equal([]string{"2"}))
+		cancel()
+	})
+}
+
+// A consumer that has stopped hears nothing more, not even of what was pending.
+func TestStopWhileDelivering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		heard := 0
+		(&Hub{}).Listen(ctx, extensions{objects: []client.Object{object("red", "1"), object("blue", "1")}}, 0, func(client.Object) { heard++; cancel() })
+		NewWithT(t).Expect(heard).To(Equal(1))
+	})
+}
+
+func TestEpisodes(t *testing.T) {
+	g := NewWithT(t)
+	now := time.Now()
+	red := object("red", "1")
+	key := client.ObjectKeyFromObject(red)
+	told, news := episodes{}.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now, time.Minute)
+	g.Expect(news).To(HaveLen(1))
+	g.Expect(told).To(HaveKey(key))
+	told, news = told.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now.Add(time.Hour), time.Minute)
+	g.Expect(news).To(BeEmpty(), "it was told")
+	told, news = told.next([]Unhealthy{{red, now}}, now.Add(time.Hour), time.Minute)
+	g.Expect(news).To(HaveLen(1), "another one, without a look in between")
+	told, news = told.next(nil, now.Add(time.Hour), time.Minute)
+	g.Expect(told).To(BeEmpty())
+	g.Expect(news).To(BeEmpty())
 }

@@ -88,9 +88,10 @@ type collector struct {
 
 var all = &collector{pictures: map[int]func() Picture{}}
 
-func init() {
-	metrics.Registry.MustRegister(Connects, ConnectDuration, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all)
-}
+// everything is what is registered.
+var everything = []prometheus.Collector{Connects, ConnectDuration, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all}
+
+func init() { metrics.Registry.MustRegister(everything...) }
 
 func (c *collector) add(picture func() Picture) (remove func()) {
 	c.mu.Lock()

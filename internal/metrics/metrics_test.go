@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,7 +18,7 @@ var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "([^"]*)", u
 func TestOperationsPageListsEveryMetric(t *testing.T) {
 	g := NewWithT(t)
 	told := map[string]string{}
-	for _, c := range []prometheus.Collector{Connects, ConnectDuration, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all} {
+	for _, c := range everything {
 		descs := make(chan *prometheus.Desc, 100)
 		c.Describe(descs)
 		close(descs)
@@ -45,7 +46,7 @@ func TestCollect(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{pictures: map[int]func() Picture{}}
 	one := Picture{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5, Informers: map[string]int{"Synced": 1},
-		Extensions: []Extension{{Name: "red", Connected: true}}}
+		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)}, {Name: "blue"}}}
 	removeFirst := c.add(func() Picture { return one })
 	removeSecond := c.add(func() Picture { return one })
 	gather := func() map[string]float64 {
@@ -62,7 +63,7 @@ func TestCollect(t *testing.T) {
 		return values
 	}
 	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_connections": 4, "latchkey_watches": 6, "latchkey_objects": 10, "latchkey_informers": 2,
-		"latchkey_extension_connected": 1, "latchkey_extension_last_success_timestamp_seconds": 0}))
+		"latchkey_extension_connected": 1, "latchkey_extension_last_success_timestamp_seconds": 1_000_000_000.5}))
 	removeFirst()
 	removeSecond()
 	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_watches": 0, "latchkey_objects": 0}))
