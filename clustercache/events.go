@@ -25,33 +25,45 @@ const maxNote = 1024
 // recordEvents writes an Event on an extension whenever it connects, or is not connected for another reason, until ctx
 // is done. It is a consumer like any other source, so a recorder that blocks holds up nobody else.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
-	type record struct {
-		last  recordedEvent
-		limit flowcontrol.PassiveRateLimiter
+	w := eventWriter{state: c.set.State, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
+	c.sources.Listen(ctx, known{c.set}, 0, w.changed)
+}
+
+// eventWriter writes Events on extensions. One goroutine uses it.
+type eventWriter struct {
+	state    func(client.ObjectKey) (ConnectionState, bool)
+	recorder events.EventRecorder
+	records  map[client.ObjectKey]*eventRecord // of the extensions that are known
+}
+
+// eventRecord is what was written on one extension.
+type eventRecord struct {
+	last  recordedEvent
+	limit flowcontrol.PassiveRateLimiter
+}
+
+// changed writes an Event if what happened to the extension is worth one.
+func (w *eventWriter) changed(object client.Object) {
+	key := client.ObjectKeyFromObject(object)
+	state, known := w.state(key)
+	if !known {
+		delete(w.records, key) // it is gone, or another's now
+		return
 	}
-	recorded := map[client.ObjectKey]*record{}
-	c.sources.Listen(ctx, known{c.set}, 0, func(object client.Object) {
-		key := client.ObjectKeyFromObject(object)
-		state, known := c.set.State(key)
-		if !known {
-			delete(recorded, key) // it is gone, or another's now
-			return
-		}
-		if object.GetUID() != state.UID {
-			return // it was created again; its successor is told too
-		}
-		of := recorded[key]
-		if of == nil {
-			of = &record{limit: newEventLimit()}
-			recorded[key] = of
-		}
-		event, news := nextEvent(state, of.last)
-		if !news || !of.limit.TryAccept() {
-			return
-		}
-		of.last = event
-		recorder.Eventf(object, nil, event.kind, event.reason, "Connect", "%s", eventNote(state))
-	})
+	if object.GetUID() != state.UID {
+		return // it was created again; its successor is told too
+	}
+	record := w.records[key]
+	if record == nil {
+		record = &eventRecord{limit: newEventLimit()}
+		w.records[key] = record
+	}
+	event, news := nextEvent(state, record.last)
+	if !news || !record.limit.TryAccept() {
+		return
+	}
+	record.last = event
+	w.recorder.Eventf(object, nil, event.kind, event.reason, "Connect", "%s", eventNote(state))
 }
 
 // newEventLimit is the limit of one extension's Events.

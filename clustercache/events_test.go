@@ -7,6 +7,11 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 )
 
 func TestNextEvent(t *testing.T) {
@@ -51,24 +56,59 @@ func TestEventNote(t *testing.T) {
 	g.Expect(strings.ToValidUTF8(long, "?")).To(Equal(long))
 }
 
-// A tenant whose ServiceAccount comes and goes all the time has a few Events, and then one a minute.
+// noted keeps the reasons of Events.
+type noted struct{ reasons []string }
+
+func (n *noted) Eventf(_, _ runtime.Object, _, reason, _, _ string, _ ...any) {
+	n.reasons = append(n.reasons, reason)
+}
+
+// A tenant whose ServiceAccount comes and goes all the time has a few Events, and then one a minute. What is gone is
+// forgotten, and what another extension of that name was is not written on it.
 func TestEventsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		limit := newEventLimit()
-		accepted := 0
-		for range 1000 {
-			if limit.TryAccept() {
-				accepted++
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "a"}}
+		state, known := ConnectionState{UID: "a", Phase: Connected}, true
+		n := &noted{}
+		w := eventWriter{state: func(client.ObjectKey) (ConnectionState, bool) { return state, known }, recorder: n, records: map[client.ObjectKey]*eventRecord{}}
+		flap := func() {
+			for range 100 {
+				state.Generation++
+				w.changed(object)
 			}
 		}
-		g.Expect(accepted).To(Equal(eventBurst))
+		flap()
+		g.Expect(n.reasons).To(HaveLen(eventBurst))
 		<-time.After(3*eventRefill + time.Second)
-		for range 1000 {
-			if limit.TryAccept() {
-				accepted++
-			}
-		}
-		g.Expect(accepted).To(Equal(eventBurst + 3))
+		flap()
+		g.Expect(n.reasons).To(HaveLen(eventBurst + 3))
+		<-time.After(eventRefill)
+		state.UID = "b"
+		w.changed(object)
+		g.Expect(n.reasons).To(HaveLen(eventBurst+3), "the state is another extension's")
+		known = false
+		w.changed(object)
+		g.Expect(w.records).To(BeEmpty())
 	})
+}
+
+// What is ours, and what was until now, is let through; what is others' is not queued at all.
+func TestMayBeOurs(t *testing.T) {
+	g := NewWithT(t)
+	r := &reconciler{labelled: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
+	ours := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{WatchLabel: "ours"}}}
+	theirs := &corev1.ConfigMap{}
+	p := r.mayBeOurs()
+	g.Expect(p.Create(event.CreateEvent{Object: ours})).To(BeTrue())
+	g.Expect(p.Create(event.CreateEvent{Object: theirs})).To(BeFalse())
+	g.Expect(p.Generic(event.GenericEvent{Object: ours})).To(BeTrue())
+	g.Expect(p.Generic(event.GenericEvent{Object: theirs})).To(BeFalse())
+	g.Expect(p.Delete(event.DeleteEvent{Object: theirs})).To(BeTrue(), "a deletion is cheap, and may be of what was ours")
+	for _, tc := range []struct {
+		before, after client.Object
+		want          bool
+	}{{ours, ours, true}, {ours, theirs, true}, {theirs, ours, true}, {theirs, theirs, false}} {
+		g.Expect(p.Update(event.UpdateEvent{ObjectOld: tc.before, ObjectNew: tc.after})).To(Equal(tc.want))
+	}
 }

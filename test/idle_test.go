@@ -85,9 +85,13 @@ func BenchmarkIdleExtension(b *testing.B) {
 		}).WithTimeout(5 * time.Minute).WithPolling(time.Second).Should(Equal(extensions))
 		<-time.After(5 * time.Second) // until what connects needed has ended
 		connected, nowGoroutines := inUse()
-		b.ReportMetric((connected-unstarted-managers)/extensions, "B/extension")
+		bytes, routines := (connected-unstarted-managers)/extensions, (nowGoroutines-goroutines)/extensions
+		b.ReportMetric(bytes, "B/extension")
 		b.ReportMetric(managers/extensions, "manager-B/extension")
-		b.ReportMetric((nowGoroutines-goroutines)/extensions, "goroutines/extension")
+		b.ReportMetric(routines, "goroutines/extension")
+		if bytes > 16<<10 || routines > 1 {
+			b.Errorf("an idle extension may cost 16 KiB and a goroutine, it costs %.0f B and %.2f", bytes, routines)
+		}
 		o.end(b)
 	}
 }
