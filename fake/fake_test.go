@@ -133,7 +133,8 @@ func TestNoServer(t *testing.T) {
 	_, err = whole.GetHTTPClient().Post(Target, "", http.NoBody)
 	g.Expect(err).To(MatchError(ContainSubstring("there is no API server behind it")))
 	whole.GetEventRecorder("x").Eventf(&corev1.ConfigMap{}, nil, "", "", "", "")
-	whole.GetEventRecorderFor("x").Event(&corev1.ConfigMap{}, "", "", "") //nolint:staticcheck // it must not block
+	//lint:ignore SA1019 cluster.Cluster has it, so it must not block
+	whole.GetEventRecorderFor("x").Event(&corev1.ConfigMap{}, "", "", "")
 	g.Expect(whole.GetCache().WaitForCacheSync(t.Context())).To(BeTrue())
 	f.Disconnect(key("red"), clustercache.Unreachable)
 	_, err = httpClient.Get(Target)

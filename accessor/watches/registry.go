@@ -309,13 +309,20 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	endAll(ctx, gone)
 
 	var problems []error
+	var begun []part // in this call
 	for _, p := range wanted.parts {
-		added, err := r.add(ctx, conn, reg, p, wanted.dependent)
-		if err != nil {
-			problems = append(problems, err)
-		} else if !added {
+		added, retry, err := r.add(ctx, conn, reg, p, wanted.dependent)
+		switch {
+		case retry:
 			failed = false
 			return true, nil
+		case err != nil && conn.Err() != nil:
+			r.giveUp(ctx, reg, begun, wanted.dependent) // who is not connected has registered nothing
+			return false, err
+		case err != nil:
+			problems = append(problems, err)
+		case added:
+			begun = append(begun, p.part)
 		}
 	}
 	if !reg.started && len(problems) < len(wanted.parts) {
@@ -331,28 +338,44 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	return false, stderrors.Join(problems...)
 }
 
-// add makes a part of the registration that is fed from conn, or adds the dependent to the one that is there. false
-// means that the registration was ended meanwhile.
-func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject, dependent types.UID) (bool, error) {
+// giveUp takes a dependent from parts that it has just begun to need.
+func (r *Registry) giveUp(ctx context.Context, reg *registration, begun []part, dependent types.UID) {
+	var gone []*watch
+	r.mu.Lock()
+	for _, part := range begun {
+		if w := reg.parts[part]; w != nil && r.withoutLocked(w, []types.UID{dependent}) {
+			gone = append(gone, w)
+		}
+	}
+	r.mu.Unlock()
+	endAll(ctx, gone)
+}
+
+// add makes a part of the registration that is fed from conn, or adds the dependent to the one that is there. added tells
+// whether the dependent is new; retry that the registration was ended meanwhile.
+func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject, dependent types.UID) (added, retry bool, err error) {
 	r.mu.Lock()
 	if w := reg.parts[p.part]; w != nil {
+		before := len(w.dependents)
 		w.dependents = withDependent(w.dependents, dependent)
+		added = len(w.dependents) > before
 		r.mu.Unlock()
-		return true, nil
+		return added, false, nil
 	}
 	r.mu.Unlock()
 
 	w := newWatch(reg, p, dependent)
 	informer, err := conn.Hold(ctx, w.object, w.part.scope, w.observer(conn))
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	r.mu.Lock()
-	if err := r.checkLocked(conn); err != nil || r.names[reg.name] != reg {
+	err = r.checkLocked(conn)
+	if gone := r.names[reg.name] != reg; err != nil || gone {
 		r.mu.Unlock()
 		w.end() // so that its OnError is not called either
 		informer.Release()
-		return false, err
+		return false, err == nil, err
 	}
 	reg.parts[p.part] = w // from here on, new connections feed it
 	r.mu.Unlock()
@@ -363,9 +386,9 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 		}
 		r.mu.Unlock()
 		w.end()
-		return false, err
+		return false, false, err
 	}
-	return true, nil
+	return true, false, nil
 }
 
 // resume feeds a watch from a new connection. What fails is tried again as long as the connection lives: the kind may

@@ -467,6 +467,38 @@ func TestWatchContentInPart(t *testing.T) {
 	conn.disconnect(r)
 }
 
+// Whose connection ends in the middle of a content has registered nothing of it, and loses nothing that it had.
+func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
+	g := NewWithT(t)
+	r := newRegistry()
+	first := connect(r, 1)
+	c := &ctl{}
+	watch := func(conn *connection, objects ...client.Object) error {
+		return r.WatchContent(t.Context(), conn, NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
+	}
+	endsAt := func(conn *connection, last string) {
+		conn.hold = func(kind string) error {
+			if kind == last {
+				conn.end()
+			}
+			return nil
+		}
+	}
+	endsAt(first, "Secret")
+	g.Expect(watch(first, object("ConfigMap", "n"), object("Secret", "n"))).To(MatchError(errEnded))
+	g.Expect(r.names).To(BeEmpty())
+	g.Expect(c.sources).To(BeZero())
+	first.disconnect(r)
+
+	second := connect(r, 2)
+	g.Expect(watch(second, object("ConfigMap", "n"))).To(Succeed())
+	endsAt(second, "Secret")
+	g.Expect(watch(second, object("ConfigMap", "n"), object("Service", "n"), object("Secret", "n"))).To(MatchError(errEnded))
+	g.Expect(names(r.States())).To(Equal([]string{"c ConfigMap/n "}))
+	second.disconnect(r)
+	r.End()
+}
+
 // Watches outlive connections, whatever state the registration and the controller are in.
 func TestReconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
