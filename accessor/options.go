@@ -17,7 +17,8 @@ import (
 type CacheOptions struct {
 	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults to 10 h.
 	SyncPeriod *time.Duration
-	// DefaultTransform is applied to every object before it is cached, unless ByObject has another for its kind.
+	// DefaultTransform is applied to every object before it is cached, unless ByObject has another for its kind. It is
+	// called by many informers at the same time, and a panic ends the process; so it is with ByObject and Indexes.
 	DefaultTransform toolscache.TransformFunc
 	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what is cached follows
 	// from what is read.

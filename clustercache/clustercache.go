@@ -18,7 +18,7 @@ import (
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
-// does I/O. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
+// and WatchContent does I/O. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
 // when the extension is not connected, or not known.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too, and writes to
@@ -48,19 +48,25 @@ type ClusterCache interface {
 	// Watch feeds watcher's controller with events about the objects that the extension's identity sees. There is
 	// one registration per name and dependent: the same again is a no-op, whoever its controller, and the same name for
 	// another kind or scope is ErrWatchConflict. An error means that nothing was registered. It asks the API server for
-	// the kind and so may take until ctx ends, or Client.Timeout; it does not wait for the first objects.
+	// the kind and so may take until ctx ends, or Client.Timeout; it does not wait for the first objects. Rights are not
+	// asked for: that the identity may not watch is told to OnError. Handler, predicates, OnError and controller are those
+	// of the first registration under the name, as long as it lives.
+	//
+	// Errors are *NotConnectedError, ErrWatchConflict, meta.IsNoMatchError for a kind that is not served, the cause of ctx,
+	// and options that are incomplete.
 	//
 	// A registration survives disconnects: a new connection delivers all objects again, as creations. Deletions that
 	// happened in between are not delivered; reconcile on the connect event.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
 	// WatchContent makes the kinds of the content's objects what is watched under its name: it starts what is new
-	// and ends what is gone. The same again is a no-op. Kinds that cannot be watched, because they are not served say,
-	// are in the error; the others are watched, so call again. Otherwise it is as Watch, and Unwatch ends it.
+	// and ends what is gone. The same again is a no-op. Kinds that cannot be watched, for instance because they are not served,
+	// are in the error; the others are watched, so call again. Otherwise it is as Watch, and Unwatch ends it. A name is
+	// for Watch or for WatchContent: the other one is ErrWatchConflict.
 	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
 
-	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with the last. What
-	// is not registered is no error; there is none. After the last one's Unwatch no handler or OnError of the watch is
+	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with the last. If nothing
+	// is registered under that name that is no error; today it always returns nil. After the last one's Unwatch no handler or OnError of the watch is
 	// called any more. For that it waits for one that is being called, but no longer than a second or than ctx lives.
 	// It may be called inside of a handler or OnError, and with the context that they were given it waits for nothing.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
@@ -75,7 +81,8 @@ type ClusterCache interface {
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
 	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
-	// disconnected, stayed disconnected for another reason, or was deleted, into requests. A source that starts
+	// disconnected, stayed disconnected for another reason or after another edit, was filtered out, or was deleted, into
+	// requests. It is called once at a time, with an object of its own. A source that starts
 	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
 	// deletion mapFunc gets the object last seen. That a connect is under way is not told: until it ends the extension is
 	// not connected, for the reason that was told. Delivery waits for nobody but mapFunc. controllerName is for logs.
@@ -116,8 +123,6 @@ type (
 	WatchError = watches.WatchError
 	// Scope is the part of a kind that a watch sees.
 	Scope = scopedcache.Scope
-	// ScopeState is a picture of one scope and its informer.
-	ScopeState = scopedcache.ScopeState
 	// SourceWatcher is what a watch needs of a controller.
 	SourceWatcher[request comparable] = watches.SourceWatcher[request]
 	// CacheOptions configure the cache of every connection.
@@ -158,7 +163,8 @@ const (
 var (
 	// ErrNotConnected is in the chain of every error that is due to an extension not being connected.
 	ErrNotConnected = accessor.ErrNotConnected
-	// ErrWatchConflict is returned by Watch for a name that is in use for another kind or scope.
+	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope, or by
+	// the other one of the two.
 	ErrWatchConflict = accessor.ErrWatchConflict
 )
 

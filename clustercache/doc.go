@@ -39,9 +39,11 @@
 //   - Your controller and this one read the extension independently. What you do on behalf of fields that you read,
 //     do as the identity that they name: after GetClient compare [ConnectionState].Identity with the reference, and
 //     wait for the connect event if they differ. A client whose connection changes after that fails.
-//   - Handlers, OnError, map functions, Filter and AllowIdentity are the host operator's code, called on behalf of
-//     tenants. One that hangs holds up its own events only; one that panics loses the event, or has said no, and is
-//     counted.
+//   - Handlers, OnError and map functions are the host operator's code, called on behalf of tenants. One that hangs
+//     holds up its own events only; one that panics loses its event, and is logged and counted.
+//   - Filter, AllowIdentity and a RESTConfigMapper are called by the reconciler: one that waits holds up every extension,
+//     so they only look at what they are given and at caches. One that panics has said no. Transforms and index functions
+//     are called by informers, and a panic there ends the process, as with controller-runtime's own cache.
 //   - The host operator's own identity is used for three things only: its own manager (Events, if asked for,
 //     included), TokenRequests, and watching the metadata of ServiceAccounts.
 //

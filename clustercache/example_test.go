@@ -56,7 +56,7 @@ func ExampleSetupWithManager() {
 				NamePath:      "spec.serviceAccountName",
 			}),
 			Client: clustercache.ClientOptions{UserAgent: "my-operator/v1"},
-		}, controller.Options{MaxConcurrentReconciles: 4})
+		}, controller.Options{})
 	}
 	_ = setup
 }
@@ -134,10 +134,10 @@ func ExampleClusterCache_WatchContent() {
 	_ = watch
 }
 
-// Who wants to know that an extension had no success for a minute, before it is disconnected, says so.
+// Who wants to know that an extension had no success for five minutes, before it is disconnected, says so.
 func ExampleWatchForProbeFailure() {
 	setup := func(cc clustercache.ClusterCache, ctl controller.Controller, toRequests handler.MapFunc) error {
-		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests, clustercache.WatchForProbeFailure(time.Minute)))
+		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests, clustercache.WatchForProbeFailure(5*time.Minute)))
 	}
 	_ = setup
 }

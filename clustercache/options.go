@@ -35,7 +35,8 @@ type Options struct {
 	// Credentials says whom an object acts as. Defaults to credential.ServiceAccountTokens.
 	Credentials credential.Provider
 	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and becomes the
-	// Message of the state. It is called on every reconcile and must not do I/O. If it panics, the answer is no.
+	// Message of the state. It is called on every reconcile, by as many goroutines as the controller has workers, and must not
+	// do I/O: all extensions wait for it. If it panics, the answer is no.
 	//
 	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default: without a
 	// guard, whoever may write an extension could act as any ServiceAccount, so nil is refused. GuardedByAdmission
@@ -47,7 +48,7 @@ type Options struct {
 	// with it the operator, so all of them need the same AllowIdentity.
 	WatchFilterValue string
 	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the object, which is a
-	// copy, and must not do I/O. If it panics, the object does not match.
+	// copy, and must not do I/O: all extensions wait for it. If it panics, the object does not match.
 	Filter func(object client.Object) bool
 	// Cache configures the cache of every connection.
 	Cache CacheOptions
@@ -60,8 +61,9 @@ type Options struct {
 	ConnectBackoff wait.Backoff
 	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not connected for another
 	// reason than before, a few in a row per extension and then one a minute. Use the manager's GetEventRecorder; it must
-	// not block. Needs config/rbac/events.yaml. Their text is the Message of the state, so everybody who reads Events in
-	// the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity says and where API servers are.
+	// not block. Needs config/rbac/events.yaml. Their text is the Message of the state, or identity and API server, so
+	// everybody who reads Events in the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity
+	// says and where API servers are.
 	EventRecorder events.EventRecorder
 	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry; see docs/operations.md.
 	Metrics MetricsOptions

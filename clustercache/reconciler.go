@@ -201,11 +201,13 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 
 // resolve asks the author's functions. One that panics has not allowed, and not provided, anything.
 func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolved credential.Resolved, err error) {
-	asked := "Options.AllowIdentity"
+	panicked := func(cause error) error {
+		return accessor.MarkNotAllowed(errors.WithMessage(cause, "Options.AllowIdentity panicked"))
+	}
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			resolved, err = credential.Resolved{}, accessor.MarkNotAllowed(errors.Errorf("%s panicked: %v", asked, cause))
+			resolved, err = credential.Resolved{}, panicked(errors.Errorf("%v", cause))
 		}
 	}()
 	if r.resolver.UsesServiceAccounts() {
@@ -217,6 +219,8 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolve
 			return credential.Resolved{}, accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
 		}
 	}
-	asked = "Options.Credentials"
+	panicked = func(cause error) error {
+		return errors.Wrapf(credential.ErrInvalidCredential, "Options.Credentials panicked: %v", cause)
+	}
 	return r.resolver.Resolve(ctx, object)
 }

@@ -14,6 +14,9 @@ import (
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that it serves. The reconciler
 // runs on the replica that leads; elsewhere, and before the manager starts, nothing is connected. ctx is used
 // while setting up only; the manager's end ends everything. A manager takes one ClusterCache.
+// So does a process, as controller-runtime wants names of controllers to be unique, unless controllerOptions say
+// SkipNameValidation. Of controllerOptions nothing else needs to be set: the reconciler never dials, so one worker
+// suffices. Its Reconciler is ours.
 //
 // It fails on options that cannot work, and where it must know whether the kind is namespaced and the API server
 // does not tell.

@@ -27,15 +27,17 @@ type GetExtensionSourceOptions struct {
 	ProbeFailure time.Duration
 }
 
-// ApplyToGetExtensionSource applies all of them.
+// ApplyToGetExtensionSource applies those that are set.
 func (o GetExtensionSourceOptions) ApplyToGetExtensionSource(options *GetExtensionSourceOptions) {
-	*options = o
+	if o.ProbeFailure != 0 {
+		options.ProbeFailure = o.ProbeFailure
+	}
 }
 
 // WatchForProbeFailure also asks for an event when an extension had no success for so long, neither a probe nor a
 // request of its own, and is not connected or has failed its last probe: one event per source and episode, within a
-// twentieth of the time, 5 s at the most. An episode ends with the next success. Values below HealthProbe.Interval tell of
-// every probe that fails.
+// twentieth of the time, 5 s at the most. An episode ends with the next success. Up to HealthProbe.IdentityInterval, which is how long
+// an idle identity goes without a success, the first probe that fails is told. 0 is never; the last option given counts.
 type WatchForProbeFailure time.Duration
 
 // ApplyToGetExtensionSource applies the option.

@@ -47,7 +47,8 @@ var _ clustercache.ClusterCache = (*Cache)(nil)
 // extension is one extension. All of it is guarded by the cache's mu.
 type extension struct {
 	object   client.Object
-	state    clustercache.ConnectionState // without Watches
+	state    clustercache.ConnectionState // without Watches and Identity
+	identity clustercache.Identity        // of the next connect
 	conn     *connection                  // nil while not connected
 	since    time.Time                    // not connected, or connected
 	presets  []string                     // watches that are there already; replaced, never changed
@@ -83,7 +84,7 @@ func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string)
 		release = f.endLocked(e, clustercache.IdentityMismatch)
 	}
 	e.state.Generation++
-	e.conn = newConnection(c, e.state.Generation, e.state.Identity)
+	e.conn = newConnection(c, e.state.Generation, e.identity)
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()
 	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now
@@ -131,8 +132,8 @@ func (f *Cache) endLocked(e *extension, reason clustercache.Reason) (release fun
 	return func() { registry.Disconnected(conn) }
 }
 
-// FailProbe fails a probe of an extension, which stays connected: it is as if no probe had succeeded for longer than any
-// WatchForProbeFailure. Sources are told once per episode, which PassProbe and Connect end.
+// FailProbe fails a probe of an extension; if it is connected it stays so. It is as if no probe had succeeded for longer
+// than any WatchForProbeFailure. An unknown extension becomes known, and not connected. Sources are told once per episode, which PassProbe and Connect end.
 func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.knownLocked(key)
@@ -145,7 +146,7 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.hub.Look()
 }
 
-// PassProbe lets a probe of an extension succeed.
+// PassProbe lets a probe of an extension succeed. An unknown extension becomes known, and not connected.
 func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.knownLocked(key)
@@ -161,7 +162,7 @@ func (f *Cache) Watches(key client.ObjectKey) []clustercache.WatchState {
 }
 
 // SetExtension says what object map functions get for the extension of its name. Before, and without it, that is an
-// unstructured ClusterExtension. It tells nobody.
+// unstructured ClusterExtension. It tells nobody. An unknown extension becomes known.
 func (f *Cache) SetExtension(object client.Object) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,12 +171,12 @@ func (f *Cache) SetExtension(object client.Object) {
 	e.state.UID = object.GetUID()
 }
 
-// SetIdentity says as whom the extension is connected, from its next connect on. The default is ServiceAccount
-// fake:<name>.
+// SetIdentity says as whom the extension is connected, from its next connect on: call it before Connect, or connect again.
+// The default is ServiceAccount fake:<name>. An unknown extension becomes known.
 func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.knownLocked(key).state.Identity = identity
+	f.knownLocked(key).identity = identity
 }
 
 // Close ends every connection and watch, and returns when nothing of them runs any more. Tests that look for goroutines
@@ -209,8 +210,7 @@ func (f *Cache) knownLocked(key client.ObjectKey) *extension {
 	now := time.Now()
 	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
 		Extension: key, UID: object.GetUID(), Phase: clustercache.Disconnected, Reason: clustercache.NotStarted, Since: now,
-		Identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name, UID: types.UID("fake-" + key.Name)},
-	}}
+	}, identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name, UID: types.UID("fake-" + key.Name)}}
 	f.extensions[key] = e
 	return e
 }
@@ -329,10 +329,10 @@ func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey
 // picture is called under the cache's mu.
 func (e *extension) picture() clustercache.ConnectionState {
 	state := e.state
-	if e.conn == nil {
-		state.Identity = clustercache.Identity{}
+	if e.conn != nil {
+		state.Identity = e.conn.identity
+		state.Identity.Groups = slices.Clone(state.Identity.Groups)
 	}
-	state.Identity.Groups = slices.Clone(state.Identity.Groups)
 	for _, name := range e.presets {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})
 	}

@@ -18,7 +18,7 @@
 //     source.Kind polls on the controller's context instead, and outlives connection and Unwatch.
 //   - Informers are held, and stop with the last watch that needs them unless somebody reads them.
 //   - Handlers get copies, so what they do to an object they do to nobody else's. A handler that hangs holds up its own
-//     events, one that panics loses the event; both are logged by nobody but their own watch.
+//     events; one that panics loses the event, which is logged and counted.
 //   - Registrations of one name take turns, so that a source is given once; no lock is held while a kind is looked up
 //     or a controller is called.
 package watches

@@ -46,7 +46,9 @@ type Connection interface {
 
 // Informer is what a watch needs of an informer.
 type Informer interface {
+	// AddEventHandler calls the handler for what there is, and for what changes, until RemoveEventHandler.
 	AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
+	// RemoveEventHandler ends that. While the informer stops it may wait until all handlers have returned.
 	RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error
 	// Release gives the informer back.
 	Release()

@@ -25,6 +25,7 @@ import (
 
 // SourceWatcher is what a watch needs of a controller. Every controller-runtime controller is one.
 type SourceWatcher[request comparable] interface {
+	// Watch starts the source with the controller's queue, now or when the controller starts.
 	Watch(src source.TypedSource[request]) error
 }
 
@@ -49,7 +50,8 @@ type ContentWatch interface {
 	spec(scheme *runtime.Scheme) (spec, error)
 }
 
-// WatchError is what OnError is told: that the informer of a watch changed its state, and why.
+// WatchError is what OnError is told: that the informer of a watch changed its state, and why; also that it has
+// recovered. It is no error value, Err is.
 type WatchError struct {
 	Extension client.ObjectKey
 	// Name of the watch.
@@ -75,7 +77,8 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 	// Kind of the objects; for unstructured objects and metadata, with its GroupVersionKind set.
 	Kind object
 	// EventHandler turns events into requests. It gets objects of its own, which it may change. It must not block: it
-	// would hold up its own events. A panic loses the event and is logged.
+	// would hold up its own events. A panic loses the event and is logged. One that serves several extensions is called
+	// by all of them at the same time; so are Predicates.
 	EventHandler handler.TypedEventHandler[object, request]
 	// Predicates filter the events before that.
 	Predicates []predicate.TypedPredicate[object]
@@ -91,7 +94,7 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 // WatcherOptions are TypedWatcherOptions for ordinary controllers.
 type WatcherOptions = TypedWatcherOptions[client.Object, reconcile.Request]
 
-// NewWatcher makes a Watcher.
+// NewWatcher makes a Watcher. What is wrong with options is an error of Watch.
 func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
 	return &typedWatcher[object, request]{options: options}
 }
@@ -125,10 +128,12 @@ type TypedContentWatchOptions[request comparable] struct {
 	// Watcher is the controller whose queue gets the requests.
 	Watcher SourceWatcher[request]
 	// Objects are the content: typed, unstructured, or metadata, with their GroupVersionKinds known to the scheme or
-	// set. Each kind is watched in the representation of its objects.
+	// set. Each kind is watched in the representation of its objects. They are read during WatchContent only, and must not
+	// change meanwhile.
 	Objects []client.Object
 	// EventHandler turns events about all objects of these kinds into requests, in and out of the content: choose with
-	// Predicates, or by owner. Otherwise it is as in TypedWatcherOptions.
+	// Predicates, or by owner. It is called for all kinds and namespaces at the same time. Otherwise it is as in
+	// TypedWatcherOptions.
 	EventHandler handler.TypedEventHandler[client.Object, request]
 	// Predicates filter the events before that.
 	Predicates []predicate.TypedPredicate[client.Object]
@@ -144,7 +149,7 @@ type TypedContentWatchOptions[request comparable] struct {
 // ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
 type ContentWatchOptions = TypedContentWatchOptions[reconcile.Request]
 
-// NewContentWatch makes a ContentWatch.
+// NewContentWatch makes a ContentWatch. What is wrong with options is an error of WatchContent.
 func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
 	return &typedContentWatch[request]{options: options}
 }
