@@ -114,13 +114,8 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		return errAnotherIdentity
 	}
 
-	content := &corev1.ConfigMap{}
-	watches := map[string]bool{}
-	watch := name + "/manifests/" + namespace
-	watches[watch] = true
-	if err := r.watch(ctx, key, watch, &corev1.ConfigMap{}, namespace, predicate.NewPredicateFuncs(func(object client.Object) bool {
-		return object.GetName() == key.Name
-	})); err != nil {
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
+	if err := r.watch(ctx, key, "manifests", func(object client.Object) bool { return object.GetName() == key.Name }, content); err != nil {
 		return err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
@@ -131,6 +126,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		return err
 	}
 
+	var kinds []client.Object
 	for _, object := range manifests {
 		if object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
@@ -146,38 +142,24 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		}
 		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
 		kind.SetGroupVersionKind(object.GroupVersionKind())
-		watch := name + "/content/" + object.GroupVersionKind().GroupKind().String() + "/" + object.GetNamespace()
-		watches[watch] = true
-		if err := r.watch(ctx, key, watch, kind, object.GetNamespace(), predicate.NewPredicateFuncs(func(object client.Object) bool {
-			return object.GetLabels()[ownerLabel] == key.Name
-		})); err != nil {
-			return err
-		}
+		kind.SetNamespace(object.GetNamespace())
+		kinds = append(kinds, kind)
 	}
-
-	// What is no longer in the content, or was in another namespace, is no longer watched.
-	state, _ = r.connections.GetConnectionState(ctx, key)
-	for _, watch := range state.Watches {
-		if strings.HasPrefix(watch.Name, name+"/") && !watches[watch.Name] {
-			if err := r.connections.Unwatch(ctx, key, watch.Name); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	// Exactly the kinds of the content are watched from here on, where the content is.
+	return r.watch(ctx, key, "content", func(object client.Object) bool { return object.GetLabels()[ownerLabel] == key.Name }, kinds...)
 }
 
-// watch makes events about objects of that kind reconcile the extension. A watch that is there already stays.
-func (r *reconciler) watch(ctx context.Context, extension client.ObjectKey, watch string, kind client.Object, namespace string, predicates ...predicate.Predicate) error {
-	return r.connections.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name:    watch,
+// watch makes events about relevant objects of these kinds reconcile the extension. Kinds that were watched for the same
+// purpose before, and are not among them, are not any more.
+func (r *reconciler) watch(ctx context.Context, extension client.ObjectKey, what string, relevant func(client.Object) bool, kinds ...client.Object) error {
+	return r.connections.WatchContent(ctx, extension, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name:    name + "/" + what,
 		Watcher: r.controller,
-		Kind:    kind,
-		Scope:   clustercache.Scope{Namespace: namespace},
+		Objects: kinds,
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: extension}}
 		}),
-		Predicates: predicates,
+		Predicates: []predicate.Predicate{predicate.NewPredicateFuncs(relevant)},
 	}))
 }
 

@@ -140,14 +140,14 @@ func TestContentOperator(t *testing.T) {
 	watches := func() (names []string) {
 		state, _ := connections.GetConnectionState(ctx, client.ObjectKey{Name: "red"})
 		for _, watch := range state.Watches {
-			names = append(names, watch.Name)
+			names = append(names, watch.Name+" "+watch.Kind.Kind+"/"+watch.Scope.Namespace)
 		}
 		return names
 	}
-	g.Expect(watches()).To(ConsistOf("contentoperator/manifests/default", "contentoperator/content/ConfigMap/default", "contentoperator/content/Service/default"))
+	g.Expect(watches()).To(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default", "contentoperator/content Service/default"))
 	delete(content.Data, "b.yaml")
 	g.Expect(admin.Update(ctx, content)).To(Succeed())
-	eventually(watches).Should(ConsistOf("contentoperator/manifests/default", "contentoperator/content/ConfigMap/default"))
+	eventually(watches).Should(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default"))
 
 	// Content that is no content.
 	content.Data["a.yaml"] = "{"
@@ -178,7 +178,7 @@ func TestContentOperator(t *testing.T) {
 	}})).To(Succeed())
 	moveTo("blue")
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
-	eventually(watches).Should(ConsistOf("contentoperator/manifests/elsewhere", "contentoperator/content/ConfigMap/elsewhere"))
+	eventually(watches).Should(ConsistOf("contentoperator/manifests ConfigMap/elsewhere", "contentoperator/content ConfigMap/elsewhere"))
 }
 
 func TestConditions(t *testing.T) {
