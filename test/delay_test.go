@@ -161,10 +161,12 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 		}
 	}
 	slices.Sort(gaps)
-	t.Logf("%d idle extensions were probed every %s to %s, 99 in 100 times within %s; %s is configured", healthy-10,
-		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), gaps[len(gaps)*99/100].Round(time.Millisecond), period)
-	g.Expect(gaps[0]).To(BeNumerically(">=", period*8/10))
-	g.Expect(gaps[len(gaps)*99/100]).To(BeNumerically("<=", period*12/10))
+	early, late := gaps[len(gaps)/100], gaps[len(gaps)*99/100]
+	t.Logf("%d idle extensions were probed every %s to %s, 98 in 100 times every %s to %s; %s is configured", healthy-10,
+		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), early.Round(time.Millisecond), late.Round(time.Millisecond), period)
+	// A few are early: if the machine is so busy that the server answers nobody for an Interval, one member asks for all.
+	g.Expect(early).To(BeNumerically(">=", period*8/10))
+	g.Expect(late).To(BeNumerically("<=", period*12/10))
 }
 
 func connectedOnes(names []string) (told []string) {
