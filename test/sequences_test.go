@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -120,7 +121,11 @@ func (s *sequence) step() error {
 	case 7, 8, 9:
 		return s.watch(watchNames[s.rng.IntN(len(watchNames))])
 	case 10, 11:
-		return s.unwatch(watchNames[s.rng.IntN(len(watchNames))])
+		names := slices.Sorted(maps.Keys(s.watching))
+		if len(names) == 0 {
+			names = watchNames // which is no error
+		}
+		return s.unwatch(names[s.rng.IntN(len(names))])
 	case 12, 13:
 		return s.settle() // so that sequences get somewhere
 	case 14:
