@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,10 +42,12 @@ type identityAccessor struct {
 	mu          sync.Mutex // guards what follows
 	removed     bool
 	object      client.Object       // as last reconciled; not changed
-	resolved    credential.Resolved // what cred and target were made for; zero Key if there are none
-	cred        credential.Credential
+	resolved    credential.Resolved // what proof and target were made for; zero Key if there are none
+	proof       *proof
 	target      *target.Target
-	job         *job // under way, nil if none
+	candidate   *candidate // of a proof that may replace it, nil if there is none
+	notice      error      // why the newest credential is not used, nil if it is; only while connected
+	job         *job       // under way, nil if none
 	backoff     wait.Backoff
 	nextConnect time.Time
 	down        time.Time // since when not connected, zero while connected
@@ -75,7 +78,7 @@ const (
 type job struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	cred   credential.Credential
+	proof  *proof
 	target *target.Target
 	begun  time.Time
 }
@@ -145,15 +148,26 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		a.object = object
 		if resolveErr != nil {
 			reason := reasonOf(resolveErr)
-			if reason != Unreachable || a.cred == nil || resolved.ServiceAccount != a.resolved.ServiceAccount {
+			switch {
+			case reason == Unreachable && a.proof != nil && resolved.ServiceAccount == a.resolved.ServiceAccount:
+				// A cache could not be read; nothing is known against what we have.
+			case reason == InvalidCredential && a.published.Load().conn != nil && resolved.Source != "" && resolved.Source == a.resolved.Source:
+				// The newer one cannot be used. What we have is kept while it works.
+				e = a.noticeLocked(resolveErr)
+			default:
 				e = a.dropLocked(now, reason, resolveErr)
 				again = a.delayLocked(now)
 				return e
 			}
-			resolved = a.resolved // a cache could not be read; nothing is known against what we have
+			resolved = a.resolved
+		}
+		if resolved.Key == a.resolved.Key && resolved.Version != a.resolved.Version {
+			e = a.newVersionLocked(now, resolved)
+		} else if resolved.Key == a.resolved.Key && resolveErr == nil {
+			e, a.notice = a.dropCandidateLocked(), nil // what is newest is in use
 		}
 		if resolved.Key != a.resolved.Key {
-			if a.cred != nil {
+			if a.proof != nil {
 				e = a.dropLocked(now, IdentityMismatch, errors.New("the extension acts as another identity now"))
 			}
 			t, err := a.set.targets.Acquire(resolved.Target)
@@ -162,7 +176,7 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 				again = a.delayLocked(now)
 				return effects{then: append(e.then, dropped.then...), changed: e.changed || dropped.changed, wake: e.wake || dropped.wake}
 			}
-			a.resolved, a.cred, a.target = resolved, resolved.Open(), t
+			a.resolved, a.proof, a.target = resolved, openProof(resolved, t), t
 			a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
 		}
 		action, after := decide(a.viewLocked(now), a.set.options.HealthProbe)
@@ -172,6 +186,8 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 			e.then = append(e.then, a.startConnectLocked(now))
 		case probe:
 			e.then = append(e.then, a.startProbeLocked())
+		case verify:
+			e.then = append(e.then, a.startVerifyLocked())
 		}
 		return e
 	})
@@ -195,6 +211,9 @@ func (a *identityAccessor) viewLocked(now time.Time) view {
 		v.health = effective(a.health, s.conn.lastServed())
 		v.target = a.target.Health()
 	}
+	if a.candidate != nil {
+		v.verify = a.candidate.next
+	}
 	return v
 }
 
@@ -210,13 +229,13 @@ func (a *identityAccessor) delayLocked(now time.Time) time.Duration {
 // startConnectLocked makes the accessor Connecting and returns what to do without mu.
 func (a *identityAccessor) startConnectLocked(now time.Time) func() {
 	j := a.newJobLocked()
-	generation, expected := a.generation+1, a.resolved.Expected
+	generation, resolved := a.generation+1, a.resolved
 	a.publishLocked(now, Connecting, a.published.Load().reason, a.published.Load().err.Cause)
 	return func() {
 		a.set.pool.submit(j.target.Host(), laneOf(j.target), false, func() {
 			defer j.cancel()
 			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
-			a.runConnect(j, generation, expected)
+			a.runConnect(j, generation, resolved)
 		})
 	}
 }
@@ -237,12 +256,12 @@ func (a *identityAccessor) startProbeLocked() func() {
 
 func (a *identityAccessor) newJobLocked() *job {
 	ctx, cancel := context.WithCancel(a.set.life)
-	a.job = &job{ctx: ctx, cancel: cancel, cred: a.cred, target: a.target, begun: time.Now()}
+	a.job = &job{ctx: ctx, cancel: cancel, proof: a.proof, target: a.target, begun: time.Now()}
 	return a.job
 }
 
 // runConnect obtains a credential and asks the API server who it makes us. It runs in the pool, without mu.
-func (a *identityAccessor) runConnect(j *job, generation int64, expected Identity) {
+func (a *identityAccessor) runConnect(j *job, generation int64, resolved credential.Resolved) {
 	if j.ctx.Err() != nil {
 		return // given up while it waited for its turn
 	}
@@ -253,7 +272,7 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 		}
 	}()
 	prepareCtx, cancel := context.WithTimeout(j.ctx, options.Client.Timeout)
-	err := j.cred.Prepare(prepareCtx)
+	err := j.proof.cred.Prepare(prepareCtx)
 	cancel()
 	if err != nil {
 		a.connectFailed(j, reasonOf(err), err)
@@ -261,20 +280,23 @@ func (a *identityAccessor) runConnect(j *job, generation int64, expected Identit
 	}
 	asked := time.Now()
 	var conn *connection
-	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.cred, func() { a.sawUnauthorized(conn) })
+	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.proof, func() { a.sawUnauthorized(conn) })
 	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
-	if answer.Verdict == healthprobe.Valid && !expected.Matches(answer.Identity) {
-		answer = mismatch("expected", expected, answer.Identity)
+	if answer.Verdict == healthprobe.Valid && !resolved.Expected.Matches(answer.Identity) {
+		answer = mismatch("expected", resolved.Expected, answer.Identity)
 	}
 	if answer.Verdict != healthprobe.Valid {
 		if answer.unaccepted() {
-			j.cred.Discard(asked)
+			j.proof.cred.Discard(asked)
 		}
 		conn.close(a.notConnected(answer.reason, answer.Err))
 		a.connectFailed(j, answer.reason, answer.Err)
 		return
 	}
-	conn.identity = answer.Identity
+	conn.stated, conn.identity = answer.Identity, answer.Identity
+	if conn.identity.UID == "" {
+		conn.identity.UID = resolved.UID
+	}
 	a.connected(j, conn)
 }
 
@@ -312,10 +334,10 @@ func mismatch(what string, expected, seen Identity) told {
 
 // ask probes once. A request that failed for want of a credential never left, so its error's status, if any, is
 // not the answer of the server that was to be asked.
-func ask(ctx context.Context, conn *connection, timeout time.Duration) told {
+func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) told {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
-	answer := told{Answer: healthprobe.Ask(ctx, config, conn.httpClient, timeout)}
+	answer := told{Answer: healthprobe.Ask(ctx, config, httpClient, timeout)}
 	if answer.Err != nil {
 		if answer.reason = reasonOf(answer.Err); answer.reason == Unreachable {
 			answer.reason = reasonOfVerdict(answer.Verdict)
@@ -332,7 +354,7 @@ func askUntilTold(ctx context.Context, conn *connection, timeout time.Duration) 
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		answer := ask(ctx, conn, timeout)
+		answer := ask(ctx, conn, conn.httpClient, timeout)
 		if answer.Verdict != healthprobe.Denied {
 			return answer
 		}
@@ -402,16 +424,16 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 		return
 	}
 	asked := time.Now()
-	answer := ask(j.ctx, conn, a.set.options.HealthProbe.Timeout)
-	if answer.Verdict == healthprobe.Valid && !conn.identity.Matches(answer.Identity) {
-		answer = mismatch("connected as", conn.identity, answer.Identity)
+	answer := ask(j.ctx, conn, conn.httpClient, a.set.options.HealthProbe.Timeout)
+	if answer.Verdict == healthprobe.Valid && !conn.stated.Matches(answer.Identity) {
+		answer = mismatch("connected as", conn.stated, answer.Identity)
 	}
 	if j.ctx.Err() == nil {
 		metrics.ProbeDuration.Observe(time.Since(asked).Seconds())
 		metrics.Probes.WithLabelValues(answer.result()).Inc()
 	}
 	if answer.unaccepted() {
-		j.cred.Discard(asked)
+		j.proof.cred.Discard(asked)
 	}
 	current := false
 	a.transition(func(now time.Time) (e effects) {
@@ -536,10 +558,10 @@ func (a *identityAccessor) remove(reason Reason, cause error) {
 // dropLocked gives up the connection, what is under way, and the credential.
 func (a *identityAccessor) dropLocked(now time.Time, reason Reason, cause error) effects {
 	e := a.disconnectLocked(now, reason, cause)
-	if a.cred != nil {
-		e.then = append(e.then, a.cred.Close, a.target.Release)
+	if a.proof != nil {
+		e.then = append(e.then, a.proof.close, a.target.Release)
 	}
-	a.resolved, a.cred, a.target = credential.Resolved{}, nil, nil
+	a.resolved, a.proof, a.target = credential.Resolved{}, nil, nil
 	return e
 }
 
@@ -551,6 +573,12 @@ func (a *identityAccessor) disconnectLocked(now time.Time, reason Reason, cause 
 	}
 	conn := a.published.Load().conn
 	e := a.publishLocked(now, Disconnected, reason, cause)
+	a.notice = nil
+	if newer := a.candidate; newer != nil { // there is nothing left to be kept
+		e.then = append(e.then, a.proof.close)
+		a.resolved, a.proof, a.candidate = newer.resolved, newer.proof, nil
+		a.backoff, a.nextConnect = a.set.options.ConnectBackoff, now
+	}
 	if conn != nil {
 		conn.close(a.published.Load().err)
 		e.then = append(e.then, func() { a.watches.Disconnected(conn) })
@@ -603,12 +631,13 @@ func (a *identityAccessor) state() ConnectionState {
 	if a.target != nil {
 		state.Target = a.target.Host()
 	}
-	if a.cred != nil {
-		state.TokenExpires = a.cred.Expires()
+	if a.proof != nil {
+		state.TokenExpires = a.proof.cred.Expires()
 	}
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
+		state.Message = errorText(a.notice)
 	} else if s.err.Cause != nil {
 		state.Message = s.err.Cause.Error()
 	}

@@ -265,7 +265,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	state := d.eventually("red", connectedAs("new"))
 	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.cred, func() {})
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, func() {})
 	conn.identity = Identity{Username: "old"}
 	a.connected(late, conn)
 	a.connectFailed(late, Unreachable, errDown)
@@ -286,7 +286,7 @@ func TestLateAnswersChangeNothing(t *testing.T) {
 	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
-	stale := &job{ctx: t.Context(), cancel: func() {}, cred: a.cred, target: a.target}
+	stale := &job{ctx: t.Context(), cancel: func() {}, proof: a.proof, target: a.target}
 	a.mu.Unlock()
 	r.status(http.StatusUnauthorized)
 	a.runProbe(stale, a.published.Load().conn, noWish)
@@ -478,7 +478,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
-	cred := a.cred
+	cred := a.proof.cred
 	a.mu.Unlock()
 
 	d.gone("red")

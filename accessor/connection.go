@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
@@ -31,7 +30,8 @@ var _ watches.Connection = (*connection)(nil)
 type connection struct {
 	options    *Options
 	generation int64
-	identity   Identity // as the API server stated it; set before publishing
+	stated     Identity // whom the API server says that we are; set before publishing
+	identity   Identity // that, with what the API server cannot know; set before publishing
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
@@ -41,6 +41,7 @@ type connection struct {
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *target.Mapper
+	proof      atomic.Pointer[proof] // by which requests act as the identity; replaced when its secret is
 
 	served       atomic.Pointer[time.Time] // of the identity's last successful request
 	unauthorized func()                    // told of every 401; must not block
@@ -59,9 +60,10 @@ type handles struct {
 
 // newConnection does no I/O. What it makes must be closed.
 func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
-	t *target.Target, cred credential.Credential, unauthorized func()) *connection {
+	t *target.Target, by *proof, unauthorized func()) *connection {
 	life, end := context.WithCancelCause(parent)
 	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, unauthorized: unauthorized}
+	c.proof.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
@@ -69,7 +71,7 @@ func newConnection(parent context.Context, owned *goroutines, options *Options, 
 			// The API server would believe the certificate rather than our token.
 			return refuse{errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else")}
 		}
-		return &guard{conn: c, next: cred.RoundTripper(t.Observe(next))}
+		return &guard{conn: c, next: &prover{conn: c, next: t.Observe(next), own: dialsItself(next)}}
 	}
 	c.config = t.Config()
 	c.config.UserAgent = options.Client.UserAgent + " extension/" + KeyString(key)
@@ -78,7 +80,7 @@ func newConnection(parent context.Context, owned *goroutines, options *Options, 
 	c.config.RateLimiter = &limiter{RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c}
 	c.config.WrapTransport = wrap
 
-	transport := &guard{conn: c, next: cred.RoundTripper(t.RoundTripper())}
+	transport := &guard{conn: c, next: &prover{conn: c, next: t.RoundTripper()}}
 	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
 	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)

@@ -13,6 +13,7 @@ const (
 	nothing action = iota
 	connect
 	probe
+	verify // whose a newer credential is
 )
 
 // view is what decide looks at.
@@ -23,7 +24,8 @@ type view struct {
 	nextConnect time.Time
 	health      healthprobe.State
 	target      healthprobe.State
-	wanted      bool // somebody asked for a probe
+	wanted      bool      // somebody asked for a probe
+	verify      time.Time // when to ask whose a newer credential is, zero if there is none
 	spread      float64
 }
 
@@ -39,15 +41,22 @@ func decide(v view, options healthprobe.Options) (action, time.Duration) {
 		return connect, 0
 	case v.wanted:
 		return probe, 0
-	case v.target.ConsecutiveFailures > 0:
-		// The server is silent: it is asked on behalf of all, so that a server that is down meets one probe
-		// per Interval and not one per identity.
-		return nothing, options.Interval
+	case !v.verify.IsZero() && !v.now.Before(v.verify):
+		return verify, 0
 	}
-	if due := options.Due(v.health, v.spread); v.now.Before(due) {
-		return nothing, due.Sub(v.now)
+	// While the server is silent it is asked on behalf of all, so that a server that is down meets one probe
+	// per Interval and not one per identity.
+	wait := options.Interval
+	if v.target.ConsecutiveFailures == 0 {
+		wait = options.Due(v.health, v.spread).Sub(v.now)
 	}
-	return probe, 0
+	if wait <= 0 {
+		return probe, 0
+	}
+	if !v.verify.IsZero() {
+		wait = min(wait, v.verify.Sub(v.now))
+	}
+	return nothing, wait
 }
 
 // effective is the health of a connection whose identity was last served at served: that counts as a probe.

@@ -19,9 +19,10 @@ type Reason string
 
 const (
 	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, deleted, or filtered out), or the
-	// replica does not lead, or the first connect is under way, or the manager has stopped.
+	// replica does not lead, or the first connect is under way, or what holds its credential
+	// is being read, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
-	// InvalidReference: the extension names no ServiceAccount, or none that can exist.
+	// InvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
 	InvalidReference Reason = "InvalidReference"
 	// ServiceAccountNotFound: the ServiceAccount does not exist, or was recreated this moment.
 	ServiceAccountNotFound Reason = "ServiceAccountNotFound"
@@ -91,6 +92,8 @@ func reasonOf(err error) Reason {
 	switch {
 	case errors.As(err, &notAllowed):
 		return NotAllowed
+	case errors.Is(err, credential.ErrNotRead):
+		return NotStarted
 	case errors.Is(err, credential.ErrInvalidReference):
 		return InvalidReference
 	case errors.Is(err, credential.ErrServiceAccountNotFound):

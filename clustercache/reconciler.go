@@ -88,13 +88,13 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || like.NeedLeaderElection()})
 }
 
-// run runs the set, and what runs beside it, until ctx is done.
+// run runs the set, and what it needs beside it, until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
-	if r.beside == nil {
-		return r.set.Run(ctx)
-	}
 	var running sync.WaitGroup
-	running.Go(func() { r.beside(ctx) })
+	running.Go(func() { r.resolver.Run(ctx, r.wake) })
+	if r.beside != nil {
+		running.Go(func() { r.beside(ctx) })
+	}
 	defer running.Wait()
 	return r.set.Run(ctx)
 }
@@ -174,18 +174,24 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	object := r.object.DeepCopyObject().(client.Object)
 	if err := r.objects.Get(ctx, req.NamespacedName, object); err != nil {
 		if apierrors.IsNotFound(err) {
-			r.set.Remove(req.NamespacedName, Deleted)
+			r.forget(req.NamespacedName, Deleted)
 			return reconcile.Result{}, nil
 		}
 		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 	}
 	wanted, err := r.isWanted(object)
 	if !wanted {
-		r.set.Remove(req.NamespacedName, Filtered)
+		r.forget(req.NamespacedName, Filtered)
 		return reconcile.Result{}, err
 	}
 	resolved, err := r.resolve(ctx, object)
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil
+}
+
+// forget ends the extension's connection and what is kept for it.
+func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
+	r.set.Remove(key, reason)
+	r.resolver.Forget(key)
 }
 
 // isWanted asks the author's function, which may panic: what tenants write must not keep a connection that it should lose.

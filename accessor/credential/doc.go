@@ -22,7 +22,7 @@
 //     overwrites Authorization and removes every impersonation header, and a request without a token is
 //     refused here instead of being sent as somebody else.
 //   - Tokens come from the TokenRequest API with the UID of the ServiceAccount as a precondition, are shared by
-//     extensions that name the same ServiceAccount, kept until the last of them goes, and renewed after 70 to
+//     extensions that name the same ServiceAccount, kept until the last of them goes, and renewed after 60 to
 //     80 % of their life by one request at a time.
 //   - Secrets are kept behind closures, so that printing any value here with %+v shows none, and TokenRequests
 //     do not pass through client-go's body logging.

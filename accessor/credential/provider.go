@@ -2,29 +2,16 @@ package credential
 
 import (
 	"context"
-	"net"
+	"crypto/tls"
 	"net/http"
 	"time"
 
-	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
-)
-
-// Errors that say why an extension has no credential, for errors.Is.
-var (
-	// ErrInvalidReference: the extension names no ServiceAccount, or none that can exist.
-	ErrInvalidReference = errors.New("invalid reference to a ServiceAccount")
-	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or no longer with the UID that was seen.
-	ErrServiceAccountNotFound = errors.New("ServiceAccount not found")
-	// ErrTokenRequestFailed: the API server answered, but gave no token.
-	ErrTokenRequestFailed = errors.New("token request failed")
-	// ErrInvalidCredential: what was provided cannot be used as a credential.
-	ErrInvalidCredential = errors.New("invalid credential")
 )
 
 // Provider is where credentials come from. It is configuration; Bind brings it to life. It is sealed.
@@ -49,17 +36,33 @@ type Resolver interface {
 	// errors.Is tells the reason.
 	Resolve(ctx context.Context, object client.Object) (Resolved, error)
 
+	// Forget tells that the extension is gone, and that nothing needs to be kept for it.
+	Forget(extension client.ObjectKey)
+
+	// Run keeps up to date what Resolve reads, until ctx is done; call it once. wake is called for extensions whose Resolve
+	// may answer differently than before. It must not block.
+	Run(ctx context.Context, wake func(extension client.ObjectKey))
+
 	sealed()
 }
 
 // Resolved is whom an extension is to act as, and where.
 type Resolved struct {
-	// Key is equal for two results exactly when a connection made for one serves the other.
+	// Key is equal for two results exactly when a connection made for one serves the other: the target is the same, and so
+	// is the identity, as far as it is known before the API server has stated it.
 	Key string
+	// Version changes when the secret behind the same Key does. A connection takes up the new one once the API server has
+	// stated that it is the same identity's.
+	Version string
+	// Source names where the credential comes from. It is set with ErrInvalidCredential too, if what is there now cannot be
+	// used although an earlier credential from there, while it works, still can.
+	Source string
 	// Target reaches the API server and holds no credential.
 	Target *rest.Config
 	// Expected is the identity that the server must state. Fields that cannot be known beforehand are empty.
 	Expected healthprobe.Identity
+	// UID is that of the identity where the server does not state it, as under impersonation.
+	UID types.UID
 	// ServiceAccount is whom the object names, zero if nobody. It is set even where Resolve fails for another reason.
 	ServiceAccount types.NamespacedName
 
@@ -75,10 +78,13 @@ type Credential interface {
 	// still valid. errors.Is tells the reason.
 	Prepare(ctx context.Context) error
 	// RoundTripper returns next with this identity, and no other, on every request. Where there is no valid
-	// secret the request fails and nothing is sent. What a server or proxy echoes of the secret, in headers, errors or
+	// secret the request fails and nothing is sent. A request that is refused with a 401 is sent once more where there is a
+	// newer secret and its body can be read again. What a server or proxy echoes of the secret, in headers, errors or
 	// bodies of errors, is removed.
 	RoundTripper(next http.RoundTripper) http.RoundTripper
-	// Expires is when the secret now in use expires, zero if it does not or there is none.
+	// Carrier is what next must be, beside reaching the target.
+	Carrier() Carrier
+	// Expires is when the secret now in use expires, zero if it does not or that is not known.
 	Expires() time.Time
 	// Discard forgets a secret that was obtained before the given time, because the server did not accept it.
 	Discard(before time.Time)
@@ -88,43 +94,13 @@ type Credential interface {
 	sealed()
 }
 
-// Anonymous copies what names a server from config and nothing that names a user or limits one: no client
-// certificate, token, token file, basic auth, exec or auth provider, impersonation, transport, wrapper, dialer,
-// proxy function or rate limiter. CAFile is read, so that the result depends on no file, and Host becomes a whole
-// URL, so that it does not depend on what was left out. Tokens are not for everybody on the way to see: a server
-// without TLS is refused unless it is on loopback.
-func Anonymous(config *rest.Config) (*rest.Config, error) {
-	server, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return nil, errors.Wrap(err, "the API server's address")
-	}
-	switch {
-	case server.User != nil:
-		return nil, errors.Errorf("the address of API server %s holds a user or password", server.Host)
-	case server.Scheme != "https" && !isLoopback(server.Hostname()):
-		return nil, errors.Errorf("API server %s is not reached over https, and tokens are not sent in clear text", server.Host)
-	}
-	anonymous := &rest.Config{
-		Host:    server.String(),
-		APIPath: config.APIPath,
-		TLSClientConfig: rest.TLSClientConfig{
-			Insecure:   config.Insecure,
-			ServerName: config.ServerName,
-			CAData:     append([]byte(nil), config.CAData...),
-			CAFile:     config.CAFile,
-		},
-	}
-	if err := rest.LoadTLSFiles(anonymous); err != nil {
-		return nil, errors.Wrap(err, "reading the certificate authority of "+server.Host)
-	}
-	if anonymous.CAFile != "" && len(anonymous.CAData) == 0 {
-		return nil, errors.Errorf("the certificate authority file of %s is empty", server.Host)
-	}
-	anonymous.CAFile = ""
-	return anonymous, nil
+// Carrier says what must carry the requests of a credential. Zero is anything that reaches the target.
+type Carrier struct {
+	// Certificate returns the client certificate to show in TLS handshakes.
+	Certificate func() *tls.Certificate
+	// Transport carries the requests itself.
+	Transport http.RoundTripper
 }
 
-func isLoopback(host string) bool {
-	address := net.ParseIP(host)
-	return host == "localhost" || address != nil && address.IsLoopback()
-}
+// Shared reports whether the transport that the target's members share will do.
+func (c Carrier) Shared() bool { return c.Certificate == nil && c.Transport == nil }

@@ -30,7 +30,8 @@ type host struct {
 	config *rest.Config
 }
 
-func (h host) GetConfig() *rest.Config { return h.config }
+func (h host) GetConfig() *rest.Config     { return h.config }
+func (h host) GetHTTPClient() *http.Client { return &http.Client{} }
 
 // everything is a config in which every field names a user, limits one, or runs code.
 func everything(t *testing.T) *rest.Config {
@@ -122,29 +123,74 @@ func TestRESTConfigMapper(t *testing.T) {
 		_, err = send(t, c)
 		g.Expect(err).To(MatchError(ErrInvalidCredential))
 	})
-	t.Run("the key changes with the token and the target only", func(t *testing.T) {
+	t.Run("the key changes with the target only, the version with the credential only", func(t *testing.T) {
 		g := NewWithT(t)
-		key := func(m func(*rest.Config) (*rest.Config, error)) string {
+		both := func(m func(*rest.Config) (*rest.Config, error)) [2]string {
 			resolved, err := resolve(t, m)
 			g.Expect(err).NotTo(HaveOccurred())
-			return resolved.Key
+			return [2]string{resolved.Key, resolved.Version}
 		}
-		g.Expect(key(withToken("a"))).To(Equal(key(withToken("a"))))
-		g.Expect(key(withToken("a"))).NotTo(Equal(key(withToken("b"))))
-		g.Expect(key(func(base *rest.Config) (*rest.Config, error) {
+		a, b := both(withToken("a")), both(withToken("b"))
+		g.Expect(both(withToken("a"))).To(Equal(a))
+		g.Expect(b[0]).To(Equal(a[0]))
+		g.Expect(b[1]).NotTo(Equal(a[1]))
+		other := both(func(base *rest.Config) (*rest.Config, error) {
 			base.Host = "https://other"
 			return withToken("a")(base)
-		})).NotTo(Equal(key(withToken("a"))))
-		g.Expect(key(func(base *rest.Config) (*rest.Config, error) {
+		})
+		g.Expect(other[0]).NotTo(Equal(a[0]))
+		g.Expect(other[1]).To(Equal(a[1]))
+		g.Expect(both(func(base *rest.Config) (*rest.Config, error) {
 			base.UserAgent, base.QPS = "x", 5
 			return withToken("a")(base)
-		})).To(Equal(key(withToken("a"))))
+		})).To(Equal(a))
+		cert, key := clientCertificate(t, "mapped")
+		certified := both(func(base *rest.Config) (*rest.Config, error) {
+			base.CertData, base.KeyData = cert, key
+			return base, nil
+		})
+		g.Expect(certified[0]).To(Equal(a[0]))
+		g.Expect(certified[1]).NotTo(Equal(a[1]))
+	})
+	t.Run("the host's own credential is known also where it is in files that change", func(t *testing.T) {
+		g := NewWithT(t)
+		own := everything(t)
+		file := func(content []byte) string {
+			name := filepath.Join(t.TempDir(), "file")
+			g.Expect(os.WriteFile(name, content, 0o600)).To(Succeed())
+			return name
+		}
+		cert, key := clientCertificate(t, "own")
+		own.BearerTokenFile, own.CertFile, own.KeyFile = file([]byte("rotated\n")), file(cert), file(key)
+		for _, set := range []func(*rest.Config){
+			func(c *rest.Config) { c.BearerToken = "t" },
+			func(c *rest.Config) { c.BearerToken = "rotated" },
+			func(c *rest.Config) { c.CertData, c.KeyData = cert, key },
+		} {
+			resolver, err := FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
+				set(base)
+				return base, nil
+			}).Bind(host{config: own})
+			g.Expect(err).NotTo(HaveOccurred())
+			_, err = resolver.Resolve(t.Context(), object)
+			g.Expect(err).To(MatchError(ContainSubstring("host operator's own credential")))
+			g.Expect(err).To(MatchError(ErrInvalidCredential))
+		}
 	})
 	for name, m := range map[string]func(*rest.Config) (*rest.Config, error){
-		"an error":         func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
-		"nothing":          func(*rest.Config) (*rest.Config, error) { return nil, nil },
-		"no credential":    func(base *rest.Config) (*rest.Config, error) { return base, nil },
-		"the host's token": withToken("t"),
+		"an error":             func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
+		"nothing":              func(*rest.Config) (*rest.Config, error) { return nil, nil },
+		"no credential":        func(base *rest.Config) (*rest.Config, error) { return base, nil },
+		"the host's token":     withToken("t"),
+		"a token that is none": withToken("a\n"),
+		"two credentials": func(base *rest.Config) (*rest.Config, error) {
+			base.CertData, base.KeyData = clientCertificate(t, "x")
+			return withToken("mine")(base)
+		},
+		"a certificate without its key": func(base *rest.Config) (*rest.Config, error) {
+			base.CertData, _ = clientCertificate(t, "x")
+			return base, nil
+		},
 		"no verification": func(base *rest.Config) (*rest.Config, error) {
 			base.Insecure, base.CAData = true, nil
 			return withToken("mine")(base)
@@ -158,7 +204,7 @@ func TestRESTConfigMapper(t *testing.T) {
 	}
 
 	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new one makes this fail.
-	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName", "TLSClientConfig.Insecure"}
+	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName", "TLSClientConfig.Insecure", "TLSClientConfig.CertData", "TLSClientConfig.KeyData"}
 	ignored := []string{"ContentConfig", "UserAgent", "DisableCompression", "QPS", "Burst", "WarningHandler", "WarningHandlerWithContext", "Timeout"}
 	known := map[string]bool{}
 	for _, field := range append(append(accepted, ignored...), notAccepted(everything(t))...) {

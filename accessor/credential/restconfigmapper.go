@@ -2,12 +2,8 @@ package credential
 
 import (
 	"context"
-	"crypto/sha256"
-	"net/http"
-	"strconv"
+	"os"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,13 +16,14 @@ import (
 // the config that it is given, which reaches the API server of the extensions, holds no credential, and is a copy.
 // It may be called from any goroutine and must only read caches.
 //
-// Accepted are Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName and BearerToken, which must be
-// set and must not be the host operator's own. Timeout, QPS, Burst, UserAgent, ContentConfig, DisableCompression and
-// warning handlers are ignored: connections have their own. Everything else is an error that names the field: it could
-// run programs, open files, switch verification off, or smuggle in another identity.
+// Accepted are Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and exactly one credential: BearerToken, or
+// TLSClientConfig.CertData and KeyData. It must not be the host operator's own. Timeout, QPS, Burst, UserAgent,
+// ContentConfig, DisableCompression and warning handlers are ignored: connections have their own. Everything else is an error
+// that names the field: it could run programs, open files, switch verification off, or smuggle in another identity.
 //
-// Another token is another connection, with a cache of its own. The identity is learned from the first probe
-// and pinned for the connection's life. mapper is called whenever the extension changes and before each probe and
+// The identity is learned from the first probe and pinned. A new token or certificate is taken up in place once the API
+// server has stated the same identity for it; if it states another, or the target changed, the extension gets a new
+// connection. mapper is called whenever the extension changes and before each probe and
 // connect, so a token that changed elsewhere is noticed within IdentityInterval. The text of its errors is shown to
 // people: keep secrets out of it.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
@@ -45,15 +42,20 @@ func (m restConfigMapper) Bind(host cluster.Cluster) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := newSecret(host.GetConfig().BearerToken)
-	return &mapperResolver{mapper: m, base: base, own: own}, nil
+	return &mapperResolver{mapper: m, base: base, own: ownCredential{config: host.GetConfig()}}, nil
 }
 
 type mapperResolver struct {
 	mapper restConfigMapper
 	base   *rest.Config
-	own    secret // the host operator's token, which no extension may get
+	own    ownCredential // which no extension may get
 }
+
+// Forget implements Resolver.
+func (*mapperResolver) Forget(client.ObjectKey) {}
+
+// Run implements Resolver; a mapper has no way to tell of changes.
+func (*mapperResolver) Run(context.Context, func(client.ObjectKey)) {}
 
 func (*mapperResolver) sealed() {}
 
@@ -81,25 +83,40 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	}
 	if len(fields) > 0 {
 		return Resolved{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
-			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName and BearerToken")
+			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or TLSClientConfig.CertData and KeyData")
 	}
-	if mapped.BearerToken == "" {
-		return Resolved{}, invalid(nil, "the RESTConfigMapper set no BearerToken")
+	if r.own.is(mapped) {
+		return Resolved{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
 	}
-	if mapped.BearerToken == r.own() {
-		return Resolved{}, invalid(nil, "the RESTConfigMapper returned the host operator's own token")
+	made, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
+	if err != nil {
+		return Resolved{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}
 	reach, err := Anonymous(mapped)
 	if err != nil {
 		return Resolved{}, invalid(err, "the RESTConfigMapper's config")
 	}
-	token := newSecret(mapped.BearerToken)
-	digest := sha256.Sum256([]byte(mapped.BearerToken))
-	return Resolved{
-		Key:    strings.Join([]string{"mapped", reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData), strconv.FormatBool(reach.Insecure), string(digest[:])}, "\x00"),
-		Target: reach,
-		open:   func() Credential { return &fixedToken{token: token} },
-	}, nil
+	return Resolved{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, open: made.open}, nil
+}
+
+// ownCredential is that of the host operator.
+type ownCredential struct{ config *rest.Config }
+
+// is reports whether the config carries the host operator's token or certificate, also where its own is in a file.
+func (o ownCredential) is(c *rest.Config) bool {
+	same := func(value, own, file string) bool {
+		if value == "" {
+			return false
+		}
+		if file != "" {
+			if content, err := os.ReadFile(file); err == nil && value == strings.TrimSpace(string(content)) {
+				return true
+			}
+		}
+		return value == strings.TrimSpace(own)
+	}
+	return same(strings.TrimSpace(c.BearerToken), o.config.BearerToken, o.config.BearerTokenFile) ||
+		same(strings.TrimSpace(string(c.KeyData)), string(o.config.KeyData), o.config.KeyFile)
 }
 
 // notAccepted names the fields that a mapper must not set.
@@ -116,9 +133,7 @@ func notAccepted(c *rest.Config) (fields []string) {
 		{"AuthConfigPersister", c.AuthConfigPersister != nil},
 		{"ExecProvider", c.ExecProvider != nil},
 		{"TLSClientConfig.CertFile", c.CertFile != ""},
-		{"TLSClientConfig.CertData", len(c.CertData) > 0},
 		{"TLSClientConfig.KeyFile", c.KeyFile != ""},
-		{"TLSClientConfig.KeyData", len(c.KeyData) > 0},
 		{"TLSClientConfig.CAFile", c.CAFile != ""},
 		{"TLSClientConfig.NextProtos", len(c.NextProtos) > 0},
 		{"Transport", c.Transport != nil},
@@ -132,35 +147,4 @@ func notAccepted(c *rest.Config) (fields []string) {
 		}
 	}
 	return fields
-}
-
-func invalid(cause error, what string) error {
-	if cause == nil {
-		return errors.Wrap(ErrInvalidCredential, what)
-	}
-	return errors.Wrap(&joined{kind: ErrInvalidCredential, cause: cause}, what)
-}
-
-// fixedToken is a token that nobody here can renew.
-type fixedToken struct {
-	token  secret
-	closed atomic.Bool
-}
-
-var _ Credential = (*fixedToken)(nil)
-
-func (*fixedToken) sealed()                       {}
-func (*fixedToken) Prepare(context.Context) error { return nil }
-func (*fixedToken) Expires() time.Time            { return time.Time{} }
-func (*fixedToken) Discard(time.Time)             {}
-func (f *fixedToken) Close()                      { f.closed.Store(true) }
-func (f *fixedToken) get(context.Context) (secret, error) {
-	if f.closed.Load() {
-		return nil, errClosed
-	}
-	return f.token, nil
-}
-
-func (f *fixedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	return &bearer{token: f.get, next: next}
 }

@@ -24,35 +24,97 @@ func (s secret) redact(text string) string {
 	return strings.ReplaceAll(text, s(), "[redacted]")
 }
 
+// tokenSource is where a bearer gets its tokens.
+type tokenSource interface {
+	// get returns a token to send.
+	get(context.Context) (*issued, error)
+	// refused returns another one than the API server refused, nil if there is none.
+	refused(context.Context, *issued) *issued
+}
+
 // bearer is a RoundTripper that sends every request with the token of one identity and with nothing else that
-// could name a user.
+// could name a user. A request that is refused with a 401 is sent once more if there is a newer token. So a write may
+// be sent twice but is applied once: a 401 says that the request was not applied (RFC 9110, section 15.5.2).
 type bearer struct {
-	token func(context.Context) (secret, error)
-	next  http.RoundTripper
+	tokens tokenSource
+	next   http.RoundTripper
 }
 
 func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := b.token(req.Context())
+	token, err := b.tokens.get(req.Context())
 	if err != nil {
-		if req.Body != nil {
-			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
-		}
+		closeBody(req)
 		return nil, err
 	}
-	authenticated := utilnet.CloneRequest(req)
-	stripIdentity(authenticated.Header)
-	authenticated.Header.Set("Authorization", "Bearer "+token())
+	resp, err := b.send(req, token)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized {
+		return resp, err
+	}
+	again, ok := replay(req)
+	if !ok {
+		return resp, nil
+	}
+	newer := b.tokens.refused(req.Context(), token)
+	if newer == nil {
+		closeBody(again)
+		return resp, nil
+	}
+	drain(resp)
+	resp, err = b.send(again, newer)
+	if resp != nil {
+		resp.Request = req
+	}
+	return resp, err
+}
+
+// send sends the request as the token's identity.
+func (b *bearer) send(req *http.Request, token *issued) (*http.Response, error) {
+	authenticated := cloneForIdentity(req)
+	authenticated.Header.Set("Authorization", "Bearer "+token.value())
 	resp, err := b.next.RoundTrip(authenticated)
 	if err != nil {
-		if text := err.Error(); token.redact(text) != text { // a server that speaks no HTTP is quoted
-			err = errors.New(token.redact(text))
+		if text := err.Error(); token.value.redact(text) != text { // a server that speaks no HTTP is quoted
+			err = errors.New(token.value.redact(text))
 		}
 		return nil, err
 	}
 	resp.Request = req // and not the one that carries the token
-	redactResponse(resp, token)
+	redactResponse(resp, token.value)
 	return resp, nil
 }
+
+// replay returns the request with its body from the start, and whether that is possible.
+func replay(req *http.Request) (*http.Request, bool) {
+	if req.Body == nil || req.Body == http.NoBody {
+		return req, true
+	}
+	if req.GetBody == nil {
+		return nil, false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return nil, false
+	}
+	again := utilnet.CloneRequest(req)
+	again.Body = body
+	return again, true
+}
+
+// closeBody closes the body of a request that is not sent, as a RoundTripper must.
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// drain reads the rest of an answer that nobody wants, so that its connection can be used again.
+func drain(resp *http.Response) {
+	_, _ = io.CopyN(io.Discard, resp.Body, maxDrained)
+	_ = resp.Body.Close()
+}
+
+// maxDrained is how much of an unwanted answer is read.
+const maxDrained = 64 << 10
 
 // maxRedacted is how much of the body of an error is looked through, and kept.
 const maxRedacted = 1 << 20
@@ -97,6 +159,13 @@ func (r *redactedBody) Close() error { return r.body.Close() }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
+
+// cloneForIdentity copies a request, without what names a user.
+func cloneForIdentity(req *http.Request) *http.Request {
+	clone := utilnet.CloneRequest(req)
+	stripIdentity(clone.Header)
+	return clone
+}
 
 // stripIdentity removes every header by which a request could claim to be somebody.
 func stripIdentity(header http.Header) {

@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -46,27 +47,13 @@ type serviceAccountTokens ServiceAccountOptions
 func (serviceAccountTokens) sealed() {}
 
 func (o serviceAccountTokens) Bind(host cluster.Cluster) (Resolver, error) {
-	if o.NamespacePath == "" {
-		o.NamespacePath = "spec.namespace"
-	}
-	if o.NamePath == "" {
-		o.NamePath = "spec.serviceAccount.name"
-	}
 	if o.Lifetime == 0 {
 		o.Lifetime = time.Hour
 	}
 	if o.Lifetime < minLifetime {
 		return nil, errors.Errorf("Lifetime is %s, the TokenRequest API grants %s at the least", o.Lifetime, minLifetime)
 	}
-	namespacePath, err := fieldPath(o.NamespacePath)
-	if err != nil {
-		return nil, errors.WithMessage(err, "NamespacePath")
-	}
-	namePath, err := fieldPath(o.NamePath)
-	if err != nil {
-		return nil, errors.WithMessage(err, "NamePath")
-	}
-	reach, err := Anonymous(host.GetConfig())
+	resolver, err := newServiceAccountResolver(host, o.NamespacePath, o.NamePath)
 	if err != nil {
 		return nil, err
 	}
@@ -74,10 +61,12 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &serviceAccountResolver{
-		namespacePath: namespacePath, namePath: namePath,
-		serviceAccounts: host.GetCache(), target: reach, tokens: tokens{issue: issuer.issue},
-	}, nil
+	all := &tokens{issue: issuer.issue}
+	resolver.credential = func(id tokenID, resolved *Resolved) {
+		resolved.Expected.UID = id.uid
+		resolved.open = func() Credential { return all.open(id) }
+	}
+	return resolver, nil
 }
 
 // serviceAccountResolver resolves extensions that name a ServiceAccount of their own cluster.
@@ -85,12 +74,34 @@ type serviceAccountResolver struct {
 	namespacePath, namePath []string
 	serviceAccounts         client.Reader // cached metadata
 	target                  *rest.Config
-	tokens                  tokens
+	credential              func(tokenID, *Resolved) // adds how it is proven
+}
+
+func newServiceAccountResolver(host cluster.Cluster, namespacePath, namePath string) (*serviceAccountResolver, error) {
+	r := &serviceAccountResolver{}
+	var err error
+	if r.namespacePath, err = fieldPath(cmp.Or(namespacePath, "spec.namespace")); err != nil {
+		return nil, errors.WithMessage(err, "NamespacePath")
+	}
+	if r.namePath, err = fieldPath(cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
+		return nil, errors.WithMessage(err, "NamePath")
+	}
+	if r.target, err = Anonymous(host.GetConfig()); err != nil {
+		return nil, err
+	}
+	r.serviceAccounts = host.GetCache()
+	return r, nil
 }
 
 func (*serviceAccountResolver) sealed() {}
 
 func (*serviceAccountResolver) UsesServiceAccounts() bool { return true }
+
+// Forget implements Resolver; tokens are kept by those who opened them.
+func (*serviceAccountResolver) Forget(client.ObjectKey) {}
+
+// Run implements Resolver; whoever calls Resolve knows when ServiceAccounts change.
+func (*serviceAccountResolver) Run(context.Context, func(client.ObjectKey)) {}
 
 func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.NamespacedName, error) {
 	content, err := contentOf(object)
@@ -134,8 +145,9 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
 	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00")
 	resolved.Target = r.target
-	resolved.Expected = healthprobe.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name, UID: id.uid}
-	resolved.open = func() Credential { return r.tokens.open(id) }
+	resolved.Expected = healthprobe.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name}
+	resolved.UID = id.uid
+	r.credential(id, &resolved)
 	return resolved, nil
 }
 

@@ -25,8 +25,13 @@ import (
 const (
 	// issueTimeout bounds one TokenRequest, whoever waits for it.
 	issueTimeout = 10 * time.Second
-	// issueRetry is how long a token that could not be renewed is used on before the next attempt.
-	issueRetry = 10 * time.Second
+	// retryFirst and retryMost bound the wait after a TokenRequest that failed: it doubles with every failure.
+	retryFirst, retryMost = 5 * time.Second, time.Minute
+	// youngToken is how long after it was issued a token is not replaced because of a 401: a server that takes no token
+	// at all must not cause a TokenRequest per request.
+	youngToken = 10 * time.Second
+	// expiryMargin is how long before its end a token counts as expired, for requests take a while to arrive.
+	expiryMargin = 10 * time.Second
 )
 
 // tokenID names a token. Audiences and lifetime are the same for all tokens of a resolver.
@@ -37,10 +42,29 @@ type tokenID struct {
 
 // issued is a token as the API server gave it. It never changes.
 type issued struct {
-	value   secret
-	at      time.Time // when we asked for it
-	expires time.Time
-	renew   time.Time // from when on a better one is wanted
+	value secret
+	at    time.Time     // when we asked for it
+	life  time.Duration // zero if it is not known to end
+	renew time.Duration // after what time a better one is wanted
+}
+
+// age is how long ago the token was asked for: by the wall clock, or by the monotonic one, which stands still while a
+// machine sleeps but is never set back, whichever says more.
+func (i *issued) age(now time.Time) time.Duration {
+	return max(now.Sub(i.at), now.Round(0).Sub(i.at.Round(0)))
+}
+
+// valid reports whether the token may be sent at now.
+func (i *issued) valid(now time.Time) bool {
+	return i != nil && (i.life == 0 || i.age(now) < i.life-expiryMargin)
+}
+
+// expires is when the token ends, zero if that is not known.
+func (i *issued) expires() time.Time {
+	if i == nil || i.life == 0 {
+		return time.Time{}
+	}
+	return i.at.Add(i.life)
 }
 
 // tokens shares tokens between the extensions that name the same ServiceAccount.
@@ -92,42 +116,101 @@ type token struct {
 
 	flight  singleflight.Group
 	current atomic.Pointer[issued]
-	retry   atomic.Pointer[time.Time] // before which a failed renewal is not repeated
+	failed  atomic.Pointer[failure] // of the last TokenRequest, nil if it succeeded
 }
 
-// get returns a valid token, from memory while it is fresh.
-func (t *token) get(ctx context.Context) (*issued, error) {
-	now := time.Now()
-	have := t.current.Load()
-	valid := have != nil && now.Before(have.expires)
-	if retry := t.retry.Load(); valid && (now.Before(have.renew) || retry != nil && now.Before(*retry)) {
-		return have, nil
+// failure is a TokenRequest that failed. It never changes.
+type failure struct {
+	err   error
+	count int       // in a row
+	retry time.Time // before which requests do not cause another; a connect does
+}
+
+// afterFailure is the failure that follows last, which may be nil. jitter in [0,1) spreads the next attempts.
+func afterFailure(last *failure, err error, now time.Time, jitter float64) *failure {
+	next := &failure{err: err, count: 1}
+	if last != nil {
+		next.count = last.count + 1
 	}
-	flight := t.flight.DoChan("", func() (any, error) {
+	wait := min(retryFirst<<min(next.count-1, 10), retryMost)
+	next.retry = now.Add(time.Duration(float64(wait) * (1 - jitter/2)))
+	return next
+}
+
+// get returns a valid token, from memory while it is fresh. Unless insist, it fails without a TokenRequest while the
+// next one is not due.
+func (t *token) get(ctx context.Context, insist bool) (*issued, error) {
+	now := time.Now()
+	have, failed := t.current.Load(), t.failed.Load()
+	due := failed == nil || !now.Before(failed.retry)
+	switch valid := have.valid(now); {
+	case valid && (have.age(now) < have.renew || !due):
+		return have, nil
+	case valid:
+		t.renew(have)
+		return have, nil // good until it expires, and nobody waits for the renewal
+	case !due && !insist:
+		return nil, t.none(have, failed.err)
+	}
+	return t.await(ctx, have)
+}
+
+// refused returns a token to try once more after the API server refused one with a 401, nil if there is none: one that
+// was renewed since, or a new one. Whoever is refused while a new one is under way waits for it.
+func (t *token) refused(ctx context.Context, used *issued) *issued {
+	now := time.Now()
+	switch have, failed := t.current.Load(), t.failed.Load(); {
+	case have != used && have.valid(now):
+		return have
+	case used.age(now) < youngToken, failed != nil && now.Before(failed.retry):
+		return nil
+	}
+	fresh, err := t.await(ctx, used)
+	if err != nil {
+		return nil
+	}
+	return fresh
+}
+
+// await waits for a token that is newer than stale.
+func (t *token) await(ctx context.Context, stale *issued) (*issued, error) {
+	select {
+	case result := <-t.renew(stale):
+		if result.Err != nil {
+			return nil, t.none(stale, result.Err)
+		}
+		return result.Val.(*issued), nil
+	case <-ctx.Done():
+		return nil, t.none(stale, errors.Wrap(context.Cause(ctx), "waiting for a token"))
+	}
+}
+
+// renew sends a TokenRequest, unless one is under way or a token newer than stale has come meanwhile.
+func (t *token) renew(stale *issued) <-chan singleflight.Result {
+	return t.flight.DoChan("", func() (any, error) {
+		if have := t.current.Load(); have != stale && have.valid(time.Now()) {
+			return have, nil
+		}
 		ctx, cancel := context.WithTimeout(t.ctx, issueTimeout)
 		defer cancel()
 		fresh, err := t.issue(ctx, t.id)
 		metrics.TokenRequests.WithLabelValues(resultOf(err)).Inc()
 		if err != nil {
-			retry := time.Now().Add(issueRetry)
-			t.retry.Store(&retry)
+			t.failed.Store(afterFailure(t.failed.Load(), err, time.Now(), rand.Float64()))
 			return nil, err
 		}
 		t.current.Store(&fresh)
+		t.failed.Store(nil)
+		if t.ctx.Err() != nil {
+			t.current.Store(nil) // the last user closed it meanwhile
+		}
 		return &fresh, nil
 	})
-	if valid {
-		return have, nil // good until it expires, and nobody waits for the renewal
-	}
-	select {
-	case result := <-flight:
-		if result.Err != nil {
-			return nil, result.Err
-		}
-		return result.Val.(*issued), nil
-	case <-ctx.Done():
-		return nil, errors.Wrapf(context.Cause(ctx), "waiting for a token of serviceaccount %s", t.id.serviceAccount)
-	}
+}
+
+// none is the error of a request for which there is no token.
+func (t *token) none(last *issued, cause error) error {
+	return &NoTokenError{ServiceAccount: t.id.serviceAccount, Expired: last.expires(), Cause: cause}
 }
 
 // resultOf is what metrics call the outcome of a TokenRequest.
@@ -156,31 +239,35 @@ var _ Credential = (*sharedToken)(nil)
 func (*sharedToken) sealed() {}
 
 func (s *sharedToken) Prepare(ctx context.Context) error {
-	_, err := s.get(ctx)
+	if s.closed.Load() {
+		return errClosed
+	}
+	_, err := s.token.get(ctx, true)
 	return err
 }
 
-func (s *sharedToken) get(ctx context.Context) (secret, error) {
+// get implements tokenSource.
+func (s *sharedToken) get(ctx context.Context) (*issued, error) {
 	if s.closed.Load() {
 		return nil, errClosed
 	}
-	have, err := s.token.get(ctx)
-	if err != nil {
-		return nil, err
+	return s.token.get(ctx, false)
+}
+
+// refused implements tokenSource.
+func (s *sharedToken) refused(ctx context.Context, used *issued) *issued {
+	if s.closed.Load() {
+		return nil
 	}
-	return have.value, nil
+	return s.token.refused(ctx, used)
 }
 
 func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	return &bearer{token: s.get, next: next}
+	return &bearer{tokens: s, next: next}
 }
 
-func (s *sharedToken) Expires() time.Time {
-	if have := s.token.current.Load(); have != nil {
-		return have.expires
-	}
-	return time.Time{}
-}
+func (s *sharedToken) Carrier() Carrier   { return Carrier{} }
+func (s *sharedToken) Expires() time.Time { return s.token.current.Load().expires() }
 
 func (s *sharedToken) Discard(before time.Time) {
 	if have := s.token.current.Load(); have != nil && have.at.Before(before) {
@@ -237,22 +324,28 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 		// Nothing of the answer goes into the error: it may hold a token.
 		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the answer for serviceaccount %s holds no token", id.serviceAccount)
 	}
-	life := answer.Status.ExpirationTimestamp.Sub(asked)
-	if life <= 0 {
-		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the token of serviceaccount %s has expired already: do the clocks agree?", id.serviceAccount)
+	life := lifeOf(&answer, asked)
+	if life <= expiryMargin {
+		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the token of serviceaccount %s expires at %s, which is over by our clock: do the clocks agree?",
+			id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
 	}
-	return issued{
-		value:   newSecret(answer.Status.Token),
-		at:      asked,
-		expires: asked.Add(life),
-		renew:   asked.Add(renewAfter(life, rand.Float64())),
-	}, nil
+	return issued{value: newSecret(answer.Status.Token), at: asked, life: life, renew: renewAfter(life, rand.Float64())}, nil
 }
 
-// renewAfter is when to renew a token that lives so long: at 70 to 80 % of its life, so that tokens that were
+// lifeOf is how long a token lives from when it was asked for: as the server's answer says, by the earlier of the end it
+// names and the time it grants, which is right also where our clock is behind the server's.
+func lifeOf(answer *authenticationv1.TokenRequest, asked time.Time) time.Duration {
+	life := answer.Status.ExpirationTimestamp.Sub(asked)
+	if granted := answer.Spec.ExpirationSeconds; granted != nil && *granted > 0 {
+		life = min(life, time.Duration(*granted)*time.Second)
+	}
+	return life
+}
+
+// renewAfter is when to renew a token that lives so long: at 60 to 80 % of its life, so that tokens that were
 // issued together are not renewed together.
 func renewAfter(life time.Duration, jitter float64) time.Duration {
-	return time.Duration(float64(life) * (0.8 - jitter/10))
+	return time.Duration(float64(life) * (0.8 - jitter/5))
 }
 
 // classify marks why a TokenRequest failed. An error without a status, that is, without an answer, stays as it is.

@@ -73,6 +73,6 @@ func (s *Set) release(t *Target) {
 	}
 	s.mu.Unlock()
 	if last {
-		t.close()
+		t.line.Close()
 	}
 }

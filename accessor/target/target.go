@@ -1,8 +1,7 @@
 package target
 
 import (
-	"context"
-	"net"
+	"crypto/tls"
 	"net/http"
 	"net/url"
 	"strings"
@@ -11,26 +10,21 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/connrotation"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
 // Target is one API server and what its members share. Its methods may be called from any goroutine.
 type Target struct {
-	set       *Set
-	key       Key
-	members   int // guarded by set.mu
-	config    *rest.Config
-	address   *url.URL // of the server
-	transport *http.Transport
-	wire      *wire                // HTTP/2 beside transport
-	dialer    *connrotation.Dialer // knows the open TCP connections
-	life      context.Context      // ends with the last member
-	end       context.CancelFunc
-	kinds     discovered
+	set     *Set
+	key     Key
+	members int // guarded by set.mu
+	config  *rest.Config
+	address *url.URL    // of the server
+	tls     *tls.Config // without a client certificate
+	line    *Line       // that all members share
+	kinds   discovered
 
 	lastAnswer atomic.Pointer[time.Time] // of the last response to any member
 	silent     atomic.Bool               // a member met silence and nobody took note of an answer since
@@ -61,45 +55,20 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
-	t := &Target{
-		set: set, key: key, members: 1, config: anonymous, address: address,
-		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
-	}
-	t.life, t.end = context.WithCancel(context.Background())
-	// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
-	t.transport = utilnet.SetTransportDefaults(&http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		TLSClientConfig:     tlsConfig,
-		TLSHandshakeTimeout: handshakeTimeout,
-		MaxIdleConnsPerHost: 25,
-		DialContext:         t.dial,
-	})
-	t.wire = newWire(t.life, &http.Request{URL: address}, t.transport)
+	t := &Target{set: set, key: key, members: 1, config: anonymous, address: address, tls: tlsConfig}
+	t.line = t.newLine(tlsConfig)
 	return t, nil
 }
 
-// dial opens a TCP connection that ends with the target. net/http goes on dialing after the request that wanted the
-// connection was given up, so the last member may be gone when the dial succeeds.
-func (t *Target) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(t.life, cancel)()
-	conn, err := t.dialer.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
+// Certified returns a line of TCP connections in whose handshakes the certificate is shown. It ends with Close, and not
+// with the target: whoever asked for it closes it.
+func (t *Target) Certified(certificate *tls.Certificate) *Line {
+	config := t.tls.Clone()
+	if config == nil {
+		config = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
-	if t.life.Err() != nil {
-		_ = conn.Close()
-		return nil, errors.Errorf("nobody uses %s any more", t.Host())
-	}
-	return conn, nil
-}
-
-// close ends the TCP connections, open and to come, when the last member has gone.
-func (t *Target) close() {
-	t.end()
-	t.transport.CloseIdleConnections()
-	t.dialer.CloseAll() // also what is still shaking hands, or ends a cancelled stream
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
+	return t.newLine(config)
 }
 
 // Release ends the membership that Acquire began. Call it once. The last one closes the target's TCP connections.
@@ -115,8 +84,8 @@ func (t *Target) Config() *rest.Config {
 	return config
 }
 
-// RoundTripper sends requests to the server over the shared transport and learns from the answers.
-func (t *Target) RoundTripper() http.RoundTripper { return t.Observe(t.wire) }
+// RoundTripper sends requests to the server over the TCP connections that all members share, and learns from the answers.
+func (t *Target) RoundTripper() http.RoundTripper { return t.line.RoundTripper() }
 
 // Observe returns next, made to refuse requests to other servers and to tell the target what it can learn from the answers.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {

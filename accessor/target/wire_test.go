@@ -254,7 +254,7 @@ func TestRoomThatComesFree(t *testing.T) {
 		return err
 	}
 	g.Expect(ask("/")).To(Succeed())
-	pool := target.wire.http2.ConnPool.(*connections)
+	pool := target.line.wire.http2.ConnPool.(*connections)
 	pool.mu.Lock()
 	pool.dial = func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() } // from now on they hang
 	pool.mu.Unlock()
@@ -311,7 +311,7 @@ func TestDialsAreFew(t *testing.T) {
 func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	g := NewWithT(t)
 	s := newStreaming(t)
-	h2 := s.target(t).wire.http2
+	h2 := s.target(t).line.wire.http2
 	g.Expect([]time.Duration{h2.ReadIdleTimeout, h2.PingTimeout, h2.IdleConnTimeout}).To(Equal([]time.Duration{pingAfter, pingTimeout, idleTimeout}))
 	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"}), TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{"h2": nil}}
 	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).To(BeNil())
@@ -371,7 +371,7 @@ func TestBodyIsClosed(t *testing.T) {
 func TestHTTP2SwitchedOff(t *testing.T) {
 	t.Setenv("DISABLE_HTTP2", "true")
 	s := newStreaming(t)
-	NewWithT(t).Expect(s.target(t).wire.http2).To(BeNil())
+	NewWithT(t).Expect(s.target(t).line.wire.http2).To(BeNil())
 }
 
 // A connection that is lost is replaced, and requests that were not answered fail rather than hang.
@@ -381,7 +381,7 @@ func TestLostConnection(t *testing.T) {
 	target := s.target(t)
 	s.stream(t, target.RoundTripper(), 1)
 	s.CloseClientConnections()
-	pool := target.wire.http2.ConnPool.(*connections)
+	pool := target.line.wire.http2.ConnPool.(*connections)
 	g.Eventually(func() int {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()

@@ -22,6 +22,10 @@ var (
 	ConnectDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "latchkey_connect_duration_seconds", Help: "How long connects took from TokenRequest to SelfSubjectReview, waiting for their turn excepted.", Buckets: seconds,
 	})
+	// Rotations counts the answers to whose a newer credential of a connection is, by result.
+	Rotations = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "latchkey_rotations_total", Help: "Newer credentials of connections, by what the API server said of them: TakenUp, or why not.",
+	}, []string{"result"})
 	// Probes counts probes that ended, by result.
 	Probes = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latchkey_probes_total", Help: "Probes that ended, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or NoCredential.",
@@ -89,7 +93,7 @@ type collector struct {
 var all = &collector{pictures: map[int]func() Picture{}}
 
 // everything is what is registered.
-var everything = []prometheus.Collector{Connects, ConnectDuration, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all}
+var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all}
 
 func init() { metrics.Registry.MustRegister(everything...) }
 

@@ -1,0 +1,73 @@
+package credential
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+)
+
+// clientCertificate makes a self-signed one that lives for an hour.
+func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour).Truncate(time.Second)}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+func TestClientCertificate(t *testing.T) {
+	g := NewWithT(t)
+	certPEM, keyPEM := clientCertificate(t, "red")
+	made, err := newProof("", certPEM, keyPEM)
+	g.Expect(err).NotTo(HaveOccurred())
+	c := made.open()
+	g.Expect(c.Carrier().Shared()).To(BeFalse())
+	g.Expect(c.Carrier().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
+	g.Expect(c.Expires()).To(Equal(c.Carrier().Certificate().Leaf.NotAfter))
+
+	// The certificate names the user; no header may name another.
+	req := httptest.NewRequest(http.MethodGet, "/", nil)
+	req.Header.Set("Authorization", "Bearer other")
+	req.Header.Set("Impersonate-User", "other")
+	req.Header.Set("Accept", "a")
+	var sent http.Header
+	rt := c.RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sent = req.Header
+		return nil, errors.New("enough")
+	}))
+	_, err = rt.RoundTrip(req)
+	g.Expect(err).To(MatchError("enough"))
+	g.Expect(sent).To(Equal(http.Header{"Accept": {"a"}}))
+	c.Close()
+	_, err = rt.RoundTrip(req)
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
+
+	other, err := newProof("", certPEM, keyPEM)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(other.version).To(Equal(made.version))
+	certPEM, keyPEM = clientCertificate(t, "red")
+	other, err = newProof("", certPEM, keyPEM)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(other.version).NotTo(Equal(made.version))
+}

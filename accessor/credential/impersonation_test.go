@@ -1,0 +1,91 @@
+package credential
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+)
+
+// hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client answers with what it is sent.
+type hostOf struct {
+	cluster.Cluster
+	config    *rest.Config
+	transport http.RoundTripper
+}
+
+func (h hostOf) GetConfig() *rest.Config     { return h.config }
+func (h hostOf) GetHTTPClient() *http.Client { return &http.Client{Transport: h.transport} }
+func (h hostOf) GetCache() cache.Cache       { return allThere{} }
+
+type allThere struct{ cache.Cache }
+
+func (allThere) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	return everybody{}.Get(ctx, key, object, opts...)
+}
+
+func TestImpersonation(t *testing.T) {
+	g := NewWithT(t)
+	var sent http.Header
+	transport := roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sent = req.Header
+		return nil, errors.New("enough")
+	})
+	headers := func(options ImpersonationOptions) http.Header {
+		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
+		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+			"spec": map[string]any{"namespace": "team", "serviceAccount": map[string]any{"name": "red"}}}})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resolved.Expected.UID).To(BeEmpty(), "the API server only repeats what it is told")
+		g.Expect(resolved.UID).To(BeEquivalentTo("uid-of-team/red"))
+		g.Expect(resolved.Key).To(ContainSubstring("uid-of-team/red"), "another UID is another connection")
+		c := resolved.Open()
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(c.Carrier().Shared()).To(BeFalse())
+		req := httptest.NewRequest(http.MethodGet, "/", nil)
+		for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes"} {
+			req.Header.Set(header, "system:masters")
+		}
+		rt := c.RoundTripper(c.Carrier().Transport)
+		_, err = rt.RoundTrip(req)
+		g.Expect(err).To(MatchError("enough"))
+		c.Close()
+		got := sent
+		sent = nil
+		_, err = rt.RoundTrip(req)
+		g.Expect(err).To(MatchError(ErrInvalidCredential))
+		g.Expect(sent).To(BeNil())
+		return got
+	}
+	const user = "system:serviceaccount:team:red"
+	g.Expect(headers(ImpersonationOptions{})).To(Equal(http.Header{"Impersonate-User": {user}}))
+	g.Expect(headers(ImpersonationOptions{UID: true, Groups: true})).To(Equal(http.Header{"Impersonate-User": {user}, "Impersonate-Uid": {"uid-of-team/red"},
+		"Impersonate-Group": {"system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"}}))
+
+	// With nobody to impersonate the API server would serve the host operator.
+	nobody := &impersonated{as: http.Header{"Impersonate-User": {""}}, carrier: transport}
+	_, err := nobody.RoundTripper(transport).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
+	g.Expect(sent).To(BeNil(), "nothing leaves")
+
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport})
+	g.Expect(err).To(MatchError(ContainSubstring("impersonates somebody")))
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)})
+	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
+}
+
+func everythingButImpersonation(t *testing.T) *rest.Config {
+	config := everything(t)
+	config.Impersonate = rest.ImpersonationConfig{}
+	return config
+}

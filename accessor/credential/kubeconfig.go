@@ -1,0 +1,241 @@
+package credential
+
+import (
+	"context"
+	"crypto/x509"
+	"strings"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+)
+
+// SecretReference names a key of a Secret.
+type SecretReference struct{ Namespace, Name, Key string }
+
+// String is "namespace/name, key".
+func (r SecretReference) String() string { return r.Namespace + "/" + r.Name + ", key " + r.Key }
+
+// KubeconfigOptions configure KubeconfigSecrets. The zero value is Cluster API's convention: key "value" of the Secret
+// "<name>-kubeconfig" beside the extension.
+type KubeconfigOptions struct {
+	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind need one.
+	Namespace string
+	// NamePath is a dotted path to the field of an extension that names its Secret, such as "spec.kubeconfig.name". Empty is
+	// the extension's name and "-kubeconfig".
+	NamePath string
+	// Key of the Secret; empty is "value".
+	Key string
+	// Reference, if set, says which Secret an extension means, instead of the fields above. Its error is shown to people. It
+	// must not do I/O. With it the author answers for who may name which Secret: whoever names one acts as its kubeconfig's
+	// user.
+	Reference func(client.Object) (SecretReference, error)
+	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
+	// the credential and answer what they like.
+	AllowInsecure bool
+}
+
+// KubeconfigSecrets is the provider for remote API servers: every extension has a kubeconfig in a Secret of the cluster it
+// lives in, with a token or client certificate as data. Its current-context decides. What would run programs, open
+// files, or name yet another user is refused by name: exec, auth-provider, tokenFile and every other file reference,
+// username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed.
+//
+// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's get, list and watch on
+// secrets can be narrowed by resourceNames. A token or certificate that changes is taken up in place once the API server has
+// stated that it is the same user's; watches go on. Another server, certificate authority or user is another connection. A
+// kubeconfig that cannot be used leaves the connection as it is while it works, and the state's Message says so; a Secret that
+// is deleted ends it.
+//
+// The operator connects to whatever server a kubeconfig names, from where it runs: who may write those Secrets can
+// make it send requests there.
+func KubeconfigSecrets(options KubeconfigOptions) Provider { return kubeconfigSecrets(options) }
+
+type kubeconfigSecrets KubeconfigOptions
+
+func (kubeconfigSecrets) sealed() {}
+
+func (o kubeconfigSecrets) Bind(host cluster.Cluster) (Resolver, error) {
+	r := &kubeconfigResolver{options: o}
+	if o.NamePath != "" {
+		var err error
+		if r.namePath, err = fieldPath(o.NamePath); err != nil {
+			return nil, errors.WithMessage(err, "NamePath")
+		}
+	}
+	if o.Reference != nil && (o.Namespace != "" || o.NamePath != "" || o.Key != "") {
+		return nil, errors.New("Reference says which Secret is meant, so Namespace, NamePath and Key must be empty")
+	}
+	reader, err := newSecretReader(host)
+	if err != nil {
+		return nil, err
+	}
+	r.secrets = newSecrets(reader, func(content []byte) (kubeconfig, error) { return parseKubeconfig(content, o.AllowInsecure) })
+	return r, nil
+}
+
+// kubeconfigResolver resolves extensions that have a kubeconfig.
+type kubeconfigResolver struct {
+	options  kubeconfigSecrets
+	namePath []string
+	secrets  *secrets
+}
+
+func (*kubeconfigResolver) sealed() {}
+
+func (*kubeconfigResolver) UsesServiceAccounts() bool { return false }
+
+func (*kubeconfigResolver) ServiceAccount(client.Object) (types.NamespacedName, error) {
+	return types.NamespacedName{}, nil
+}
+
+func (r *kubeconfigResolver) Forget(extension client.ObjectKey) { r.secrets.forget(extension) }
+
+func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey)) {
+	r.secrets.run(ctx, wake)
+}
+
+func (r *kubeconfigResolver) Resolve(_ context.Context, object client.Object) (Resolved, error) {
+	extension := client.ObjectKeyFromObject(object)
+	ref, err := r.reference(object)
+	if err != nil {
+		r.secrets.forget(extension)
+		return Resolved{}, err
+	}
+	found, err := r.secrets.get(extension, ref)
+	if err != nil {
+		return Resolved{}, errors.WithMessagef(err, "secret %s", ref)
+	}
+	resolved := Resolved{Source: ref.String()}
+	if found.err != nil {
+		return resolved, errors.WithMessagef(found.err, "the kubeconfig in secret %s", ref)
+	}
+	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key, targetKey(found.kubeconfig.reach)}, "\x00")
+	resolved.Version = found.kubeconfig.proof.version
+	resolved.Target = found.kubeconfig.reach
+	resolved.open = found.kubeconfig.proof.open
+	return resolved, nil
+}
+
+// reference says which Secret the object means.
+func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReference, err error) {
+	if r.options.Reference != nil {
+		if ref, err = r.options.Reference(object); err != nil {
+			return ref, errors.Wrap(&joined{kind: ErrInvalidReference, cause: err}, "which Secret it means")
+		}
+	} else if ref, err = r.referenceByConvention(object); err != nil {
+		return ref, err
+	}
+	switch {
+	case ref.Namespace == "" && r.options.Reference == nil:
+		return ref, errors.Wrap(ErrInvalidReference, "an extension without a namespace, and KubeconfigOptions.Namespace is not set")
+	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
+		return ref, errors.Wrapf(ErrInvalidReference, "%q is no namespace", ref.Namespace)
+	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
+		return ref, errors.Wrapf(ErrInvalidReference, "%q is no name of a Secret", ref.Name)
+	case len(validation.IsConfigMapKey(ref.Key)) > 0:
+		return ref, errors.Wrapf(ErrInvalidReference, "%q is no key of a Secret", ref.Key)
+	}
+	return ref, nil
+}
+
+func (r *kubeconfigResolver) referenceByConvention(object client.Object) (SecretReference, error) {
+	ref := SecretReference{Namespace: r.options.Namespace, Name: object.GetName() + "-kubeconfig", Key: r.options.Key}
+	if ref.Namespace == "" {
+		ref.Namespace = object.GetNamespace()
+	}
+	if ref.Key == "" {
+		ref.Key = "value"
+	}
+	if r.namePath == nil {
+		return ref, nil
+	}
+	content, err := contentOf(object)
+	if err != nil {
+		return ref, err
+	}
+	ref.Name, err = stringAt(content, r.namePath)
+	return ref, err
+}
+
+// kubeconfig is what is used of a kubeconfig.
+type kubeconfig struct {
+	reach *rest.Config // the server, without a credential
+	proof proof
+}
+
+// parseKubeconfig reads a kubeconfig as data: it runs nothing and opens nothing. The error, ErrInvalidCredential, tells
+// what to change and nothing that is secret.
+func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
+	config, err := clientcmd.Load(content)
+	if err != nil {
+		return kubeconfig{}, invalid(nil, "it is no kubeconfig") // the cause quotes what it read
+	}
+	current, ok := config.Contexts[config.CurrentContext]
+	if !ok || current == nil {
+		return kubeconfig{}, invalid(nil, "its current-context names no context of it")
+	}
+	server, ok := config.Clusters[current.Cluster]
+	if !ok || server == nil {
+		return kubeconfig{}, invalid(nil, "its current context names no cluster of it")
+	}
+	user, ok := config.AuthInfos[current.AuthInfo]
+	if !ok || user == nil {
+		return kubeconfig{}, invalid(nil, "its current context names no user of it")
+	}
+	if server.Server == "" {
+		return kubeconfig{}, invalid(nil, "its cluster has no server")
+	}
+	if fields := refused(server, user, allowInsecure); len(fields) > 0 {
+		return kubeconfig{}, invalid(nil, "it has "+strings.Join(fields, ", ")+"; it may have, as data, a server, its certificate authority, and a token or a client certificate")
+	}
+	if authorities := server.CertificateAuthorityData; len(authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(authorities) {
+		return kubeconfig{}, invalid(nil, "its certificate-authority-data holds no certificate")
+	}
+	reach, err := Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
+		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,
+	}})
+	if err != nil {
+		return kubeconfig{}, invalid(nil, "its server is not the https address of an API server, without user and password")
+	}
+	if reach.Insecure && len(reach.CAData) > 0 {
+		return kubeconfig{}, invalid(nil, "it has insecure-skip-tls-verify and a certificate authority; leave one of them out")
+	}
+	made, err := newProof(user.Token, user.ClientCertificateData, user.ClientKeyData)
+	if err != nil {
+		return kubeconfig{}, err
+	}
+	return kubeconfig{reach: reach, proof: made}, nil
+}
+
+// refused names the fields that a kubeconfig must not have.
+func refused(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, allowInsecure bool) (fields []string) {
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"exec", user.Exec != nil},
+		{"auth-provider", user.AuthProvider != nil},
+		{"tokenFile", user.TokenFile != ""},
+		{"client-certificate", user.ClientCertificate != ""},
+		{"client-key", user.ClientKey != ""},
+		{"username", user.Username != ""},
+		{"password", user.Password != ""},
+		{"as", user.Impersonate != ""},
+		{"as-uid", user.ImpersonateUID != ""},
+		{"as-groups", len(user.ImpersonateGroups) > 0},
+		{"as-user-extra", len(user.ImpersonateUserExtra) > 0},
+		{"certificate-authority", server.CertificateAuthority != ""},
+		{"insecure-skip-tls-verify", server.InsecureSkipTLSVerify && !allowInsecure},
+		{"proxy-url", server.ProxyURL != ""},
+	} {
+		if field.set {
+			fields = append(fields, field.name)
+		}
+	}
+	return fields
+}

@@ -1,0 +1,320 @@
+package credential
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+)
+
+// kubeconfigWith is a good one but for what change does.
+func kubeconfigWith(t testing.TB, change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
+	t.Helper()
+	authorities, _ := clientCertificate(t, "authority")
+	server := &clientcmdapi.Cluster{Server: "https://far.example:6443", CertificateAuthorityData: authorities, TLSServerName: "name"}
+	user := &clientcmdapi.AuthInfo{Token: "hunter2"}
+	config := &clientcmdapi.Config{
+		CurrentContext: "it",
+		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
+		Clusters:       map[string]*clientcmdapi.Cluster{"it": server},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"it": user},
+	}
+	if change != nil {
+		change(config, server, user)
+	}
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// canary is a file that hangs whoever opens it.
+func canary(t testing.TB) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "canary")
+	if err := syscall.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestKubeconfigIsReadAsData(t *testing.T) {
+	g := NewWithT(t)
+	parsed, err := parseKubeconfig(kubeconfigWith(t, nil), false)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(parsed.reach.Host).To(Equal("https://far.example:6443"))
+	g.Expect(parsed.reach.ServerName).To(Equal("name"))
+	g.Expect(parsed.reach.CAData).NotTo(BeEmpty())
+	g.Expect(parsed.reach.BearerToken).To(BeEmpty())
+	g.Expect(send(t, parsed.proof.open())).To(Equal("Bearer hunter2"))
+
+	certPEM, keyPEM := clientCertificate(t, "red")
+	parsed, err = parseKubeconfig(kubeconfigWith(t, func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+		user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
+	}), false)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(parsed.proof.open().Carrier().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
+	g.Expect(parsed.reach.CertData).To(BeEmpty())
+
+	insecure := kubeconfigWith(t, func(_ *clientcmdapi.Config, server *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
+		server.CertificateAuthorityData, server.InsecureSkipTLSVerify = nil, true
+	})
+	_, err = parseKubeconfig(insecure, false)
+	g.Expect(err).To(MatchError(ContainSubstring("it has insecure-skip-tls-verify")))
+	parsed, err = parseKubeconfig(insecure, true)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(parsed.reach.Insecure).To(BeTrue())
+}
+
+func TestKubeconfigsThatAreRefused(t *testing.T) {
+	trap := canary(t)
+	certPEM, keyPEM := clientCertificate(t, "red")
+	type (
+		config  = *clientcmdapi.Config
+		cluster = *clientcmdapi.Cluster
+		user    = *clientcmdapi.AuthInfo
+	)
+	for name, tc := range map[string]struct {
+		change  func(config, cluster, user)
+		problem string
+	}{
+		"exec": {func(_ config, _ cluster, u user) {
+			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+		}, "it has exec"},
+		"an auth provider":        {func(_ config, _ cluster, u user) { u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"} }, "auth-provider"},
+		"a token file":            {func(_ config, _ cluster, u user) { u.TokenFile = trap }, "tokenFile"},
+		"a certificate file":      {func(_ config, _ cluster, u user) { u.ClientCertificate = trap }, "client-certificate"},
+		"a key file":              {func(_ config, _ cluster, u user) { u.ClientKey = trap }, "client-key"},
+		"an authority file":       {func(_ config, c cluster, _ user) { c.CertificateAuthority = trap }, "certificate-authority"},
+		"a user name":             {func(_ config, _ cluster, u user) { u.Username = "u" }, "username"},
+		"a password":              {func(_ config, _ cluster, u user) { u.Password = "p" }, "password"},
+		"impersonation":           {func(_ config, _ cluster, u user) { u.Impersonate = "system:admin" }, "as"},
+		"impersonation of a UID":  {func(_ config, _ cluster, u user) { u.ImpersonateUID = "1" }, "as-uid"},
+		"impersonation of groups": {func(_ config, _ cluster, u user) { u.ImpersonateGroups = []string{"system:masters"} }, "as-groups"},
+		"impersonation of more":   {func(_ config, _ cluster, u user) { u.ImpersonateUserExtra = map[string][]string{"a": {"b"}} }, "as-user-extra"},
+		"a proxy":                 {func(_ config, c cluster, _ user) { c.ProxyURL = "http://proxy" }, "proxy-url"},
+		"no verification":         {func(_ config, c cluster, _ user) { c.InsecureSkipTLSVerify = true }, "insecure-skip-tls-verify"},
+		"no credential":           {func(_ config, _ cluster, u user) { u.Token = "" }, "neither a token nor a client certificate"},
+		"two credentials":         {func(_ config, _ cluster, u user) { u.ClientCertificateData, u.ClientKeyData = certPEM, keyPEM }, "leave one of them out"},
+		"half a certificate":      {func(_ config, _ cluster, u user) { u.Token, u.ClientCertificateData = "", certPEM }, "the client certificate"},
+		"a token with a newline":  {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "is there a line break"},
+		"no server":               {func(_ config, c cluster, _ user) { c.Server = "" }, "no server"},
+		"clear text":              {func(_ config, c cluster, _ user) { c.Server = "http://far.example" }, "https address"},
+		"a password in the URL":   {func(_ config, c cluster, _ user) { c.Server = "https://u:hunter2@far.example" }, "https address"},
+		"no URL":                  {func(_ config, c cluster, _ user) { c.Server = "https://%zz" }, "https address"},
+		"no authorities":          {func(_ config, c cluster, _ user) { c.CertificateAuthorityData = []byte("x") }, "holds no certificate"},
+		"no context":              {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
+		"another context":         {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
+		"no such cluster":         {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
+		"no such user":            {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			_, err := parseKubeconfig(kubeconfigWith(t, tc.change), false)
+			g.Expect(err).To(MatchError(ErrInvalidCredential))
+			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
+			g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
+		})
+	}
+	g := NewWithT(t)
+	_, err := parseKubeconfig([]byte("users:\n- name: it\n  user: {token: hunter2"), false)
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
+	g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
+}
+
+func TestSecretReference(t *testing.T) {
+	g := NewWithT(t)
+	named := func(namespace, name string) client.Object {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{"secret": "named"}}
+	}
+	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		return resolver.(*kubeconfigResolver).reference(object)
+	}
+	g.Expect(reference(KubeconfigOptions{}, named("team", "red"))).To(Equal(SecretReference{"team", "red-kubeconfig", "value"}))
+	g.Expect(reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config"}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
+	g.Expect(reference(KubeconfigOptions{Reference: func(object client.Object) (SecretReference, error) {
+		return SecretReference{"a", object.GetName(), "c"}, nil
+	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
+	for problem, options := range map[string]KubeconfigOptions{
+		"Namespace is not set":  {},
+		"data.none is not set":  {Namespace: "all", NamePath: "data.none"},
+		"is no key of a Secret": {Namespace: "all", Key: "a/b"},
+		"is no namespace":       {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
+		"is no name":            {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
+		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
+	} {
+		_, err := reference(options, named("", "red"))
+		g.Expect(err).To(MatchError(ErrInvalidReference))
+		g.Expect(err).To(MatchError(ContainSubstring(problem)))
+	}
+	for _, options := range []KubeconfigOptions{
+		{NamePath: "a..b"},
+		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
+	} {
+		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		g.Expect(err).To(HaveOccurred())
+	}
+}
+
+// Whatever is in a kubeconfig: no panic, nothing is run, no file is opened, nothing that could do so comes out, and an
+// error never quotes it.
+func FuzzKubeconfig(f *testing.F) {
+	trap := canary(f)
+	for _, change := range []func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo){
+		nil,
+		func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+		},
+		func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+			u.TokenFile, u.ClientCertificate, u.ClientKey = trap, trap, trap
+		},
+		func(_ *clientcmdapi.Config, c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
+			c.CertificateAuthority = trap
+		},
+	} {
+		content := kubeconfigWith(f, change)
+		f.Add(content, false)
+		f.Add(content, true)
+		asJSON, err := yaml.YAMLToJSON(content)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(asJSON, true)
+	}
+	f.Fuzz(func(t *testing.T, content []byte, allowInsecure bool) {
+		ended := make(chan struct{})
+		watchdog := time.AfterFunc(time.Minute, func() { panic("parsing hangs: did it open the canary?") })
+		go func() {
+			defer close(ended)
+			checkKubeconfig(t, content, allowInsecure)
+		}()
+		<-ended
+		watchdog.Stop()
+	})
+}
+
+func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
+	parsed, err := parseKubeconfig(content, allowInsecure)
+	if err != nil {
+		if !errors.Is(err, ErrInvalidCredential) {
+			t.Errorf("%v is no ErrInvalidCredential", err)
+		}
+		return
+	}
+	config, err := clientcmd.Load(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := config.Contexts[config.CurrentContext]
+	server, user := config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
+	if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" || user.ClientKey != "" || server.CertificateAuthority != "" {
+		t.Errorf("accepted what runs programs or opens files")
+	}
+	if user.Impersonate != "" || user.Username != "" || user.Password != "" {
+		t.Errorf("accepted another user")
+	}
+	if fields := notAccepted(parsed.reach); len(fields) > 0 || parsed.reach.BearerToken != "" || len(parsed.reach.CertData)+len(parsed.reach.KeyData) > 0 {
+		t.Errorf("the target holds %v", fields)
+	}
+	if parsed.reach.Insecure && !allowInsecure {
+		t.Errorf("accepted a server without verification")
+	}
+	if !strings.HasPrefix(parsed.reach.Host, "https://") && !strings.HasPrefix(parsed.reach.Host, "http://") {
+		t.Errorf("accepted the server %q", parsed.reach.Host)
+	}
+	if parsed.proof.version == "" || (parsed.proof.token == nil) == (parsed.proof.certificate == nil) {
+		t.Errorf("not exactly one credential")
+	}
+	c := parsed.proof.open()
+	c.RoundTripper(nil)
+	c.Expires()
+	c.Close()
+}
+
+// Whatever a tenant writes into an extension: no panic, and what comes out names exactly one ServiceAccount.
+func FuzzResolve(f *testing.F) {
+	for _, content := range []string{
+		`{"spec":{"namespace":"team","serviceAccount":{"name":"red"}}}`,
+		`{"spec":{"namespace":"team","serviceAccount":"red"}}`,
+		`{"spec":[{"namespace":"team"}]}`,
+		`{"spec":{"namespace":"team/../kube-system","serviceAccount":{"name":"red/token"}}}`,
+		`{"metadata":{"name":1,"namespace":[]},"spec":null}`,
+		`[]`, `null`,
+	} {
+		f.Add([]byte(content))
+	}
+	seen := map[string]string{}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		object := &unstructured.Unstructured{}
+		if json.Unmarshal(content, &object.Object) != nil {
+			return
+		}
+		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "serviceAccount", "name"},
+			serviceAccounts: everybody{}, target: &rest.Config{Host: "https://server"}, credential: func(tokenID, *Resolved) {}}
+		resolved, err := r.Resolve(t.Context(), object)
+		if err != nil {
+			if !errors.Is(err, ErrInvalidReference) {
+				t.Errorf("%v is no ErrInvalidReference", err)
+			}
+			return
+		}
+		named := resolved.ServiceAccount
+		if len(validation.IsDNS1123Label(named.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(named.Name)) > 0 {
+			t.Errorf("%q is no ServiceAccount", named)
+		}
+		if resolved.Expected.Username != "system:serviceaccount:"+named.Namespace+":"+named.Name {
+			t.Errorf("%q is expected to be %q", named, resolved.Expected.Username)
+		}
+		if before, ok := seen[resolved.Key]; ok && before != named.String() {
+			t.Errorf("%q and %q have one key", before, named)
+		}
+		seen[resolved.Key] = named.String()
+	})
+}
+
+// everybody is a cluster in which every ServiceAccount exists.
+type everybody struct{ client.Reader }
+
+func (everybody) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+	object.SetUID(types.UID("uid-of-" + key.String()))
+	return nil
+}
+
+// TestCanary shows that the fuzz test would notice a file being opened.
+func TestCanary(t *testing.T) {
+	opened := make(chan error, 1)
+	name := canary(t)
+	go func() {
+		_, err := os.ReadFile(name)
+		opened <- err
+	}()
+	select {
+	case <-opened:
+		t.Fatal("a canary does not hang its reader")
+	case <-time.After(50 * time.Millisecond):
+	}
+	writer, err := os.OpenFile(name, os.O_WRONLY, 0)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(writer.Close()).To(Succeed())
+	NewWithT(t).Expect(<-opened).To(Succeed())
+}

@@ -1,0 +1,259 @@
+package credential
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+)
+
+// secrets watches the Secrets that extensions refer to, each by its name, from when the first extension refers to it
+// until the last one does not any more. Of a Secret it keeps what parse made of one key.
+type secrets struct {
+	reader rest.Interface
+	parse  func([]byte) (kubeconfig, error)
+
+	mu          sync.Mutex
+	life        context.Context                     // guarded by mu; of the watches; nil before run
+	wake        func(client.ObjectKey)              // guarded by mu; set with life
+	watches     sync.WaitGroup                      // under way; added to under mu
+	byReference map[SecretReference]*watchedSecret  // guarded by mu; holds exactly what has users
+	byExtension map[client.ObjectKey]*watchedSecret // guarded by mu
+}
+
+func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error)) *secrets {
+	return &secrets{reader: reader, parse: parse, byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
+}
+
+// newSecretReader makes a client for Secrets, as the host operator.
+func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
+	config := rest.CopyConfig(host.GetConfig())
+	config.RateLimiter, config.QPS = nil, -1 // watches that come back must not queue the host operator's own requests behind them
+	config.ContentConfig = rest.ContentConfig{}
+	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
+	if err != nil {
+		return nil, errors.Wrap(err, "preparing to watch Secrets")
+	}
+	return core.RESTClient(), nil
+}
+
+// run starts watches for what is referred to, now and later, until ctx is done. It returns when they have ended.
+func (s *secrets) run(ctx context.Context, wake func(client.ObjectKey)) {
+	s.mu.Lock()
+	s.life, s.wake = ctx, wake
+	for _, watched := range s.byReference {
+		s.startLocked(watched)
+	}
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	s.life = nil // nothing starts any more
+	s.mu.Unlock()
+	s.watches.Wait()
+}
+
+// get returns what is known of the Secret that the extension refers to from now on.
+func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretContent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	watched := s.byExtension[extension]
+	if watched == nil || watched.ref != ref {
+		s.forgetLocked(extension)
+		if watched = s.byReference[ref]; watched == nil {
+			watched = &watchedSecret{ref: ref, all: s, users: map[client.ObjectKey]struct{}{}}
+			s.byReference[ref] = watched
+			s.startLocked(watched)
+		}
+		watched.users[extension] = struct{}{}
+		s.byExtension[extension] = watched
+	}
+	switch {
+	case watched.failure != nil && !watched.read:
+		return secretContent{}, watched.failure
+	case !watched.read:
+		return secretContent{}, ErrNotRead
+	case watched.content == nil:
+		return secretContent{}, invalid(nil, "it does not exist")
+	}
+	return *watched.content, nil
+}
+
+// forget ends the extension's reference.
+func (s *secrets) forget(extension client.ObjectKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetLocked(extension)
+}
+
+func (s *secrets) forgetLocked(extension client.ObjectKey) {
+	watched := s.byExtension[extension]
+	if watched == nil {
+		return
+	}
+	delete(s.byExtension, extension)
+	delete(watched.users, extension)
+	if len(watched.users) == 0 {
+		delete(s.byReference, watched.ref)
+		if watched.stop != nil {
+			watched.stop()
+		}
+	}
+}
+
+// startLocked watches a Secret, if it is time for that.
+func (s *secrets) startLocked(watched *watchedSecret) {
+	if s.life == nil || watched.stop != nil {
+		return
+	}
+	var ctx context.Context
+	ctx, watched.stop = context.WithCancel(s.life)
+	reflector := toolscache.NewReflectorWithOptions(watched.listerWatcher(s.reader), &corev1.Secret{}, watched, toolscache.ReflectorOptions{
+		Name: "kubeconfig secrets",
+	})
+	s.watches.Go(func() { reflector.RunWithContext(ctx) })
+}
+
+// secretContent is what a Secret holds.
+type secretContent struct {
+	kubeconfig kubeconfig
+	err        error // why it cannot be used
+}
+
+// watchedSecret is a Secret that extensions refer to. It is the store of its reflector.
+type watchedSecret struct {
+	ref SecretReference
+	all *secrets
+
+	// All of these are guarded by all.mu.
+	users   map[client.ObjectKey]struct{}
+	stop    context.CancelFunc // nil before it is watched
+	read    bool               // at least once
+	failure error              // of the last attempt to read it, nil if it succeeded
+	content *secretContent     // nil if it does not exist
+}
+
+var _ toolscache.ReflectorStore = (*watchedSecret)(nil)
+
+// Add implements cache.ReflectorStore.
+func (w *watchedSecret) Add(object any) error { return w.take(object) }
+
+// Update implements cache.ReflectorStore.
+func (w *watchedSecret) Update(object any) error { return w.take(object) }
+
+// Delete implements cache.ReflectorStore.
+func (w *watchedSecret) Delete(any) error { w.set(nil); return nil }
+
+// Resync implements cache.ReflectorStore.
+func (w *watchedSecret) Resync() error { return nil }
+
+// Replace implements cache.ReflectorStore.
+func (w *watchedSecret) Replace(objects []any, _ string) error {
+	for _, object := range objects {
+		return w.take(object) // there is one at most, by its name
+	}
+	w.set(nil)
+	return nil
+}
+
+func (w *watchedSecret) take(object any) error {
+	secret, ok := object.(*corev1.Secret)
+	if !ok || secret.Name != w.ref.Name || secret.Namespace != w.ref.Namespace {
+		return errors.New("not the Secret that was asked for")
+	}
+	content := &secretContent{}
+	if data, ok := secret.Data[w.ref.Key]; ok {
+		content.kubeconfig, content.err = w.all.parse(data)
+	} else {
+		content.err = invalid(nil, "there is no such key")
+	}
+	w.set(content)
+	return nil
+}
+
+// set takes note of what the Secret holds and wakes those whom it concerns.
+func (w *watchedSecret) set(content *secretContent) {
+	w.all.mu.Lock()
+	w.read, w.failure, w.content = true, nil, content
+	w.wakeUnlock()
+}
+
+// failed takes note that the Secret could not be read. What is known of it stays.
+func (w *watchedSecret) failed(err error) {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		err = invalid(err, "reading it")
+	}
+	w.all.mu.Lock()
+	if w.read || w.failure != nil && w.failure.Error() == err.Error() {
+		w.failure = err
+		w.all.mu.Unlock()
+		return
+	}
+	w.failure = err
+	w.wakeUnlock()
+}
+
+// wakeUnlock releases the lock and wakes the users.
+func (w *watchedSecret) wakeUnlock() {
+	users := make([]client.ObjectKey, 0, len(w.users))
+	for user := range w.users {
+		users = append(users, user)
+	}
+	wake := w.all.wake
+	w.all.mu.Unlock()
+	for _, user := range users {
+		wake(user)
+	}
+}
+
+// listerWatcher lists and watches this Secret alone.
+func (w *watchedSecret) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
+	request := func(options metav1.ListOptions) *rest.Request {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
+		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")
+		if options.TimeoutSeconds != nil {
+			request = request.Timeout(time.Duration(*options.TimeoutSeconds) * time.Second)
+		}
+		return request
+	}
+	return &toolscache.ListWatch{
+		// As a stream, because client-go logs the bodies of all other answers.
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			body, err := request(options).Stream(ctx)
+			if err != nil {
+				w.failed(err)
+				return nil, err
+			}
+			defer body.Close()
+			list := &corev1.SecretList{}
+			if err := json.NewDecoder(body).Decode(list); err != nil {
+				err = errors.New("the API server's answer is no list of Secrets") // the cause may quote one
+				w.failed(err)
+				return nil, err
+			}
+			return list, nil
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			watching, err := request(options).Watch(ctx)
+			if err != nil {
+				w.failed(err)
+			}
+			return watching, err
+		},
+	}
+}

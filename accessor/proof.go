@@ -1,0 +1,95 @@
+package accessor
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/target"
+)
+
+// proof is a credential and what carries its requests. It never changes.
+type proof struct {
+	cred    credential.Credential
+	carrier http.RoundTripper // nil if it is what the target's members share
+	line    *target.Line      // under carrier, if it is ours to close
+}
+
+// openProof opens the credential of resolved. Who opens it closes it.
+func openProof(resolved credential.Resolved, t *target.Target) *proof {
+	p := &proof{cred: resolved.Open()}
+	switch carrier := p.cred.Carrier(); {
+	case carrier.Transport != nil:
+		p.carrier = t.Observe(carrier.Transport)
+	case carrier.Certificate != nil:
+		p.line = t.Certified(carrier.Certificate())
+		p.carrier = p.line.RoundTripper()
+	}
+	return p
+}
+
+// roundTripper sends requests as the credential's identity.
+func (p *proof) roundTripper(shared http.RoundTripper) http.RoundTripper {
+	if p.carrier != nil {
+		shared = p.carrier
+	}
+	return p.cred.RoundTripper(shared)
+}
+
+func (p *proof) close() {
+	p.cred.Close()
+	if p.line != nil {
+		p.line.Close()
+	}
+}
+
+// retire gives up a proof that another took the place of. What is under way on TCP connections of its own has until then
+// to end; watches begin anew on the others, from where they were.
+func (p *proof) retire(life context.Context, after time.Duration) {
+	p.cred.Close()
+	if p.line == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(life, after)
+	context.AfterFunc(ctx, func() {
+		cancel()
+		p.line.Close()
+	})
+}
+
+// prover is the RoundTripper that adds the connection's identity to requests, by the proof that it has at that moment.
+type prover struct {
+	conn *connection
+	next http.RoundTripper // reaches the target without a credential
+	own  bool              // next dials by itself, so that nothing else can carry its requests
+}
+
+func (p *prover) RoundTrip(req *http.Request) (*http.Response, error) {
+	now := p.conn.proof.Load()
+	if now.carrier != nil && p.own {
+		return refuse{errors.New("this connection's credential is bound to its TCP connections, so nothing can dial by itself with it, " +
+			"as client-go's exec and port-forward do; it takes a token")}.RoundTrip(req)
+	}
+	return now.roundTripper(p.next).RoundTrip(req)
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (p *prover) WrappedRoundTripper() http.RoundTripper { return p.next }
+
+// dialsItself reports whether a RoundTripper is none of net/http's, under whatever wraps it.
+func dialsItself(next http.RoundTripper) bool {
+	for {
+		switch wrapped := next.(type) {
+		case *http.Transport:
+			return false
+		case utilnet.RoundTripperWrapper:
+			next = wrapped.WrappedRoundTripper()
+		default:
+			return true
+		}
+	}
+}
