@@ -55,8 +55,9 @@ type ClusterCache interface {
 	// Errors are *NotConnectedError, ErrWatchConflict, meta.IsNoMatchError for a kind that is not served, the cause of ctx,
 	// and options that are incomplete.
 	//
-	// A registration survives disconnects: a new connection delivers all objects again, as creations. Deletions that
-	// happened in between are not delivered; reconcile on the connect event.
+	// A registration survives disconnects: a new connection delivers all objects again, as creations, and then what was
+	// deleted in between, or is not for the new identity to see, as deletions whose DeleteStateUnknown is true and whose
+	// object has name, UID, labels and owners only.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
 	// WatchContent makes the kinds of the content's objects what is watched under its name: it starts what is new

@@ -100,6 +100,8 @@ type informer struct {
 
 func (i *informer) Release() { i.stop() }
 
+func (i *informer) Objects() []any { return i.GetStore().List() }
+
 func (c *connection) newInformer(object client.Object, namespace string, observe func(scopedcache.ScopeState)) (*informer, error) {
 	if err := c.Err(); err != nil {
 		return nil, err

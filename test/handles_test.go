@@ -71,9 +71,7 @@ func (h handles) uses(t *testing.T, namespace string) map[string]func() error {
 	clientset, err := kubernetes.NewForConfig(h.config)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	// What is made from a config keeps TCP connections of its own; an operator has them as long as it lives.
-	t.Cleanup(func() {
-		utilnet.CloseIdleConnectionsFor(clientset.CoreV1().RESTClient().(*rest.RESTClient).Client.Transport)
-	})
+	t.Cleanup(func() { closeIdle(clientset.CoreV1().RESTClient()) })
 	configMap := func() *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "used-"}}
 	}

@@ -36,7 +36,8 @@ type auditEvent struct {
 		Username string
 		UID      types.UID
 	}
-	ImpersonatedUser *struct{ Username string }
+	ImpersonatedUser *struct{ Username, UID string }
+	ResponseStatus   struct{ Code int }
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 }
 

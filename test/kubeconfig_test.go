@@ -64,16 +64,7 @@ func grantOperatorSecrets(t *testing.T, namespace string, extensions ...string) 
 	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names, Verbs: []string{"get", "list", "watch"}},
 	}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "kubeconfigs"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
-}
-
-// grantUser lets a user do everything with core resources of a namespace.
-func grantUser(t *testing.T, namespace, user string) {
-	t.Helper()
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user}, Rules: []rbacv1.PolicyRule{everythingInCore}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: user}, Subjects: []rbacv1.Subject{{Kind: "User", Name: user}}})
+	create(t, roleBinding(namespace, "kubeconfigs", rbacv1.Subject{Kind: "User", Name: operatorUser}))
 }
 
 // remote creates an extension with a kubeconfig.
@@ -120,7 +111,7 @@ func TestRotatedKubeconfig(t *testing.T) {
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "token"))
 	grant(t, ns, "token", everythingInCore)
-	grantUser(t, ns, "certificate")
+	grantTo(t, ns, "User", "certificate")
 	grantOperatorSecrets(t, ns, "token", "certificate")
 	newest := map[string]func() []byte{
 		"token":       func() []byte { return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "token")}) },
@@ -290,7 +281,7 @@ func TestKubeconfigIdentity(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
 	ns := namespace(t)
-	grantUser(t, ns, "certified")
+	grantTo(t, ns, "User", "certified")
 	grantOperatorSecrets(t, ns, "certified")
 	remote(t, ns, "certified", kubeconfigOf(t, certificateOf(t, "certified")))
 	o := startRemoteOperator(t, ns)

@@ -41,6 +41,8 @@ import (
 const (
 	// operatorUser is who host operators are to the API server.
 	operatorUser = "host-operator"
+	// adminUser is who the tests themselves are.
+	adminUser = "admin"
 	// userAgent is what connections call themselves, before their key.
 	userAgent = "latchkey-e2e"
 	// patience bounds every wait. It is a safety bound for a loaded machine, not a measure.
@@ -318,11 +320,29 @@ var everythingInCore = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []s
 func grant(t *testing.T, namespace, name string, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Rules: rules})
-	create(t, &rbacv1.RoleBinding{
+	create(t, roleBinding(namespace, name, rbacv1.Subject{Kind: "ServiceAccount", Namespace: namespace, Name: name}))
+}
+
+// roleBinding binds the Role of its name.
+func roleBinding(namespace, name string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: name}},
-	})
+		Subjects:   subjects,
+	}
+}
+
+// grantTo lets a user or group do everything with core resources of a namespace.
+func grantTo(t *testing.T, namespace, kind, name string) {
+	t.Helper()
+	role := strings.ReplaceAll(name, ":", "-")
+	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role}, Rules: []rbacv1.PolicyRule{everythingInCore}})
+	create(t, roleBinding(namespace, role, rbacv1.Subject{Kind: kind, Name: name}))
+}
+
+// closeIdle closes the TCP connections of a client that was made from a config.
+func closeIdle(c rest.Interface) {
+	utilnet.CloseIdleConnectionsFor(c.(*rest.RESTClient).Client.Transport)
 }
 
 // token requests a token of a ServiceAccount, as the administrator.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -44,8 +45,12 @@ type Cache interface {
 // Held is an informer that somebody holds.
 type Held struct {
 	cache.Informer
+	store   toolscache.Store
 	release func()
 }
+
+// Objects are what the informer has seen and what was not deleted since. They are shared: do not change them.
+func (h *Held) Objects() []any { return h.store.List() }
 
 // Release gives the informer back; it may be called again. The informer stops with the last holder, unless it is
 // read too. Handlers must have been removed.
@@ -205,7 +210,7 @@ func (s *scoped) Hold(ctx context.Context, object client.Object, where Scope, ob
 	if err != nil {
 		return nil, err
 	}
-	held := &Held{Informer: scope.informer}
+	held := &Held{Informer: scope.informer, store: scope.store}
 	held.release = sync.OnceFunc(func() {
 		scope.mu.Lock()
 		delete(scope.observers, held)

@@ -50,6 +50,8 @@ type Informer interface {
 	AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
 	// RemoveEventHandler ends that. While the informer stops it may wait until all handlers have returned.
 	RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error
+	// Objects are what the informer has seen and what was not deleted since. They are shared: do not change them.
+	Objects() []any
 	// Release gives the informer back.
 	Release()
 }

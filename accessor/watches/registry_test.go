@@ -79,7 +79,7 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := &informer{observe: observe, released: func() {}}
+	i := &informer{observe: observe, released: func() {}, synced: make(chan struct{})}
 	name := kind + "/" + scope.Namespace
 	if c.informers[name] != nil {
 		name += "'"
@@ -130,6 +130,8 @@ type informer struct {
 	observe  func(scopedcache.ScopeState)
 	released func()
 	stopping chan struct{} // if not nil, RemoveEventHandler waits until it is closed
+	objects  []any         // what it has shown
+	synced   chan struct{} // closed when handlers were told of everything
 
 	mu       sync.Mutex
 	handlers []toolscache.ResourceEventHandler // guarded by mu
@@ -139,10 +141,20 @@ func (i *informer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscach
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.handlers = append(i.handlers, h)
-	return struct {
-		toolscache.ResourceEventHandlerRegistration
-	}{}, nil
+	return handle{synced: i.synced}, nil
 }
+
+// handle is what an informer answers with.
+type handle struct {
+	toolscache.ResourceEventHandlerRegistration
+	synced chan struct{}
+}
+
+func (h handle) HasSyncedChecker() toolscache.DoneChecker { return h }
+func (h handle) Name() string                             { return "handle" }
+func (h handle) Done() <-chan struct{}                    { return h.synced }
+
+func (i *informer) Objects() []any { return i.objects }
 
 func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error {
 	if i.stopping != nil {
@@ -845,5 +857,77 @@ func TestOnErrorTellsErrors(t *testing.T) {
 		r.End()
 		first.disconnect(r)
 		second.disconnect(r)
+	})
+}
+
+// What is deleted while nobody watches is told once the next informer has shown that it is not there: with what handlers
+// find its owner by, and nothing of its content. It does not matter how often the connection changes meanwhile.
+func TestMissedDeletions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		first := connect(r, 1)
+		var mu sync.Mutex
+		var heard []string
+		var last client.Object
+		note := func(what string, object client.Object) {
+			mu.Lock()
+			defer mu.Unlock()
+			heard = append(heard, what+" "+object.GetName())
+			last = object
+		}
+		seen := func() []string {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			seen := heard
+			heard = nil
+			return seen
+		}
+		type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+		c := &ctl{}
+		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) {
+				if !e.DeleteStateUnknown {
+					t.Error("its last state is not known")
+				}
+				note("delete", e.Object)
+			},
+		}}))).To(Succeed())
+		object := func(name string) any {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid", Labels: map[string]string{"l": "v"}, Annotations: map[string]string{"a": "v"},
+				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}, Data: map[string]string{"content": "secret"}}
+		}
+		first.informer("ConfigMap/").objects = []any{object("stays"), object("goes"), object("goes too")}
+		first.disconnect(r)
+
+		// The second connection ends before its informer has shown anything.
+		second := connect(r, 2)
+		synctest.Wait()
+		second.disconnect(r)
+		g.Expect(seen()).To(BeEmpty())
+
+		third := connect(r, 3)
+		synctest.Wait()
+		informer := third.informer("ConfigMap/")
+		informer.handlers[0].OnAdd(object("stays"), true)
+		g.Expect(seen()).To(Equal([]string{"create stays"}))
+		informer.handlers[0].OnAdd(object("new"), true)
+		close(informer.synced)
+		g.Expect(seen()).To(ConsistOf("create new", "delete goes", "delete goes too"))
+		g.Expect(last).To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "uid", Labels: map[string]string{"l": "v"},
+			OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}))
+		informer.objects = []any{object("stays"), object("new")}
+		third.disconnect(r)
+
+		// Nor is anything told after Unwatch.
+		fourth := connect(r, 4)
+		synctest.Wait()
+		informer = fourth.informer("ConfigMap/")
+		r.Unwatch(t.Context(), "w")
+		close(informer.synced)
+		g.Expect(seen()).To(BeEmpty())
+		fourth.disconnect(r)
 	})
 }

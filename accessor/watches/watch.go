@@ -68,6 +68,7 @@ type watch struct {
 	conn     Connection                                  // guarded by mu; the latest one
 	informer Informer                                    // guarded by mu; of conn
 	handle   toolscache.ResourceEventHandlerRegistration // guarded by mu; set while the handler is attached to informer
+	missing  map[client.ObjectKey]client.Object          // guarded by mu; see missing.go
 	calls    int                                         // guarded by mu; of handler and OnError, under way
 	idle     chan struct{}                               // guarded by mu; closed when calls gets 0, nil if nobody waits
 	told     scopedcache.ScopeState                      // guarded by mu; what OnError was told last
@@ -89,6 +90,7 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 		return nil
 	}
 	// An informer of an earlier connection has ended with it.
+	w.rememberLocked()
 	w.conn, w.informer, w.handle = conn, informer, nil
 	err := w.feedLocked()
 	if err != nil {
@@ -121,6 +123,10 @@ func (w *watch) feedLocked() error {
 		return errors.Wrap(err, "attaching the handler")
 	}
 	w.handle = handle
+	if len(w.missing) > 0 {
+		conn, informer := w.conn, w.informer
+		conn.Go(func() { w.tellMissing(conn, informer, handle, *handler) })
+	}
 	return nil
 }
 
@@ -129,6 +135,7 @@ func (w *watch) detach() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn != nil && w.conn.Err() != nil {
+		w.rememberLocked()
 		w.informer, w.handle = nil, nil
 	}
 }
@@ -141,7 +148,7 @@ func (w *watch) end() {
 		return
 	}
 	conn, informer, handle := w.conn, w.informer, w.handle
-	w.ended, w.informer, w.handle = true, nil, nil
+	w.ended, w.informer, w.handle, w.missing = true, nil, nil, nil
 	close(w.done)
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
@@ -287,6 +294,7 @@ type delivery struct {
 }
 
 func (d *delivery) OnAdd(object any, isInInitialList bool) {
+	d.watch.found(object)
 	d.watch.call(d.conn, func() { d.next.OnAdd(copyOf(object), isInInitialList) })
 }
 

@@ -231,13 +231,18 @@ func watch(t *testing.T, w World) {
 		g.Expect(w.Cache().Unwatch(ctx, key("red"), name)).To(Succeed())
 	}
 
+	// It comes back by itself, and then tells of what happened meanwhile.
+	lost := configMap(w, "lost")
+	g.Expect(w.Content().Create(ctx, lost)).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create lost"))
 	disconnect(t, w, "red")
 	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
 	g.Expect(state.Watches).To(HaveLen(1), "it stays registered")
 	c.forget()
 	g.Expect(w.Content().Create(ctx, configMap(w, "two"))).To(Succeed())
+	g.Expect(w.Content().Delete(ctx, lost)).To(Succeed())
 	connect(t, w, "red")
-	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElements("create one", "create two"))
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElements("create one", "create two", "delete lost"))
 	g.Expect(w.Content().Delete(ctx, object)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("delete one"))
 	g.Expect(c.sources()).To(Equal(1), "the controller has one source")

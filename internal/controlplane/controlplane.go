@@ -3,6 +3,10 @@ package controlplane
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
 	"net"
 	"net/http"
 	"os"
@@ -168,6 +172,28 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 		return errors.Wrap(err, "starting kube-apiserver")
 	}
 	return c.waitReady(ctx)
+}
+
+// RotateServiceAccountKey gives the API server another key to sign tokens with and to verify them, from its next start on:
+// no token that it issued before counts any more.
+func (c *ControlPlane) RotateServiceAccountKey() error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"sa-signer.key": {Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)},
+		"sa-signer.crt": {Type: "PUBLIC KEY", Bytes: public}, // envtest calls it so; the API server reads both forms
+	} {
+		if err := os.WriteFile(filepath.Join(c.env.ControlPlane.APIServer.CertDir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			return errors.Wrap(err, "replacing the signing key")
+		}
+	}
+	return nil
 }
 
 // stopPatience is how long Stop waits for a server that it has told to end.
