@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-//go:embed crd rbac admission
+//go:embed crd rbac admission admission-namespaced
 var files embed.FS
 
-// Manifests returns all files, or those of the given folders, as one YAML stream in the order to apply them.
+// Manifests returns the files of crd, rbac and admission, or those of the given folders, as one YAML stream in the order
+// to apply them. The folder admission-namespaced has an example to edit, so it is returned only when it is given.
 func Manifests(folders ...string) string {
 	if len(folders) == 0 {
 		folders = []string{"crd", "rbac", "admission"}
