@@ -41,6 +41,14 @@ type auditEvent struct {
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 }
 
+// who is whose rights counted.
+func (e auditEvent) who() string {
+	if e.ImpersonatedUser != nil {
+		return e.ImpersonatedUser.Username
+	}
+	return e.User.Username
+}
+
 func (e auditEvent) String() string {
 	return fmt.Sprintf("%s %s by %s (UID %s) with User-Agent %q", e.Verb, e.RequestURI, e.User.Username, e.User.UID, e.UserAgent)
 }
@@ -109,6 +117,11 @@ func (a allowed) verdict(event auditEvent) string {
 	return verdict
 }
 
+// isOperator reports whether a user is a host operator of the tests: by certificate, or by a ServiceAccount of that name.
+func isOperator(user string) bool {
+	return user == operatorUser || strings.HasPrefix(user, "system:serviceaccount:") && strings.HasSuffix(user, ":operator")
+}
+
 // operatorMay is the closed list of what the host operator's own identity is used for.
 var operatorMay = []string{
 	"list clusterextensions", "watch clusterextensions", // its extensions
@@ -129,8 +142,8 @@ func checkIdentities(events []auditEvent, extensions map[string]allowed) (violat
 	}
 	for _, event := range events {
 		violation := func(what string) { violations = append(violations, what+": "+event.String()) }
-		if event.User.Username == operatorUser {
-			if !slices.Contains(operatorMay, event.what()) || event.ImpersonatedUser != nil {
+		if isOperator(event.who()) || event.User.Username == operatorUser {
+			if !slices.Contains(operatorMay, event.what()) || !isOperator(event.who()) {
 				violation("not the operator's business")
 			}
 			if event.what() == "create serviceaccounts/token" && !tenants["system:serviceaccount:"+event.ObjectRef.Namespace+":"+event.ObjectRef.Name] {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -58,7 +59,7 @@ var (
 func TestMain(m *testing.M) {
 	verbose := flag.Bool("operator-log", false, "print what the host operators log")
 	flag.Parse()
-	log := logr.Discard()
+	log := logr.New(&tap{funcr.New(captured.write, funcr.Options{Verbosity: 10}).GetSink()})
 	if *verbose {
 		log = zap.New(zap.UseDevMode(true))
 	}
