@@ -35,6 +35,11 @@ func TestDecide(t *testing.T) {
 		"failed, again":                        {view{now: t0.Add(10 * time.Second), phase: Connected, health: healthy.After(t0, errDown)}, probe, 0},
 		"due, but the target is silent":        {view{now: t0.Add(time.Hour), phase: Connected, health: healthy, target: healthy.After(t0, errDown)}, nothing, 10 * time.Second},
 		"asked for while the target is silent": {view{now: t0, phase: Connected, health: healthy, target: healthy.After(t0, errDown), wanted: true}, probe, 0},
+		"a newer credential":                   {view{now: t0, phase: Connected, health: healthy, verify: t0}, verify, 0},
+		"a newer credential, tried just now":   {view{now: t0, phase: Connected, health: healthy, verify: t0.Add(time.Second)}, nothing, time.Second},
+		"a newer credential, much later":       {view{now: t0.Add(time.Second), phase: Connected, health: healthy, verify: t0.Add(time.Hour)}, nothing, 59 * time.Second},
+		"a newer credential, and asked for":    {view{now: t0, phase: Connected, health: healthy, verify: t0, wanted: true}, probe, 0},
+		"a newer credential, not connected":    {view{now: t0, phase: Disconnected, verify: t0, nextConnect: t0.Add(1)}, nothing, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -47,17 +47,13 @@ func (p *proof) close() {
 	}
 }
 
-// retire gives up a proof that another took the place of. What is under way on TCP connections of its own has until then
-// to end; watches begin anew on the others, from where they were.
+// retire gives up a proof that another took the place of, after a while: a request may be about to use it, and what is
+// under way on TCP connections of its own may end. Watches on those begin anew on the others, from where they were.
 func (p *proof) retire(life context.Context, after time.Duration) {
-	p.cred.Close()
-	if p.line == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(life, after)
 	context.AfterFunc(ctx, func() {
 		cancel()
-		p.line.Close()
+		p.close()
 	})
 }
 
