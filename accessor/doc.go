@@ -18,6 +18,8 @@
 //     watch event only if its connection lives.
 //   - A connection that ended stays dead for ever. Its requests, streams, cached reads and rate limiter waits fail
 //     at once with the *NotConnectedError that says why, and informers go with it.
+//   - A newer credential of the same identity takes the place of the one in use, under a connection that goes on. It is
+//     sent nowhere but to the question whose it is before that.
 //   - Clients, cache and cluster.Cluster are built on first use, so an idle identity is a state, a token and a place
 //     in two schedules.
 //   - A target that is silent is asked by one member per Interval on behalf of all; at FailureThreshold all of

@@ -49,9 +49,9 @@ type ConnectionState struct {
 	UID          types.UID // of the extension
 	Phase        Phase
 	Reason       Reason    // why not connected; "" when connected
-	Message      string    // for a person; never a secret
+	Message      string    // for a person: why not connected, or why the newest credential is not in use; never a secret
 	Since        time.Time // of this phase
-	Identity     Identity  // as verified; zero while not connected
+	Identity     Identity  // as verified (under impersonation the UID is that of the ServiceAccount); zero while not connected
 	Target       string    // host; empty while it is not known
 	Generation   int64     // counts connects
 	TokenExpires time.Time // zero if it does not expire

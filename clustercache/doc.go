@@ -25,6 +25,7 @@
 // ask again after the connect event. Watches are different: they are registered with the extension and come
 // back by themselves. [ClusterCache].Watch is for a kind, WatchContent for whatever kinds a content has.
 //
+// Options.Credentials says whom an extension acts as, and how that is proven: see package credential.
 // Options.WatchFilterValue and Options.Filter choose the extensions. Metrics are on controller-runtime's registry;
 // docs/operations.md explains them, and every [Reason]. Package fake is a ClusterCache for unit tests.
 //
@@ -41,11 +42,12 @@
 //     wait for the connect event if they differ. A client whose connection changes after that fails.
 //   - Handlers, OnError and map functions are the host operator's code, called on behalf of tenants. One that hangs
 //     holds up its own events only; one that panics loses its event, and is logged and counted.
-//   - Filter, AllowIdentity and a RESTConfigMapper are called by the reconciler: one that waits holds up every extension,
+//   - Filter, AllowIdentity, a RESTConfigMapper and KubeconfigOptions.Reference are called by the reconciler: one that waits holds up every extension,
 //     so they only look at what they are given and at caches. One that panics has said no. Transforms and index functions
 //     are called by informers, and a panic there ends the process, as with controller-runtime's own cache.
-//   - The host operator's own identity is used for three things only: its own manager (Events, if asked for,
-//     included), TokenRequests, and watching the metadata of ServiceAccounts.
+//   - The host operator's own identity is used for its own manager (Events, if asked for, included), and by the
+//     credentials: for TokenRequests or to impersonate, and to watch the metadata of ServiceAccounts, or to watch the
+//     Secrets with kubeconfigs. docs/security.md says what each right gains whoever steals it.
 //
 // The design is that of Cluster API's clustercache, turned from "per cluster" into "per identity";
 // docs/architecture.md says where it differs and why.

@@ -61,6 +61,30 @@ func ExampleSetupWithManager() {
 	_ = setup
 }
 
+// Workload clusters: every object has a kubeconfig in a Secret of its namespace, "<name>-kubeconfig".
+func ExampleSetupWithManager_kubeconfigSecrets() {
+	setup := func(ctx context.Context, mgr manager.Manager, kind client.Object) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			Object:      kind,
+			Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{}),
+			Client:      clustercache.ClientOptions{UserAgent: "my-operator/v1"},
+		}, controller.Options{})
+	}
+	_ = setup
+}
+
+// An operator that may impersonate needs no tokens: requests carry its own credential and the ServiceAccount's name.
+func ExampleSetupWithManager_impersonation() {
+	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			Credentials:   credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission, // kubectl apply -f config/admission
+			Client:        clustercache.ClientOptions{UserAgent: "my-operator/v1"},
+		}, controller.Options{})
+	}
+	_ = setup
+}
+
 // An author may decide who acts as whom: here, tenants act as ServiceAccounts whose namespace is theirs by name.
 func ExampleOptions_allowIdentity() {
 	options := clustercache.Options{

@@ -2,7 +2,8 @@
 //
 // # Setup
 //
-// The author of a host operator picks a [Provider]; [ServiceAccountTokens] is the default.
+// The author of a host operator picks a [Provider]: [ServiceAccountTokens], the default, and [Impersonation] for extensions that
+// name a ServiceAccount of their cluster; [KubeconfigSecrets] for other API servers; [FromRESTConfigMapper] for everything else.
 //
 //	credential.ServiceAccountTokens(credential.ServiceAccountOptions{
 //		NamespacePath: "metadata.namespace",
@@ -12,9 +13,9 @@
 // # Usage
 //
 // clustercache binds the provider to the cluster of the extensions and resolves every extension on every
-// reconcile, from caches only. A [Resolved] tells the target, the expected identity, and a key that changes
-// exactly when the connection must: same target and same identity, same key, however often the secret behind
-// it rotates. Its Open yields the [Credential] whose RoundTripper authenticates requests.
+// reconcile, from caches only. A [Resolved] tells the target, the expected identity, a key that changes
+// exactly when the connection must, and a version that changes with the secret behind the same key. Its Open yields the
+// [Credential] whose RoundTripper authenticates requests.
 //
 // # Considerations
 //
@@ -24,6 +25,9 @@
 //   - Tokens come from the TokenRequest API with the UID of the ServiceAccount as a precondition, are shared by
 //     extensions that name the same ServiceAccount, kept until the last of them goes, and renewed after 60 to
 //     80 % of their life by one request at a time.
+//   - A request that is refused with a 401 is sent once more with a newer token; a write is applied once all the same.
+//     Without a valid token requests fail here, with a [NoTokenError].
+//   - A kubeconfig is data: nothing in it is run or opened. What would do so is refused by name.
 //   - Secrets are kept behind closures, so that printing any value here with %+v shows none, and TokenRequests
 //     do not pass through client-go's body logging.
 //   - The interfaces are sealed so that they can grow; [FromRESTConfigMapper] is the way in for others.

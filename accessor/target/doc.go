@@ -9,13 +9,13 @@
 // # Usage
 //
 // A connection sends its requests through [Target.RoundTripper], below the RoundTripper that adds its
-// identity, and maps kinds to resources with a [Mapper] of its own over what the target's members discovered.
+// identity, or through a [Target.Certified] line where that identity is a client certificate, and maps kinds to resources with a [Mapper] of its own over what the target's members discovered.
 //
 // # Considerations
 //
 //   - One transport per target. TCP and TLS are paid once however many identities there are; HTTP/2 carries
-//     about 100 requests at a time on one connection. Identities are added per request, so a transport knows none:
-//     a config that carries a client certificate is refused.
+//     about 100 requests at a time on one connection. Identities are added per request, so what is shared knows none:
+//     a config that carries a client certificate is refused. Certificates have TCP connections of their own.
 //   - Discovery results are shared, discovery itself is done by who asks, with its own credential. One mapper
 //     per connection would cost hundreds of KiB and a discovery each.
 //   - Any answer that any member gets proves the server up. Only when all are silent is one of them asked to
