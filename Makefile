@@ -32,14 +32,14 @@ bin/latchkey: ## the binary
 
 .PHONY: test
 test: controlplane ## all tests of all modules, race detector on
-	go test -race -timeout 20m ./...
+	go test -race -timeout 40m ./...
 	go test -C $(CONTROLPLANE) -race .
 
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@for i in $$(seq $(N)); do \
 		start=$$(date +%s); \
-		go test -race -count=1 -timeout 20m ./test/... ./clustercache/... ./accessor/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
+		go test -race -count=1 -timeout 40m ./test/... ./clustercache/... ./accessor/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
 			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \
 		echo "run $$i of $(N): ok, $$(( $$(date +%s) - start )) s"; \
 	done; rm -f .soak.log

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,16 +110,37 @@ func TestManager(t *testing.T) {
 	t.Run("any kind", func(t *testing.T) {
 		run(t, "--kind=ConfigMap.v1.", "--namespace-path=.metadata.namespace", "--service-account-path=.data.sa")
 	})
+	t.Run("impersonation", func(t *testing.T) {
+		run(t, "--credentials=impersonation", "--guarded-by-admission")
+	})
+	t.Run("kubeconfigs", func(t *testing.T) {
+		g := NewWithT(t)
+		token, err := cp.Kubectl(t.Context(), "create", "token", "red", "-n", "default")
+		g.Expect(err).NotTo(HaveOccurred())
+		kubeconfig, err := json.Marshal(map[string]any{
+			"apiVersion": "v1", "kind": "Config", "current-context": "it",
+			"contexts": []any{map[string]any{"name": "it", "context": map[string]any{"cluster": "it", "user": "it"}}},
+			"clusters": []any{map[string]any{"name": "it", "cluster": map[string]any{"server": cp.Config().Host, "certificate-authority-data": cp.Config().CAData}}},
+			"users":    []any{map[string]any{"name": "it", "user": map[string]any{"token": strings.TrimSpace(token)}}},
+		})
+		g.Expect(err).NotTo(HaveOccurred())
+		file := filepath.Join(t.TempDir(), "kubeconfig")
+		g.Expect(os.WriteFile(file, kubeconfig, 0o600)).To(Succeed())
+		_, err = cp.Kubectl(t.Context(), "create", "secret", "generic", "red-kubeconfig", "-n", "default", "--from-file=value="+file)
+		g.Expect(err).NotTo(HaveOccurred())
+		run(t, "--credentials=kubeconfigs", "--kind=ConfigMap.v1.")
+	})
 
 	for name, tc := range map[string]struct {
 		args []string
 		want string
 	}{
-		"no guard":           {nil, "--guarded-by-admission"},
-		"no kind":            {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
-		"no path":            {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
-		"no such kubeconfig": {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
-		"arguments":          {[]string{"extra"}, "takes no arguments"},
+		"no such credentials": {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
+		"no guard":            {nil, "--guarded-by-admission"},
+		"no kind":             {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
+		"no path":             {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
+		"no such kubeconfig":  {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
+		"arguments":           {[]string{"extra"}, "takes no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -28,7 +28,10 @@ import (
 type managerFlags struct {
 	context                 string
 	kind                    string
+	credentials             string
 	namespacePath, namePath string
+	secretNamespace         string
+	secretPath, secretKey   string
 	guarded                 bool
 	metricsAddress          string
 	probeAddress            string
@@ -43,8 +46,12 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	config.RegisterFlags(flags) // --kubeconfig
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
 	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1.olm.operatorframework.io", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
+	flags.StringVar(&m.credentials, "credentials", "tokens", "how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), kubeconfigs (in a Secret)")
 	flags.StringVar(&m.namespacePath, "namespace-path", "spec.namespace", "dotted path of the field with the ServiceAccount's namespace; metadata.namespace for the extension's own")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
+	flags.StringVar(&m.secretNamespace, "kubeconfig-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
+	flags.StringVar(&m.secretPath, "kubeconfig-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
+	flags.StringVar(&m.secretKey, "kubeconfig-key", "value", "with --credentials=kubeconfigs: key of the Secret")
 	flags.BoolVar(&m.guarded, "guarded-by-admission", false, "state that an admission policy (see config/admission) lets nobody name a ServiceAccount that they may not act as; required for cluster-scoped kinds")
 	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080", "address that serves /metrics; 0 for none")
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081", "address that serves /healthz and /readyz; 0 for none")
@@ -70,7 +77,16 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		Object:      object,
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
-		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamespacePath: m.namespacePath, NamePath: m.namePath}),
+	}
+	switch m.credentials {
+	case "tokens":
+		options.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamespacePath: m.namespacePath, NamePath: m.namePath})
+	case "impersonation":
+		options.Credentials = credential.Impersonation(credential.ImpersonationOptions{NamespacePath: m.namespacePath, NamePath: m.namePath})
+	case "kubeconfigs":
+		options.Credentials = credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey})
+	default:
+		return clustercache.Options{}, errors.Errorf("--credentials: %q is none of tokens, impersonation and kubeconfigs", m.credentials)
 	}
 	if m.guarded {
 		options.AllowIdentity = clustercache.GuardedByAdmission
