@@ -144,3 +144,31 @@ func TestImpersonationWithUID(t *testing.T) {
 	}
 	g.Expect(found).To(BeTrue())
 }
+
+// Constrained impersonation says not only as whom but for what: the host operator may review itself and read ConfigMaps as
+// the ServiceAccount, and nothing else, whatever the ServiceAccount itself may do.
+func TestConstrainedImpersonation(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "constrained")
+	role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"constrained"}, Verbs: []string{"impersonate:serviceaccount"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"impersonate-on:serviceaccount:list", "impersonate-on:serviceaccount:watch"}},
+	}}
+	role.Namespace, role.Name = ns, "constrained-impersonation"
+	create(t, role)
+	create(t, roleBinding(ns, role.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
+	reviews := &rbacv1.ClusterRole{Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"selfsubjectreviews"}, Verbs: []string{"impersonate-on:serviceaccount:create"}},
+		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*"}, Verbs: []string{"impersonate-on:serviceaccount:get"}},
+	}}
+	reviews.Name = role.Name
+	create(t, reviews)
+	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}), AllowIdentity: clustercache.GuardedByAdmission})
+	o.waitConnected(t, "constrained")
+	h := handlesOf(t, o, "constrained")
+	g.Eventually(func() error { return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).WithTimeout(patience).Should(Succeed())
+	g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).To(Satisfy(isForbidden), "the ServiceAccount may, the operator for it may not")
+}
