@@ -47,6 +47,7 @@ type identityAccessor struct {
 	target      *target.Target
 	candidate   *candidate // of a proof that may replace it, nil if there is none
 	notice      error      // why the newest credential is not used, nil if it is; only while connected
+	renewed     time.Time  // when a newer credential last was tried at once
 	job         *job       // under way, nil if none
 	backoff     wait.Backoff
 	nextConnect time.Time
@@ -80,6 +81,7 @@ type job struct {
 	cancel context.CancelFunc
 	proof  *proof
 	target *target.Target
+	verify bool // it asks about a candidate, which says nothing of the credential in use
 	begun  time.Time
 }
 
@@ -121,6 +123,11 @@ type effects struct {
 	wake    bool     // reconcile soon
 }
 
+// and joins effects, in order.
+func (e effects) and(more effects) effects {
+	return effects{then: append(e.then, more.then...), changed: e.changed || more.changed, wake: e.wake || more.wake}
+}
+
 // transition runs f under mu and then, without it, what f asks for.
 func (a *identityAccessor) transition(f func(now time.Time) effects) {
 	a.mu.Lock()
@@ -149,11 +156,12 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		if resolveErr != nil {
 			reason := reasonOf(resolveErr)
 			switch {
-			case reason == Unreachable && a.proof != nil && resolved.ServiceAccount == a.resolved.ServiceAccount:
+			case reason == Unreachable && a.proof != nil && resolved.ServiceAccount == a.resolved.ServiceAccount && resolved.Source == a.resolved.Source:
 				// A cache could not be read; nothing is known against what we have.
-			case reason == InvalidCredential && a.published.Load().conn != nil && resolved.Source != "" && resolved.Source == a.resolved.Source:
-				// The newer one cannot be used. What we have is kept while it works.
-				e = a.noticeLocked(resolveErr)
+			case resolved.Keep && a.published.Load().conn != nil && resolved.Source == a.resolved.Source:
+				// The newest one cannot be used. What we have is kept while it works.
+				e = a.dropCandidateLocked()
+				e = e.and(a.noticeLocked(resolveErr))
 			default:
 				e = a.dropLocked(now, reason, resolveErr)
 				again = a.delayLocked(now)
@@ -164,17 +172,17 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		if resolved.Key == a.resolved.Key && resolved.Version != a.resolved.Version {
 			e = a.newVersionLocked(now, resolved)
 		} else if resolved.Key == a.resolved.Key && resolveErr == nil {
-			e, a.notice = a.dropCandidateLocked(), nil // what is newest is in use
+			e = a.dropCandidateLocked().and(a.unnoticeLocked()) // what is newest is in use
 		}
 		if resolved.Key != a.resolved.Key {
 			if a.proof != nil {
-				e = a.dropLocked(now, IdentityMismatch, errors.New("the extension acts as another identity now"))
+				e = a.dropLocked(now, IdentityMismatch, errors.New("the extension refers to another identity, API server or certificate authority now; connecting anew"))
 			}
 			t, err := a.set.targets.Acquire(resolved.Target)
 			if err != nil {
-				dropped := a.dropLocked(now, InvalidCredential, err)
+				e = e.and(a.dropLocked(now, InvalidCredential, err))
 				again = a.delayLocked(now)
-				return effects{then: append(e.then, dropped.then...), changed: e.changed || dropped.changed, wake: e.wake || dropped.wake}
+				return e
 			}
 			a.resolved, a.proof, a.target = resolved, openProof(resolved, t), t
 			a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
@@ -280,7 +288,7 @@ func (a *identityAccessor) runConnect(j *job, generation int64, resolved credent
 	}
 	asked := time.Now()
 	var conn *connection
-	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.proof, func() { a.sawUnauthorized(conn) })
+	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.proof, resolved, func() { a.sawUnauthorized(conn) })
 	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !resolved.Expected.Matches(answer.Identity) {
 		answer = mismatch("expected", resolved.Expected, answer.Identity)
@@ -337,12 +345,20 @@ func mismatch(what string, expected, seen Identity) told {
 func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) told {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
-	answer := told{Answer: healthprobe.Ask(ctx, config, httpClient, timeout)}
-	if answer.Err != nil {
-		if answer.reason = reasonOf(answer.Err); answer.reason == Unreachable {
-			answer.reason = reasonOfVerdict(answer.Verdict)
-		} else {
-			answer.Verdict, answer.local = healthprobe.Failing, true
+	limited := *httpClient
+	limited.Transport = shortAnswers{httpClient.Transport}
+	answer := told{Answer: healthprobe.Ask(ctx, config, &limited, timeout)}
+	var none *credential.NoTokenError
+	switch answer.reason = reasonOf(answer.Err); {
+	case answer.Err == nil:
+		answer.reason = ""
+	case answer.reason != Unreachable, errors.As(answer.Err, &none):
+		answer.Verdict, answer.local = healthprobe.Failing, true
+	default:
+		answer.reason = reasonOfVerdict(answer.Verdict)
+		if conn.resolved.Foreign {
+			conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", answer.Err.Error())
+			answer.Err = discreet(answer.Err)
 		}
 	}
 	return answer
@@ -360,6 +376,9 @@ func askUntilTold(ctx context.Context, conn *connection, timeout time.Duration) 
 		}
 		select {
 		case <-ctx.Done():
+			if conn.resolved.Impersonated {
+				answer.reason = Unauthorized
+			}
 			return answer
 		case <-time.After(500 * time.Millisecond):
 		}
@@ -425,7 +444,7 @@ func (a *identityAccessor) runProbe(j *job, conn *connection, wish probeWish) {
 	}
 	asked := time.Now()
 	answer := ask(j.ctx, conn, conn.httpClient, a.set.options.HealthProbe.Timeout)
-	if answer.Verdict == healthprobe.Valid && !conn.stated.Matches(answer.Identity) {
+	if answer.Verdict == healthprobe.Valid && !conn.stated.Same(answer.Identity) {
 		answer = mismatch("connected as", conn.stated, answer.Identity)
 	}
 	if j.ctx.Err() == nil {
@@ -460,6 +479,13 @@ func (a *identityAccessor) probedLocked(now time.Time, conn *connection, answer 
 	switch {
 	case answer.Verdict == healthprobe.Valid:
 		a.health = a.health.After(now, nil)
+	case answer.Verdict == healthprobe.Denied && conn.resolved.Impersonated:
+		// It is the impersonation that is denied, and not for a moment if it goes on.
+		a.health = a.health.After(now, answer.Err)
+		if a.set.options.HealthProbe.Failed(a.health) {
+			a.stepBackoffLocked(now)
+			return a.disconnectLocked(now, Unauthorized, answer.Err)
+		}
 	case answer.Verdict == healthprobe.Denied:
 		// It answers, and says nothing of the identity: neither a success nor a failure.
 		a.health.LastProbeTime, a.health.LastError = now, answer.Err
@@ -522,7 +548,7 @@ func (a *identityAccessor) waitsForLocked(t *target.Target) bool {
 func (a *identityAccessor) sawUnauthorized(conn *connection) {
 	a.transition(func(now time.Time) (e effects) {
 		interval := a.set.options.HealthProbe.Interval
-		if a.published.Load().conn != conn || a.wish != noWish || a.job != nil || now.Before(a.health.LastProbeTime.Add(interval)) {
+		if a.published.Load().conn != conn || a.wish != noWish || a.job != nil && !a.job.verify || now.Before(a.health.LastProbeTime.Add(interval)) {
 			return e
 		}
 		a.wish = ownWish
@@ -533,7 +559,7 @@ func (a *identityAccessor) sawUnauthorized(conn *connection) {
 // askForTarget makes the accessor probe on behalf of its target.
 func (a *identityAccessor) askForTarget() {
 	a.transition(func(time.Time) (e effects) {
-		if a.published.Load().phase != Connected || a.job != nil {
+		if a.published.Load().phase != Connected || a.job != nil && !a.job.verify {
 			return e
 		}
 		a.wish = forTarget
@@ -577,7 +603,9 @@ func (a *identityAccessor) disconnectLocked(now time.Time, reason Reason, cause 
 	if newer := a.candidate; newer != nil { // there is nothing left to be kept
 		e.then = append(e.then, a.proof.close)
 		a.resolved, a.proof, a.candidate = newer.resolved, newer.proof, nil
-		a.backoff, a.nextConnect = a.set.options.ConnectBackoff, now
+		if reason != Unreachable && reason != ProbeFailed { // those are the server's, whatever the credential
+			a.backoff, a.nextConnect = a.set.options.ConnectBackoff, now
+		}
 	}
 	if conn != nil {
 		conn.close(a.published.Load().err)
@@ -626,10 +654,10 @@ func (a *identityAccessor) state() ConnectionState {
 	s := a.published.Load()
 	state := ConnectionState{Extension: a.key, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.healthLocked()}
 	if a.object != nil {
-		state.UID = a.object.GetUID()
+		state.UID, state.ObservedGeneration = a.object.GetUID(), a.object.GetGeneration()
 	}
 	if a.target != nil {
-		state.Target = a.target.Host()
+		state.Target, state.Source = a.target.Host(), a.resolved.Source
 	}
 	if a.proof != nil {
 		state.TokenExpires = a.proof.cred.Expires()
@@ -637,9 +665,9 @@ func (a *identityAccessor) state() ConnectionState {
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
-		state.Message = errorText(a.notice)
+		state.Message = shorten(errorText(a.notice))
 	} else if s.err.Cause != nil {
-		state.Message = s.err.Cause.Error()
+		state.Message = shorten(s.err.Cause.Error())
 	}
 	state.Watches = a.watches.States()
 	return state

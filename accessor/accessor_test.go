@@ -72,7 +72,7 @@ func newReviewer(t *testing.T) *reviewer {
 			return
 		}
 		r.asked.Add(1)
-		status, user := (*r.answer.Load())(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer "))
+		status, user := (*r.answer.Load())(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-"))
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
 		if status != http.StatusCreated {
@@ -102,11 +102,14 @@ type driver struct {
 	resolver credential.Resolver
 	wake     chan client.ObjectKey
 
-	mu      sync.Mutex
-	tokens  map[string]string // guarded by mu; of the extensions there are
-	born    map[string]string // guarded by mu; tells extensions of one name apart
-	changes []string          // guarded by mu; the names that Changed was called for
-	reasons []string          // guarded by mu; of disconnects, as logged: the state may have moved on when somebody looks
+	mu     sync.Mutex
+	tokens map[string]string        // guarded by mu; of the extensions there are
+	born   map[string]string        // guarded by mu; tells extensions of one name apart
+	fresh  func(name string) string // guarded by mu; if not nil, makes a token for every look
+
+	foreign, impersonated bool     // guarded by mu; what Resolve says
+	changes               []string // guarded by mu; the names that Changed was called for
+	reasons               []string // guarded by mu; of disconnects, as logged: the state may have moved on when somebody looks
 }
 
 type host struct {
@@ -122,7 +125,10 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		base.BearerToken = d.tokens[object.GetName()]
+		base.BearerToken = "secret-" + d.tokens[object.GetName()]
+		if d.fresh != nil {
+			base.BearerToken = "secret-" + d.fresh(object.GetName())
+		}
 		return base, nil
 	}).Bind(host{config: &rest.Config{Host: url}})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -179,6 +185,9 @@ func (d *driver) reconcile(name string) time.Duration {
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 	resolved, err := d.resolver.Resolve(d.t.Context(), object)
+	d.mu.Lock()
+	resolved.Foreign, resolved.Impersonated = d.foreign, d.impersonated
+	d.mu.Unlock()
 	return d.Reconcile(object, resolved, err)
 }
 
@@ -265,7 +274,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	state := d.eventually("red", connectedAs("new"))
 	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, func() {})
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, credential.Resolved{}, func() {})
 	conn.identity = Identity{Username: "old"}
 	a.connected(late, conn)
 	a.connectFailed(late, Unreachable, errDown)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -23,15 +24,22 @@ type candidate struct {
 	backoff  wait.Backoff
 }
 
-// newVersionLocked takes a credential that was provided in place of the one in use, for the same target.
+// newVersionLocked takes a credential that was provided in place of the one in use, for the same target. One is tried at
+// once, further ones not before an Interval has passed: whoever provides another with every look must not cause a storm.
 func (a *identityAccessor) newVersionLocked(now time.Time, resolved credential.Resolved) (e effects) {
 	connected := a.published.Load().conn != nil
-	switch {
-	case connected && a.candidate != nil && a.candidate.resolved.Version == resolved.Version:
+	if connected && a.candidate != nil && a.candidate.resolved.Version == resolved.Version {
 		return e
-	case connected:
+	}
+	at := a.renewed.Add(a.set.options.HealthProbe.Interval)
+	if early := at.After(now); !early {
+		at, a.renewed = now, now
+	} else if !connected && a.job != nil {
+		return e // a connect is under way; its end brings us here again
+	}
+	if connected {
 		e = a.dropCandidateLocked()
-		a.candidate = &candidate{resolved: resolved, proof: openProof(resolved, a.target), next: now, backoff: a.set.options.ConnectBackoff}
+		a.candidate = &candidate{resolved: resolved, proof: openProof(resolved, a.target), next: at, backoff: a.set.options.ConnectBackoff}
 		return e
 	}
 	// There is nothing to be kept. What is under way would prove what does not count any more.
@@ -41,7 +49,9 @@ func (a *identityAccessor) newVersionLocked(now time.Time, resolved credential.R
 	}
 	e.then = append(e.then, a.proof.close)
 	a.resolved, a.proof = resolved, openProof(resolved, a.target)
-	a.backoff, a.nextConnect = a.set.options.ConnectBackoff, time.Time{}
+	if a.nextConnect.After(at) {
+		a.nextConnect = at
+	}
 	return e
 }
 
@@ -51,7 +61,18 @@ func (a *identityAccessor) dropCandidateLocked() (e effects) {
 		return e
 	}
 	e.then = append(e.then, a.candidate.proof.close)
-	a.candidate, a.notice = nil, nil
+	a.candidate = nil
+	if a.job != nil && a.job.verify {
+		a.job.cancel()
+		a.job = nil
+	}
+	return e
+}
+
+// unnoticeLocked notes that there is nothing to be said any more.
+func (a *identityAccessor) unnoticeLocked() (e effects) {
+	e.changed = a.notice != nil
+	a.notice = nil
 	return e
 }
 
@@ -62,6 +83,8 @@ func (a *identityAccessor) noticeLocked(cause error) (e effects) {
 		return e
 	}
 	a.notice = cause
+	e.changed = true
+	metrics.Rotations.WithLabelValues("NotUsed").Inc()
 	generation := a.generation
 	e.then = append(e.then, func() {
 		a.set.options.Logger.Info("Newest credential not used", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "error", cause.Error())
@@ -72,10 +95,10 @@ func (a *identityAccessor) noticeLocked(cause error) (e effects) {
 // startVerifyLocked asks the API server whose the candidate is.
 func (a *identityAccessor) startVerifyLocked() func() {
 	j := a.newJobLocked()
-	j.proof = a.candidate.proof
+	j.proof, j.verify = a.candidate.proof, true
 	conn, newer := a.published.Load().conn, a.candidate
 	return func() {
-		a.set.pool.submit(j.target.Host(), laneOf(j.target), true, func() {
+		a.set.pool.submit(j.target.Host(), laneOf(j.target), false, func() {
 			defer j.cancel()
 			metrics.PoolWait.Observe(time.Since(j.begun).Seconds())
 			a.runVerify(j, conn, newer)
@@ -94,19 +117,21 @@ func (a *identityAccessor) runVerify(j *job, conn *connection, newer *candidate)
 	cancel()
 	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: err}, reason: reasonOf(err), local: true}
 	if err == nil {
-		httpClient := &http.Client{Transport: j.proof.roundTripper(j.target.RoundTripper()), Timeout: options.HealthProbe.Timeout, CheckRedirect: neverRedirect}
+		transport := named{userAgent: conn.config.UserAgent, next: j.proof.roundTripper(j.target.RoundTripper())}
+		httpClient := &http.Client{Transport: transport, Timeout: options.HealthProbe.Timeout, CheckRedirect: neverRedirect}
 		answer = ask(j.ctx, conn, httpClient, options.HealthProbe.Timeout)
 	}
 	result := "TakenUp"
 	if answer.Verdict != healthprobe.Valid {
 		result = answer.result()
-	} else if !conn.stated.Matches(answer.Identity) {
+	} else if !conn.stated.Same(answer.Identity) || !conn.stated.SameGroups(answer.Identity) {
 		answer = mismatch("connected as", conn.stated, answer.Identity)
 		result = string(IdentityMismatch)
 	}
 	if j.ctx.Err() == nil {
 		metrics.Rotations.WithLabelValues(result).Inc()
 	}
+	current := false
 	a.transition(func(now time.Time) (e effects) {
 		if a.job != j || j.ctx.Err() != nil {
 			return e
@@ -115,13 +140,28 @@ func (a *identityAccessor) runVerify(j *job, conn *connection, newer *candidate)
 		if a.candidate != newer {
 			return effects{wake: true}
 		}
+		current = true
 		return a.verifiedLocked(now, conn, newer, answer)
 	})
-	if answer.Verdict == healthprobe.Silent {
-		j.silent(a.set)
-	} else if answer.fromServer() {
+	switch {
+	case !current:
+	case answer.fromServer():
 		a.set.answered(j.target)
+	case answer.Verdict == healthprobe.Silent && j.proof.line == nil: // a certificate may be what the server does not answer
+		j.silent(a.set)
 	}
+}
+
+// named is a RoundTripper that names the extension to the API server.
+type named struct {
+	userAgent string
+	next      http.RoundTripper
+}
+
+func (n named) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = utilnet.CloneRequest(req)
+	req.Header.Set("User-Agent", n.userAgent)
+	return n.next.RoundTrip(req)
 }
 
 // verifiedLocked decides over the candidate.
@@ -129,7 +169,8 @@ func (a *identityAccessor) verifiedLocked(now time.Time, conn *connection, newer
 	switch {
 	case answer.Verdict == healthprobe.Valid:
 		older := a.proof
-		a.resolved, a.proof, a.candidate, a.notice = newer.resolved, newer.proof, nil, nil
+		a.resolved, a.proof, a.candidate = newer.resolved, newer.proof, nil
+		e = a.unnoticeLocked()
 		conn.proof.Store(newer.proof)
 		a.health = a.health.After(now, nil)
 		generation := a.generation

@@ -1,12 +1,15 @@
 package accessor
 
 import (
+	"crypto/rand"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/latchkey-dev/latchkey/healthprobe"
 	. "github.com/onsi/gomega"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -66,6 +69,9 @@ func messageHas(text string) func(ConnectionState) bool {
 	return func(s ConnectionState) bool { return s.Phase == Connected && strings.Contains(s.Message, text) }
 }
 
+// soon are probes that leave a newer credential little to wait for.
+var soon = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour, Timeout: 5 * time.Second, FailureThreshold: 3}
+
 // tokenInUse is what requests of the extension's connection carry.
 func tokenInUse(t *testing.T, d *driver, name string) string {
 	t.Helper()
@@ -77,7 +83,7 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.invalid", nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	_, _ = (&prover{conn: conn, next: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
-		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer ")
+		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
 		return nil, errDown
 	})}).RoundTrip(req)
 	return sent
@@ -115,14 +121,14 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	p := provesTokens(r, "red-1")
-	d := drive(t, r.URL, rare, atOnce)
+	d := drive(t, r.URL, soon, atOnce)
 	d.extension("red", "red-1")
 	before := d.eventually("red", connectedAs("red"))
 	d.extension("red", "red-2")
 	d.eventually("red", messageHas("connected with an earlier credential; the newest is not used"))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 
-	// A third one is tried at once, also if it fails.
+	// So is a third one.
 	d.extension("red", "red-3")
 	g.Eventually(func() int { return p.count("red-3") }).WithTimeout(patience).Should(BeNumerically(">", 1))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
@@ -238,4 +244,163 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	// Imagine that its answer had been on the way.
 	a.runVerify(&job{ctx: t.Context(), cancel: late.cancel, proof: newer.proof, target: late.target, begun: time.Now()}, conn, newer)
 	g.Expect(conn.proof.Load()).NotTo(BeIdenticalTo(newer.proof))
+}
+
+// A provider that gives another credential with every look is tried no more often than a probe would be.
+func TestCredentialThatIsNeverTheSame(t *testing.T) {
+	for name, status := range map[string]int{"accepted": http.StatusCreated, "refused": http.StatusUnauthorized} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			r := newReviewer(t)
+			r.answers(func(token string) (int, authenticationv1.UserInfo) { return status, ownerOf(token) })
+			d := drive(t, r.URL, rare, never)
+			d.mu.Lock()
+			d.fresh = func(name string) string { return name + "-" + rand.Text() }
+			d.mu.Unlock()
+			d.extension("red", "red-1")
+			g.Eventually(r.asked.Load).WithTimeout(patience).Should(BeNumerically(">=", 1))
+			for range 50 { // whatever wakes it
+				d.wake <- client.ObjectKey{Name: "red"}
+			}
+			d.extension("other", "other-1") // behind them in the queue
+			d.eventually("other", func(s ConnectionState) bool {
+				return s.Phase != Connecting && s.Generation+int64(s.Health.ConsecutiveFailures) > 0
+			})
+			g.Expect(r.asked.Load()).To(BeNumerically("<=", 6), "of both: a connect, and a newer credential at once or two")
+		})
+	}
+}
+
+// What an API server says that a tenant chose is not shown, and neither is more than anybody could read.
+func TestAnswersOfForeignServers(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, rare, atOnce)
+	d.mu.Lock()
+	d.foreign = true
+	d.mu.Unlock()
+	r.echo.Store(true) // 502, with the request's headers
+	d.extension("echoed", "token")
+	state := d.eventually("echoed", disconnectedFor(ProbeFailed))
+	g.Expect(state.Message).To(Equal("asking the API server who we are: it answered Bad Gateway"))
+	r.echo.Store(false)
+	for name, user := range map[string]authenticationv1.UserInfo{
+		"long":       {Username: strings.Repeat("x", 2000)},
+		"controlled": {Username: "red\nblue"},
+		"groups":     {Username: "red", Groups: []string{"a\x00b"}},
+	} {
+		r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, user })
+		d.extension(name, "token")
+		state := d.eventually(name, disconnectedFor(ProbeFailed))
+		g.Expect(state.Message).To(ContainSubstring("nobody could read"))
+	}
+	r.answers(func(string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "system:anonymous", Groups: []string{"system:unauthenticated"}}
+	})
+	d.extension("nobody", "token")
+	d.eventually("nobody", disconnectedFor(Unauthorized))
+	// An answer without end is not read to it.
+	r.answers(func(string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*maxAnswer)}}}
+	})
+	d.extension("endless", "token")
+	d.eventually("endless", func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason != NotStarted })
+	g.Expect(shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
+}
+
+// Groups are part of what a newer credential must prove, for what was read with the old ones is cached.
+func TestNewerTokenOfOtherGroups(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		groups := map[string][]string{"red-1": {"a", "b"}, "red-2": {"b", "a"}, "red-3": {"a"}}[token]
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Groups: groups}
+	})
+	d := drive(t, r.URL, soon, never)
+	d.extension("red", "red-1")
+	d.eventually("red", connectedAs("red"))
+	d.extension("red", "red-2")
+	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
+	state, _ := d.State(client.ObjectKey{Name: "red"})
+	g.Expect(state.Generation).To(BeEquivalentTo(1), "the same groups in another order")
+	d.extension("red", "red-3")
+	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 && len(s.Identity.Groups) == 1 })
+}
+
+// While one asks whose a newer credential is, a 401 to the one in use is not forgotten.
+func TestUnauthorizedWhileVerifying(t *testing.T) {
+	r := newReviewer(t)
+	held, release := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(free)
+	var once sync.Once
+	var revoked atomic.Bool
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if token == "red-2" {
+			once.Do(func() { close(held) })
+			<-release
+			return http.StatusInternalServerError, authenticationv1.UserInfo{}
+		}
+		if revoked.Load() {
+			return http.StatusUnauthorized, authenticationv1.UserInfo{}
+		}
+		return http.StatusCreated, ownerOf(token)
+	})
+	d := drive(t, r.URL, soon, never)
+	d.extension("red", "red-1")
+	d.eventually("red", connectedAs("red"))
+	conn, err := d.connected(client.ObjectKey{Name: "red"})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	d.extension("red", "red-2")
+	<-held
+	revoked.Store(true)
+	conn.unauthorized()
+	free()
+	NewWithT(t).Eventually(d.said).WithTimeout(patience).Should(ContainElement("Unauthorized"))
+}
+
+// A verify that was given up says nothing of the target, which others use.
+func TestGivenUpVerifyLeavesTheTargetAlone(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	held, release := make(chan struct{}), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(free)
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if token == "red-2" {
+			close(held)
+			<-release
+		}
+		return http.StatusCreated, ownerOf(token)
+	})
+	d := drive(t, r.URL, rare, never)
+	d.extension("red", "red-1")
+	d.extension("blue", "blue-1")
+	d.eventually("red", connectedAs("red"))
+	d.eventually("blue", connectedAs("blue"))
+	shared := d.targets.List()[0]
+	d.extension("red", "red-2")
+	<-held
+	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	a := found.(*identityAccessor)
+	a.mu.Lock()
+	late, newer, conn := a.job, a.candidate, a.published.Load().conn
+	a.mu.Unlock()
+	d.gone("red")
+	a.runVerify(&job{ctx: late.ctx, cancel: late.cancel, proof: newer.proof, target: late.target, verify: true, begun: time.Now()}, conn, newer)
+	free()
+	g.Expect(shared.Answers()).To(BeTrue())
+}
+
+// Under impersonation a denied review is the verdict, if it goes on.
+func TestDeniedImpersonation(t *testing.T) {
+	r := newReviewer(t)
+	d := drive(t, r.URL, fast, never)
+	d.mu.Lock()
+	d.impersonated = true
+	d.mu.Unlock()
+	d.extension("red", "red-1")
+	d.eventually("red", connectedAs("user-of-red-1"))
+	r.status(http.StatusForbidden)
+	d.eventually("red", disconnectedFor(Unauthorized))
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
@@ -30,8 +31,9 @@ var _ watches.Connection = (*connection)(nil)
 type connection struct {
 	options    *Options
 	generation int64
-	stated     Identity // whom the API server says that we are; set before publishing
-	identity   Identity // that, with what the API server cannot know; set before publishing
+	stated     Identity            // whom the API server says that we are; set before publishing
+	identity   Identity            // that, with what the API server cannot know; set before publishing
+	resolved   credential.Resolved // what it was made for
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
@@ -60,9 +62,9 @@ type handles struct {
 
 // newConnection does no I/O. What it makes must be closed.
 func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
-	t *target.Target, by *proof, unauthorized func()) *connection {
+	t *target.Target, by *proof, resolved credential.Resolved, unauthorized func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, unauthorized: unauthorized}
+	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized}
 	c.proof.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
@@ -105,7 +107,10 @@ func (r refuse) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // close ends the connection: requests and watches under way, informers, and every handle. Only what a caller
 // dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
-func (c *connection) close(reason *NotConnectedError) { c.end(reason) }
+func (c *connection) close(reason *NotConnectedError) {
+	c.end(reason)
+	c.proof.Store(nil) // whoever keeps a handle does not keep a secret
+}
 
 // err is why the connection ended, nil while it lives.
 func (c *connection) err() error {

@@ -41,7 +41,7 @@ func decide(v view, options healthprobe.Options) (action, time.Duration) {
 		return connect, 0
 	case v.wanted:
 		return probe, 0
-	case !v.verify.IsZero() && !v.now.Before(v.verify):
+	case !v.verify.IsZero() && !v.now.Before(v.verify) && v.target.ConsecutiveFailures == 0:
 		return verify, 0
 	}
 	// While the server is silent it is asked on behalf of all, so that a server that is down meets one probe
@@ -53,7 +53,7 @@ func decide(v view, options healthprobe.Options) (action, time.Duration) {
 	if wait <= 0 {
 		return probe, 0
 	}
-	if !v.verify.IsZero() {
+	if v.verify.After(v.now) {
 		wait = min(wait, v.verify.Sub(v.now))
 	}
 	return nothing, wait

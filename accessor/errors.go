@@ -30,9 +30,9 @@ const (
 	TokenRequestFailed Reason = "TokenRequestFailed"
 	// InvalidCredential: what was provided cannot be used as a credential.
 	InvalidCredential Reason = "InvalidCredential"
-	// NotAllowed: the extension may not act as that ServiceAccount.
+	// NotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
 	NotAllowed Reason = "NotAllowed"
-	// Unauthorized: the API server does not accept the credential.
+	// Unauthorized: the API server does not accept the credential, or not the impersonation.
 	Unauthorized Reason = "Unauthorized"
 	// IdentityMismatch: the API server accepts the credential as somebody else's, or the extension refers to another
 	// identity, or credential, than the one it was connected with.
@@ -90,7 +90,7 @@ func MarkNotAllowed(err error) error { return &notAllowedError{cause: err} }
 func reasonOf(err error) Reason {
 	var notAllowed *notAllowedError
 	switch {
-	case errors.As(err, &notAllowed):
+	case errors.As(err, &notAllowed), errors.Is(err, credential.ErrNotAllowed):
 		return NotAllowed
 	case errors.Is(err, credential.ErrNotRead):
 		return NotStarted

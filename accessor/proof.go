@@ -66,9 +66,12 @@ type prover struct {
 
 func (p *prover) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.proof.Load()
+	if now == nil { // the connection has ended since the guard looked
+		return refuse{p.conn.err()}.RoundTrip(req)
+	}
 	if now.carrier != nil && p.own {
-		return refuse{errors.New("this connection's credential is bound to its TCP connections, so nothing can dial by itself with it, " +
-			"as client-go's exec and port-forward do; it takes a token")}.RoundTrip(req)
+		return refuse{errors.New("clients that dial by themselves, as client-go's exec and port-forward do, cannot act with a client certificate " +
+			"or by impersonation; use credentials with a token for them (ServiceAccountTokens, or a kubeconfig with a token)")}.RoundTrip(req)
 	}
 	return now.roundTripper(p.next).RoundTrip(req)
 }

@@ -45,18 +45,21 @@ var ErrWatchConflict = watches.ErrConflict
 // ConnectionState is a picture of one extension's connection. It holds no secret and shares nothing with the
 // connection.
 type ConnectionState struct {
-	Extension    client.ObjectKey
-	UID          types.UID // of the extension
-	Phase        Phase
-	Reason       Reason    // why not connected; "" when connected
-	Message      string    // for a person: why not connected, or why the newest credential is not in use; never a secret
-	Since        time.Time // of this phase
-	Identity     Identity  // as verified (under impersonation the UID is that of the ServiceAccount); zero while not connected
-	Target       string    // host; empty while it is not known
-	Generation   int64     // counts connects
-	TokenExpires time.Time // zero if it does not expire
-	Health       HealthCheckingState
-	Watches      []WatchState // sorted by name, kind and namespace
+	Extension client.ObjectKey
+	UID       types.UID // of the extension
+	// ObservedGeneration is the metadata.generation of the extension that this is about.
+	ObservedGeneration int64
+	Phase              Phase
+	Reason             Reason    // why not connected; "" when connected
+	Message            string    // for a person: why not connected, or why the newest credential is not in use; never a secret
+	Since              time.Time // of this phase
+	Identity           Identity  // as verified (under impersonation the UID is that of the ServiceAccount); zero while not connected
+	Target             string    // the API server's URL; empty while it is not known
+	Source             string    // of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while it is not known
+	Generation         int64     // counts connects
+	TokenExpires       time.Time // zero if it does not expire
+	Health             HealthCheckingState
+	Watches            []WatchState // sorted by name, kind and namespace
 }
 
 // snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.

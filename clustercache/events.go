@@ -71,6 +71,9 @@ func newEventLimit() flowcontrol.PassiveRateLimiter {
 	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventRefill.Seconds()), eventBurst)
 }
 
+// credentialNotUsed is the reason of the Event on an extension that is connected, but not with its newest credential.
+const credentialNotUsed = "CredentialNotUsed"
+
 // recordedEvent is what an Event was about.
 type recordedEvent struct {
 	uid          types.UID // of the extension
@@ -82,6 +85,8 @@ type recordedEvent struct {
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
 	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason), generation: state.Generation}
 	switch {
+	case state.Phase == Connected && state.Message != "":
+		event.reason = credentialNotUsed
 	case state.Phase == Connected:
 		event.kind, event.reason = corev1.EventTypeNormal, string(Connected)
 	case state.Reason == NotStarted:
@@ -93,7 +98,7 @@ func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) 
 // eventNote is the text of the Event for a state.
 func eventNote(state ConnectionState) string {
 	note := state.Message
-	if state.Phase == Connected {
+	if state.Phase == Connected && note == "" {
 		note = "Connected as " + state.Identity.Username + " to " + state.Target
 	} else if note == "" {
 		note = "Not connected"

@@ -199,7 +199,7 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause)
+			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause) // for the log
 		}
 	}()
 	return r.wants(object), nil
@@ -213,7 +213,9 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolve
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			resolved, err = credential.Resolved{}, panicked(errors.Errorf("%v", cause))
+			// What it panicked with may be secret, so it is for the log and not for the state.
+			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension", klog.KObj(object))
+			resolved, err = credential.Resolved{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()
 	if r.resolver.UsesServiceAccounts() {

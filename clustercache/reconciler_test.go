@@ -26,5 +26,5 @@ func TestPanickingMapper(t *testing.T) {
 	r := &reconciler{resolver: resolver}
 	_, err = r.resolve(t.Context(), &corev1.ConfigMap{})
 	g.Expect(err).To(MatchError(credential.ErrInvalidCredential))
-	g.Expect(err).To(MatchError(ContainSubstring("panicked: no")))
+	g.Expect(err).To(MatchError(ContainSubstring("Options.Credentials panicked: see the host operator's log")))
 }

@@ -6,19 +6,32 @@ import (
 	"strings"
 )
 
-//go:embed crd rbac admission admission-namespaced
+//go:embed crd rbac admission admission-namespaced admission-kubeconfigs rbac-examples
 var files embed.FS
 
-// Manifests returns the files of crd, rbac and admission, or those of the given folders, as one YAML stream in the order
-// to apply them. The folder admission-namespaced has an example to edit, so it is returned only when it is given.
-func Manifests(folders ...string) string {
+// Folder is a folder of this package.
+type Folder struct{ name string }
+
+// The folders. Those after Admission have examples to edit, so they are installed by nobody who does not ask for them.
+var (
+	CRD                  = Folder{"crd"}
+	RBAC                 = Folder{"rbac"}
+	Admission            = Folder{"admission"}
+	AdmissionNamespaced  = Folder{"admission-namespaced"}
+	AdmissionKubeconfigs = Folder{"admission-kubeconfigs"}
+	RBACExamples         = Folder{"rbac-examples"}
+)
+
+// Manifests returns the files of CRD, RBAC and Admission, or those of the given folders, as one YAML stream in the order
+// to apply them.
+func Manifests(folders ...Folder) string {
 	if len(folders) == 0 {
-		folders = []string{"crd", "rbac", "admission"}
+		folders = []Folder{CRD, RBAC, Admission}
 	}
 	var documents []string
 	for _, folder := range folders {
-		// The files are part of the program, so this does not fail.
-		_ = fs.WalkDir(files, folder, func(path string, entry fs.DirEntry, err error) error {
+		// The files are part of the program and the names ours, so this does not fail.
+		_ = fs.WalkDir(files, folder.name, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() {
 				content, _ := files.ReadFile(path)
 				documents = append(documents, string(content))

@@ -10,8 +10,14 @@
 // crd has our own ClusterExtension, rbac what a host operator needs for itself, admission the policy that lets
 // nobody name a ServiceAccount that they may not act as. Programs read the same from [Manifests].
 //
+// Two more folders have examples to copy and edit, which nothing applies by default: admission-namespaced has the policy
+// for namespaced kinds, rbac-examples has roles of less privilege than those in rbac, one file per way of acting as tenants.
+//
 // # Considerations
 //
 // Leave crd out where Operator Lifecycle Manager is installed. A cluster-scoped extension without the admission
 // policy, or the like, lets whoever may write it act as any ServiceAccount of the cluster.
+//
+// The ClusterRole in rbac allows tokens of every ServiceAccount, so whoever takes such an operator over has the cluster.
+// docs/security.md says what each right gains an attacker, and how to narrow it.
 package config

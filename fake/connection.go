@@ -100,7 +100,10 @@ type informer struct {
 
 func (i *informer) Release() { i.stop() }
 
-func (i *informer) Objects() []any { return i.GetStore().List() }
+func (i *informer) Has(key string) bool {
+	_, found, err := i.GetStore().GetByKey(key)
+	return found && err == nil
+}
 
 func (c *connection) newInformer(object client.Object, namespace string, observe func(scopedcache.ScopeState)) (*informer, error) {
 	if err := c.Err(); err != nil {

@@ -3,7 +3,10 @@ package healthprobe
 import (
 	"context"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -25,6 +28,15 @@ type Identity struct {
 // groups never are, for they may change while the identity stays the same.
 func (i Identity) Matches(seen Identity) bool {
 	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
+}
+
+// Same reports whether seen is the very identity that the server stated before. Groups may change while the identity stays
+// the same.
+func (i Identity) Same(seen Identity) bool { return i.Username == seen.Username && i.UID == seen.UID }
+
+// SameGroups reports whether seen is of the same groups, in whatever order.
+func (i Identity) SameGroups(seen Identity) bool {
+	return slices.Equal(slices.Sorted(slices.Values(i.Groups)), slices.Sorted(slices.Values(seen.Groups)))
 }
 
 // Verdict is what an answer says about the server and about us.
@@ -72,10 +84,22 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		return Answer{Verdict: Classify(err), Err: errors.WithMessage(err, "asking the API server who we are")}
 	}
 	user := review.Status.UserInfo
-	if user.Username == "" {
+	switch {
+	case user.Username == "":
 		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
+	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
+		return Answer{Verdict: Unauthorized, Err: errors.New("asking the API server who we are: nobody whom it knows")}
+	case !presentable(user.Username) || !presentable(user.UID) || slices.ContainsFunc(user.Groups, func(group string) bool { return !presentable(group) }):
+		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named somebody whose name, UID or groups nobody could read")}
 	}
 	return Answer{Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups}}
+}
+
+// maxName is how long a name may be that ends in states and logs.
+const maxName = 1024
+
+func presentable(name string) bool {
+	return len(name) <= maxName && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
 // Classify says what an error of a request to an API server means.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	gomegatypes "github.com/onsi/gomega/types"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -38,7 +39,7 @@ func TestAdmissionPolicy(t *testing.T) {
 		},
 	}
 	k.allowUsers(t)
-	k.apply(t, config.Manifests("admission"))
+	k.apply(t, config.Manifests(config.Admission))
 	k.expectGuarded(t)
 
 	t.Run("the namespace is part of the reference", func(t *testing.T) {
@@ -67,7 +68,7 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 		return e
 	}
 	k.allowUsers(t)
-	k.apply(t, strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group, "clusterextension", "laxextension").Replace(config.Manifests("admission")))
+	k.apply(t, strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group, "clusterextension", "laxextension").Replace(config.Manifests(config.Admission)))
 
 	expectEmptyRefused := func(err error) {
 		t.Helper()
@@ -110,7 +111,7 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 		return o
 	}
 	k.allowUsers(t)
-	k.apply(t, config.Manifests("admission-namespaced"))
+	k.apply(t, config.Manifests(config.AdmissionNamespaced))
 	k.expectGuarded(t)
 
 	t.Run("another version of the kind", func(t *testing.T) {
@@ -147,6 +148,62 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 			expectRefused(t, k.rich.Create(t.Context(), o), "rich", elsewhere, name)
 		}
 	})
+}
+
+// Whoever names a kubeconfig acts as its user, so that takes the right to read it.
+func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	gvk := defineKind(t, "Cluster", "Namespaced", "kubeconfig: {type: object, properties: {name: {type: string}}}, size: {type: integer}")
+	everything := rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{"clusters"}, Verbs: []string{"*"}}
+	mayRead := func(name string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{name}, Verbs: []string{"get"}}
+	}
+	for user, secret := range map[string]string{"poor": "nothing", "neighbour": "own", "rich": "target"} {
+		allowUser(t, user, ns, everything)
+		allowUser(t, user, ns, mayRead(secret))
+	}
+	poor, neighbour, rich := clientOf(t, "poor"), clientOf(t, "neighbour"), clientOf(t, "rich")
+	object := func(secret string) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"size": int64(1)}}}
+		if secret != "" {
+			o.Object["spec"].(map[string]any)["kubeconfig"] = map[string]any{"name": secret}
+		}
+		o.SetGroupVersionKind(gvk)
+		o.SetNamespace(ns)
+		o.SetName("guarded")
+		return o
+	}
+	dryRun := func() error { return poor.Create(context.Background(), object("target"), client.DryRunAll) }
+	g.Eventually(dryRun).WithTimeout(patience).Should(Succeed())
+	policy := config.Manifests(config.AdmissionKubeconfigs)
+	_, err := cp.KubectlInput(t.Context(), policy, "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() {
+		_, err := cp.KubectlInput(context.Background(), policy, "delete", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+	})
+	refused := func(user string) gomegatypes.GomegaMatcher {
+		return MatchError(ContainSubstring(fmt.Sprintf(
+			`denied request: user "%s" may not use the kubeconfig in Secret "%s/target": it takes the verb "get" on secrets "target" in namespace "%s"`, user, ns, ns)))
+	}
+	g.Eventually(dryRun).WithTimeout(patience).Should(refused("poor"))
+	g.Expect(neighbour.Create(t.Context(), object("target"))).To(refused("neighbour"))
+	without := object("")
+	g.Expect(poor.Create(t.Context(), without)).To(Succeed())
+	t.Cleanup(func() { g.Expect(admin.Delete(context.Background(), without)).To(Succeed()) })
+	for way, edit := range edits {
+		if way == "update in another version" {
+			continue
+		}
+		g.Expect(edit(poor, object(""), object("target"))).To(refused("poor"), way)
+	}
+	g.Expect(replaceSpec(rich, object(""), object("target"))).To(Succeed())
+	unrelated := object("target")
+	g.Expect(unstructured.SetNestedField(unrelated.Object, int64(2), "spec", "size")).To(Succeed())
+	g.Expect(replaceSpec(poor, object("target"), unrelated)).To(Succeed(), "an edit that leaves the reference as it is")
+	g.Expect(replaceSpec(poor, object("target"), object(""))).To(Succeed(), "naming nobody")
+	g.Expect(replaceSpec(poor, object(""), object("target"))).To(refused("poor"))
 }
 
 // guarded is a kind whose reference to a ServiceAccount a policy guards. Its users may do everything with its objects. To

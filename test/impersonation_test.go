@@ -47,9 +47,7 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(before.Identity.Groups).To(ContainElements("system:serviceaccounts", "system:serviceaccounts:"+ns))
 	g.Expect(before.TokenExpires).To(BeZero())
 	g.Expect(o.waitReason(t, "absent", clustercache.ServiceAccountNotFound).Message).To(ContainSubstring(ns + "/absent"))
-	o.waitFor(t, "not-allowed", func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Disconnected && strings.Contains(s.Message, "impersonate")
-	})
+	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).To(ContainSubstring(`cannot impersonate resource "serviceaccounts"`))
 
 	h := handlesOf(t, o, "worn")
 	for what, use := range h.uses(t, ns) {
@@ -76,7 +74,7 @@ func TestImpersonation(t *testing.T) {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/pods/x/exec", nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, "v4.channel.k8s.io")
-	g.Expect(err).To(MatchError(ContainSubstring("it takes a token")))
+	g.Expect(err).To(MatchError(ContainSubstring("use credentials with a token")))
 
 	// Impersonation would go on without the ServiceAccount: the API server does not look.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "worn"))).To(Succeed())
@@ -115,6 +113,29 @@ func TestImpersonation(t *testing.T) {
 	}
 	g.Expect(served).To(BeNumerically(">", 10))
 	c.close()
+}
+
+// Whoever takes the right away ends the connection: the API server denies everything from then on, and says so.
+func TestImpersonationThatIsRevoked(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "worn")
+	tenant(t, ns, "bystander")
+	mayImpersonate(t, ns, "worn")
+	other := &rbacv1.Role{Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"bystander"}, Verbs: []string{"impersonate"}}}}
+	other.Namespace, other.Name = ns, "may-impersonate-another"
+	create(t, other)
+	create(t, roleBinding(ns, other.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
+	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}), AllowIdentity: clustercache.GuardedByAdmission})
+	o.waitConnected(t, "worn")
+	bystander := o.waitConnected(t, "bystander")
+	h := handlesOf(t, o, "worn")
+	g.Expect(admin.Delete(t.Context(), roleBinding(ns, "may-impersonate"))).To(Succeed())
+	g.Expect(o.waitReason(t, "worn", clustercache.Unauthorized).Message).To(ContainSubstring("cannot impersonate"))
+	h.expectDead(t, ns, clustercache.Unauthorized)
+	g.Expect(o.state("bystander").Since).To(Equal(bystander.Since))
+	create(t, roleBinding(ns, "may-impersonate", rbacv1.Subject{Kind: "User", Name: operatorUser}))
+	o.waitConnected(t, "worn")
 }
 
 // By option the UID goes along, and the audit log has it.

@@ -203,7 +203,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		use, broken []string
 	}{
 		"token":       {credential.ServiceAccountTokens(credential.ServiceAccountOptions{}), []string{"token"}, []string{"missing"}},
-		"kubeconfig":  {credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: ns}), []string{"far", "certified"}, []string{"missing"}},
+		"kubeconfig":  {credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: ns, Allow: credential.SecretsGuardedByAdmission}), []string{"far", "certified"}, []string{"missing"}},
 		"mapper":      {elsewhere(mapped, nil), []string{"mapped"}, nil},
 		"impersonate": {credential.Impersonation(credential.ImpersonationOptions{}), []string{"worn"}, []string{"missing"}},
 	} {

@@ -80,7 +80,7 @@ func run(m *testing.M) int {
 		admin, err = client.New(cp.Config(), client.Options{HTTPClient: adminHTTP})
 	}
 	if err == nil {
-		_, err = cp.KubectlInput(ctx, config.Manifests("crd", "rbac"), "apply", "-f", "-")
+		_, err = cp.KubectlInput(ctx, config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-")
 	}
 	if err == nil {
 		_, err = cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io")

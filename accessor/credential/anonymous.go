@@ -15,7 +15,7 @@ import (
 func Anonymous(config *rest.Config) (*rest.Config, error) {
 	server, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		return nil, errors.Wrap(err, "the API server's address")
+		return nil, errors.New("the API server's address cannot be parsed") // the cause quotes it, and it may hold a password
 	}
 	switch {
 	case server.User != nil:

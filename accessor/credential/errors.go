@@ -18,6 +18,8 @@ var (
 	ErrTokenRequestFailed = errors.New("token request failed")
 	// ErrInvalidCredential: what was provided cannot be used as a credential.
 	ErrInvalidCredential = errors.New("invalid credential")
+	// ErrNotAllowed: the extension may not use what it names.
+	ErrNotAllowed = errors.New("not allowed")
 	// ErrNotRead: what holds the credential was not read yet; there will be another Resolve.
 	ErrNotRead = errors.New("not read yet")
 )
@@ -25,20 +27,24 @@ var (
 // errClosed is what requests get that come after the credential was given up.
 var errClosed = errors.Wrap(ErrInvalidCredential, "the credential was closed")
 
-// NoTokenError is the error of a request for which there is no valid token of its ServiceAccount. The request was not
-// sent. Values are shared: do not change them.
+// NoTokenError is the error of a request for which there is no valid token of its ServiceAccount, although its connection
+// lives. The request was not sent. Return the error and let your queue try again: TokenRequests are tried again by
+// themselves, and if they go on failing the connection ends with the reason. Values are shared: do not change them.
 type NoTokenError struct {
+	// ServiceAccount whose token is missing.
 	ServiceAccount types.NamespacedName
-	Expired        time.Time // the end of the last token, zero if there was none
-	Cause          error     // why there is no other
+	// Expired is the end of the last token, zero if none is held.
+	Expired time.Time
+	// Cause is why there is no other.
+	Cause error
 }
 
 // Error implements error. It never holds a secret.
 func (e *NoTokenError) Error() string {
 	if e.Expired.IsZero() {
-		return fmt.Sprintf("no token of serviceaccount %s: %s", e.ServiceAccount, e.Cause)
+		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Cause)
 	}
-	return fmt.Sprintf("no token of serviceaccount %s but one until %s: %s", e.ServiceAccount, e.Expired.UTC().Format(time.RFC3339), e.Cause)
+	return fmt.Sprintf("serviceaccount %s has no valid token (the last ended at %s): %s", e.ServiceAccount, e.Expired.UTC().Format(time.RFC3339), e.Cause)
 }
 
 // Unwrap returns the cause.

@@ -2,10 +2,14 @@ package credential
 
 import (
 	"context"
+	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,6 +17,12 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+)
+
+const (
+	maxRSABits = 8192
+	maxKeyPEM  = 16 << 10
+	maxToken   = 32 << 10 // as much as an API server takes of headers, and more
 )
 
 // proof is a secret as it was provided: a token or a client certificate. It never changes.
@@ -31,10 +41,16 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 	case token != "" && hasCertificate:
 		return proof{}, invalid(nil, "it holds a token and a client certificate, and the API server would believe the certificate; leave one of them out")
 	case token != "":
+		if len(token) > maxToken {
+			return proof{}, invalid(nil, fmt.Sprintf("the token has more than %d bytes", maxToken))
+		}
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return proof{}, invalid(nil, "the token holds characters that no token has; is there a line break at its end?")
 		}
 		return proof{token: newSecret(token), version: digest([]byte("token"), []byte(token))}, nil
+	}
+	if len(keyPEM) > maxKeyPEM {
+		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bytes", maxKeyPEM))
 	}
 	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
@@ -44,6 +60,10 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 		if certificate.Leaf, err = x509.ParseCertificate(certificate.Certificate[0]); err != nil {
 			return proof{}, invalid(err, "the client certificate")
 		}
+	}
+	// The time that a signature takes grows with the cube of the size, and nothing can interrupt it.
+	if public, ok := certificate.Leaf.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
+		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
 	return proof{certificate: func() *tls.Certificate { return &certificate }, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
 }
@@ -59,7 +79,18 @@ func digest(contents ...[]byte) string {
 }
 
 // open returns the credential.
-func (p proof) open() Credential { return &fixed{proof: p} }
+func (p proof) open() Credential { return newFixed(p) }
+
+func newFixed(p proof) *fixed {
+	f := &fixed{}
+	f.held.Store(&p)
+	if p.certificate != nil {
+		f.expires = p.certificate().Leaf.NotAfter
+	} else {
+		f.expires = endOf(p.token())
+	}
+	return f
+}
 
 // targetKey names a target, as part of a key.
 func targetKey(reach *rest.Config) string {
@@ -68,47 +99,46 @@ func targetKey(reach *rest.Config) string {
 
 // fixed is a credential that nobody here can renew.
 type fixed struct {
-	proof  proof
-	closed atomic.Bool
+	held    atomic.Pointer[proof] // nil once it was closed
+	expires time.Time
 }
 
 var _ Credential = (*fixed)(nil)
 
 func (*fixed) sealed()           {}
 func (*fixed) Discard(time.Time) {}
-func (f *fixed) Close()          { f.closed.Store(true) }
+func (f *fixed) Close()          { f.held.Store(nil) }
 func (f *fixed) Carrier() Carrier {
-	return Carrier{Certificate: f.proof.certificate}
+	if held := f.held.Load(); held != nil {
+		return Carrier{Certificate: held.certificate}
+	}
+	return Carrier{}
 }
 
 func (f *fixed) Prepare(context.Context) error {
-	if f.closed.Load() {
+	if f.held.Load() == nil {
 		return errClosed
 	}
 	return nil
 }
 
-// Expires is the end of a client certificate. A token does not say.
-func (f *fixed) Expires() time.Time {
-	if f.proof.certificate == nil {
-		return time.Time{}
-	}
-	return f.proof.certificate().Leaf.NotAfter
-}
+// Expires is the end of a client certificate, or what a token says of itself if it is a JWT.
+func (f *fixed) Expires() time.Time { return f.expires }
 
 // get implements tokenSource.
 func (f *fixed) get(context.Context) (*issued, error) {
-	if f.closed.Load() {
+	held := f.held.Load()
+	if held == nil {
 		return nil, errClosed
 	}
-	return &issued{value: f.proof.token}, nil
+	return &issued{value: held.token}, nil
 }
 
 // refused implements tokenSource.
 func (*fixed) refused(context.Context, *issued) *issued { return nil }
 
 func (f *fixed) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	if f.proof.certificate != nil {
+	if held := f.held.Load(); held != nil && held.certificate != nil {
 		return &certified{credential: f, next: next}
 	}
 	return &bearer{tokens: f, next: next}
@@ -136,3 +166,22 @@ func (c *certified) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (c *certified) WrappedRoundTripper() http.RoundTripper { return c.next }
+
+// endOf is when a token ends by its own account, zero if it is no JWT or does not say. It is for people; nobody verified it.
+func endOf(token string) time.Time {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}
+	}
+	content, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return time.Time{}
+	}
+	var claims struct {
+		Exp float64 `json:"exp"`
+	}
+	if json.Unmarshal(content, &claims) != nil || claims.Exp <= 0 || claims.Exp > 1<<40 {
+		return time.Time{}
+	}
+	return time.Unix(int64(claims.Exp), 0)
+}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"math/big"
 	"net/http"
@@ -70,4 +71,28 @@ func TestClientCertificate(t *testing.T) {
 	other, err = newProof("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other.version).NotTo(Equal(made.version))
+}
+
+func TestEndOfAToken(t *testing.T) {
+	g := NewWithT(t)
+	jwt := func(claims string) string {
+		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
+	}
+	g.Expect(endOf(jwt(`{"exp":1893456000}`))).To(Equal(time.Unix(1893456000, 0)))
+	for _, token := range []string{"", "opaque", "a.b.c", jwt(`{}`), jwt(`{"exp":"soon"}`), jwt(`{"exp":-1}`), jwt(`{"exp":1e300}`), jwt(`[]`)} {
+		g.Expect(endOf(token)).To(BeZero(), token)
+	}
+}
+
+// What was closed holds no secret any more.
+func TestClosedCredentialForgets(t *testing.T) {
+	g := NewWithT(t)
+	made, err := newProof("hunter2", nil, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	c := made.open().(*fixed)
+	c.Close()
+	g.Expect(c.held.Load()).To(BeNil())
+	g.Expect(c.Carrier()).To(BeZero())
+	_, err = send(t, c)
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
 }

@@ -3,6 +3,7 @@ package credential
 import (
 	"context"
 	"net/http"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -28,12 +29,13 @@ type ImpersonationOptions struct {
 // could be stolen or expire; the audit log names the host operator as user and the ServiceAccount as impersonatedUser.
 //
 // An API server believes any name and UID that it is told, so that the ServiceAccount exists, and which UID it has, comes
-// from the watch of ServiceAccounts: it is gone, and so is the connection. Requests go through the HTTP client of the
+// from the watch of ServiceAccounts: when the ServiceAccount is deleted, the connection ends. Requests go through the HTTP client of the
 // cluster of the extensions, and share its TCP connections. A client that dials by itself, as client-go's exec and
 // port-forward do, would need the host operator's credential, and is refused.
 //
-// The host operator needs "impersonate" on serviceaccounts, best by resourceNames, and get, list and watch on their
-// metadata. Its config must not impersonate anybody already.
+// The host operator needs "impersonate" on serviceaccounts, best by resourceNames, or what constrained impersonation has
+// in its place (config/rbac-examples), and list and watch on serviceaccounts. While the API server denies the impersonation
+// the reason is Unauthorized. Its config must not impersonate anybody already.
 func Impersonation(options ImpersonationOptions) Provider {
 	return impersonation(options)
 }
@@ -56,6 +58,7 @@ func (o impersonation) Bind(host cluster.Cluster) (Resolver, error) {
 	}
 	resolver.credential = func(id tokenID, resolved *Resolved) {
 		resolved.Key = "impersonated\x00" + resolved.Key
+		resolved.Impersonated = true
 		as := http.Header{transport.ImpersonateUserHeader: {resolved.Expected.Username}}
 		if o.UID {
 			as.Set(transport.ImpersonateUIDHeader, string(id.uid))
@@ -114,11 +117,21 @@ func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := i.next.RoundTrip(as)
 	if err != nil {
+		if text := err.Error(); redactBearer(text) != text {
+			err = errors.New(redactBearer(text))
+		}
 		return nil, err
 	}
 	resp.Request = req // and not one that carries the host operator's credential
+	redactResponse(resp, redactBearer)
 	return resp, nil
 }
+
+var bearerToken = regexp.MustCompile(`(?i)(bearer\s+)[a-z0-9._~+/=-]+`)
+
+// redactBearer removes whatever follows "Bearer": the host operator's token may come from a file or a program, so it is not
+// known here.
+func redactBearer(text string) string { return bearerToken.ReplaceAllString(text, "${1}[redacted]") }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (i *impersonating) WrappedRoundTripper() http.RoundTripper { return i.next }

@@ -2,8 +2,10 @@ package credential
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -82,6 +84,24 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("impersonates somebody")))
 	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)})
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
+}
+
+// The host operator's token may come from anywhere, so whatever follows "Bearer" is removed from what is echoed.
+func TestImpersonationRedactsTheHostsToken(t *testing.T) {
+	g := NewWithT(t)
+	c := &impersonated{as: http.Header{"Impersonate-User": {"u"}}}
+	echo := func(resp *http.Response, err error) (*http.Response, error) {
+		return c.RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+	}
+	resp, err := echo(&http.Response{StatusCode: http.StatusBadGateway, Header: http.Header{"Warning": {"authorization: bearer hunter2"}},
+		Body: io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x"))}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	body, err := io.ReadAll(resp.Body)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(body)).To(Equal("Authorization: Bearer [redacted]\r\nAccept: x"))
+	g.Expect(resp.Header.Get("Warning")).To(Equal("authorization: bearer [redacted]"))
+	_, err = echo(nil, errors.New("malformed: Bearer hunter2"))
+	g.Expect(err).To(MatchError("malformed: Bearer [redacted]"))
 }
 
 func everythingButImpersonation(t *testing.T) *rest.Config {

@@ -24,32 +24,43 @@ func (r SecretReference) String() string { return r.Namespace + "/" + r.Name + "
 // KubeconfigOptions configure KubeconfigSecrets. The zero value is Cluster API's convention: key "value" of the Secret
 // "<name>-kubeconfig" beside the extension.
 type KubeconfigOptions struct {
-	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind need one.
+	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind need one. With it Allow
+	// must be set.
 	Namespace string
 	// NamePath is a dotted path to the field of an extension that names its Secret, such as "spec.kubeconfig.name". Empty is
 	// the extension's name and "-kubeconfig".
 	NamePath string
 	// Key of the Secret; empty is "value".
 	Key string
-	// Reference, if set, says which Secret an extension means, instead of the fields above. Its error is shown to people. It
-	// must not do I/O. With it the author answers for who may name which Secret: whoever names one acts as its kubeconfig's
-	// user.
+	// Reference, if set, says which Secret an extension means, instead of the fields above. Namespace, Name and Key must all
+	// be set in what it returns. Its error is shown to people; one that wraps ErrNotAllowed says so. It must not do I/O.
 	Reference func(client.Object) (SecretReference, error)
+	// Allow says whether an extension may use that Secret; an error means no and is shown to people. Whoever may write an
+	// extension acts as the user of the kubeconfig that it names, so without Allow only Secrets of the extension's own
+	// namespace are used, and Namespace is refused. SecretsGuardedByAdmission states that an admission policy, such as that
+	// in config/admission-kubeconfigs, guards them. It must not do I/O; if it panics, the answer is no.
+	Allow func(ctx context.Context, object client.Object, secret SecretReference) error
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
 	// the credential and answer what they like.
 	AllowInsecure bool
 }
 
-// KubeconfigSecrets is the provider for remote API servers: every extension has a kubeconfig in a Secret of the cluster it
-// lives in, with a token or client certificate as data. Its current-context decides. What would run programs, open
+// SecretsGuardedByAdmission is an Allow that allows everything. It states that the API server lets nobody name a Secret
+// that they may not read.
+func SecretsGuardedByAdmission(context.Context, client.Object, SecretReference) error { return nil }
+
+// KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later: every extension has a kubeconfig in a
+// Secret of the cluster it lives in, with a token or client certificate as data. The current-context is used. What would run programs, open
 // files, or name yet another user is refused by name: exec, auth-provider, tokenFile and every other file reference,
 // username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed.
 //
-// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's get, list and watch on
-// secrets can be narrowed by resourceNames. A token or certificate that changes is taken up in place once the API server has
+// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's list and watch on secrets
+// can be narrowed by resourceNames. A token or certificate that changes is taken up in place once the API server has
 // stated that it is the same user's; watches go on. Another server, certificate authority or user is another connection. A
-// kubeconfig that cannot be used leaves the connection as it is while it works, and the state's Message says so; a Secret that
-// is deleted ends it.
+// kubeconfig that cannot be used leaves the connection as it is while it works, and the state's Message says so. To cut an
+// extension off, delete the Secret, or its key: that ends the connection.
+//
+// With a client certificate, clients that dial by themselves, as client-go's exec and port-forward do, are refused.
 //
 // The operator connects to whatever server a kubeconfig names, from where it runs: who may write those Secrets can
 // make it send requests there.
@@ -69,6 +80,10 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster) (Resolver, error) {
 	}
 	if o.Reference != nil && (o.Namespace != "" || o.NamePath != "" || o.Key != "") {
 		return nil, errors.New("Reference says which Secret is meant, so Namespace, NamePath and Key must be empty")
+	}
+	if o.Namespace != "" && o.Allow == nil {
+		return nil, errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: decide in Allow, or " +
+			"guard the extensions by admission and set SecretsGuardedByAdmission")
 	}
 	reader, err := newSecretReader(host)
 	if err != nil {
@@ -99,32 +114,53 @@ func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey
 	r.secrets.run(ctx, wake)
 }
 
-func (r *kubeconfigResolver) Resolve(_ context.Context, object client.Object) (Resolved, error) {
+func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (Resolved, error) {
 	extension := client.ObjectKeyFromObject(object)
 	ref, err := r.reference(object)
+	if err == nil {
+		err = r.allow(ctx, object, ref)
+	}
 	if err != nil {
 		r.secrets.forget(extension)
 		return Resolved{}, err
 	}
+	resolved := Resolved{Source: "secret " + ref.String()}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
-		return Resolved{}, errors.WithMessagef(err, "secret %s", ref)
+		return resolved, errors.WithMessage(err, resolved.Source)
 	}
-	resolved := Resolved{Source: ref.String()}
 	if found.err != nil {
-		return resolved, errors.WithMessagef(found.err, "the kubeconfig in secret %s", ref)
+		resolved.Keep = true
+		return resolved, errors.WithMessagef(found.err, "the kubeconfig in %s", resolved.Source)
 	}
 	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key, targetKey(found.kubeconfig.reach)}, "\x00")
 	resolved.Version = found.kubeconfig.proof.version
 	resolved.Target = found.kubeconfig.reach
+	resolved.Foreign = true
 	resolved.open = found.kubeconfig.proof.open
 	return resolved, nil
+}
+
+// allow asks whether the object may use the Secret.
+func (r *kubeconfigResolver) allow(ctx context.Context, object client.Object, ref SecretReference) error {
+	switch {
+	case r.options.Allow != nil:
+		if err := r.options.Allow(ctx, object, ref); err != nil {
+			return errors.Wrapf(&joined{kind: ErrNotAllowed, cause: err}, "using secret %s", ref)
+		}
+	case ref.Namespace != object.GetNamespace() && r.options.Reference == nil:
+		return errors.Wrapf(ErrNotAllowed, "using secret %s of another namespace", ref)
+	}
+	return nil
 }
 
 // reference says which Secret the object means.
 func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReference, err error) {
 	if r.options.Reference != nil {
 		if ref, err = r.options.Reference(object); err != nil {
+			if errors.Is(err, ErrNotAllowed) {
+				return ref, err
+			}
 			return ref, errors.Wrap(&joined{kind: ErrInvalidReference, cause: err}, "which Secret it means")
 		}
 	} else if ref, err = r.referenceByConvention(object); err != nil {
@@ -132,7 +168,7 @@ func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReferenc
 	}
 	switch {
 	case ref.Namespace == "" && r.options.Reference == nil:
-		return ref, errors.Wrap(ErrInvalidReference, "an extension without a namespace, and KubeconfigOptions.Namespace is not set")
+		return ref, errors.Wrap(ErrInvalidReference, "the extension's kind is cluster-scoped; set KubeconfigOptions.Namespace")
 	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
 		return ref, errors.Wrapf(ErrInvalidReference, "%q is no namespace", ref.Namespace)
 	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
@@ -173,7 +209,7 @@ type kubeconfig struct {
 func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
 	config, err := clientcmd.Load(content)
 	if err != nil {
-		return kubeconfig{}, invalid(nil, "it is no kubeconfig") // the cause quotes what it read
+		return kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig") // the cause quotes what it read
 	}
 	current, ok := config.Contexts[config.CurrentContext]
 	if !ok || current == nil {
@@ -191,7 +227,7 @@ func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
 		return kubeconfig{}, invalid(nil, "its cluster has no server")
 	}
 	if fields := refused(server, user, allowInsecure); len(fields) > 0 {
-		return kubeconfig{}, invalid(nil, "it has "+strings.Join(fields, ", ")+"; it may have, as data, a server, its certificate authority, and a token or a client certificate")
+		return kubeconfig{}, invalid(nil, "it uses "+strings.Join(fields, ", ")+", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or client-certificate-data with client-key-data")
 	}
 	if authorities := server.CertificateAuthorityData; len(authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(authorities) {
 		return kubeconfig{}, invalid(nil, "its certificate-authority-data holds no certificate")
@@ -199,8 +235,8 @@ func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
 	reach, err := Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
 		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,
 	}})
-	if err != nil {
-		return kubeconfig{}, invalid(nil, "its server is not the https address of an API server, without user and password")
+	if err != nil || !strings.HasPrefix(reach.Host, "https://") {
+		return kubeconfig{}, invalid(nil, "its server must be an https:// address without user and password")
 	}
 	if reach.Insecure && len(reach.CAData) > 0 {
 		return kubeconfig{}, invalid(nil, "it has insecure-skip-tls-verify and a certificate authority; leave one of them out")

@@ -2,7 +2,12 @@ package credential
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,7 +82,7 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 		server.CertificateAuthorityData, server.InsecureSkipTLSVerify = nil, true
 	})
 	_, err = parseKubeconfig(insecure, false)
-	g.Expect(err).To(MatchError(ContainSubstring("it has insecure-skip-tls-verify")))
+	g.Expect(err).To(MatchError(ContainSubstring("it uses insecure-skip-tls-verify")))
 	parsed, err = parseKubeconfig(insecure, true)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.reach.Insecure).To(BeTrue())
@@ -97,7 +102,7 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 	}{
 		"exec": {func(_ config, _ cluster, u user) {
 			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
-		}, "it has exec"},
+		}, "it uses exec"},
 		"an auth provider":        {func(_ config, _ cluster, u user) { u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"} }, "auth-provider"},
 		"a token file":            {func(_ config, _ cluster, u user) { u.TokenFile = trap }, "tokenFile"},
 		"a certificate file":      {func(_ config, _ cluster, u user) { u.ClientCertificate = trap }, "client-certificate"},
@@ -116,14 +121,20 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		"half a certificate":      {func(_ config, _ cluster, u user) { u.Token, u.ClientCertificateData = "", certPEM }, "the client certificate"},
 		"a token with a newline":  {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "is there a line break"},
 		"no server":               {func(_ config, c cluster, _ user) { c.Server = "" }, "no server"},
-		"clear text":              {func(_ config, c cluster, _ user) { c.Server = "http://far.example" }, "https address"},
-		"a password in the URL":   {func(_ config, c cluster, _ user) { c.Server = "https://u:hunter2@far.example" }, "https address"},
-		"no URL":                  {func(_ config, c cluster, _ user) { c.Server = "https://%zz" }, "https address"},
-		"no authorities":          {func(_ config, c cluster, _ user) { c.CertificateAuthorityData = []byte("x") }, "holds no certificate"},
-		"no context":              {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
-		"another context":         {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
-		"no such cluster":         {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
-		"no such user":            {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
+		"clear text":              {func(_ config, c cluster, _ user) { c.Server = "http://far.example" }, "must be an https:// address"},
+		"clear text to ourselves": {func(_ config, c cluster, _ user) { c.Server = "http://127.0.0.1:8001" }, "must be an https:// address"},
+		"a token without end":     {func(_ config, _ cluster, u user) { u.Token = strings.Repeat("x", maxToken+1) }, "more than 32768 bytes"},
+		"a key without end": {func(_ config, _ cluster, u user) {
+			u.Token, u.ClientCertificateData, u.ClientKeyData = "", certPEM, make([]byte, maxKeyPEM+1)
+		}, "more than 16384 bytes"},
+		"a key that takes long": {func(_ config, _ cluster, u user) { u.Token = ""; u.ClientCertificateData, u.ClientKeyData = hugeRSA(t) }, "more than 8192 bits"},
+		"a password in the URL": {func(_ config, c cluster, _ user) { c.Server = "https://u:hunter2@far.example" }, "must be an https:// address"},
+		"no URL":                {func(_ config, c cluster, _ user) { c.Server = "https://%zz" }, "must be an https:// address"},
+		"no authorities":        {func(_ config, c cluster, _ user) { c.CertificateAuthorityData = []byte("x") }, "holds no certificate"},
+		"no context":            {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
+		"another context":       {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
+		"no such cluster":       {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
+		"no such user":          {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -150,17 +161,17 @@ func TestSecretReference(t *testing.T) {
 		return resolver.(*kubeconfigResolver).reference(object)
 	}
 	g.Expect(reference(KubeconfigOptions{}, named("team", "red"))).To(Equal(SecretReference{"team", "red-kubeconfig", "value"}))
-	g.Expect(reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config"}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
+	g.Expect(reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config", Allow: SecretsGuardedByAdmission}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
 	g.Expect(reference(KubeconfigOptions{Reference: func(object client.Object) (SecretReference, error) {
 		return SecretReference{"a", object.GetName(), "c"}, nil
 	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
 	for problem, options := range map[string]KubeconfigOptions{
-		"Namespace is not set":  {},
-		"data.none is not set":  {Namespace: "all", NamePath: "data.none"},
-		"is no key of a Secret": {Namespace: "all", Key: "a/b"},
-		"is no namespace":       {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
-		"is no name":            {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
-		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
+		"cluster-scoped; set KubeconfigOptions.Namespace": {},
+		"data.none is not set":                            {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
+		"is no key of a Secret":                           {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
+		"is no namespace":                                 {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
+		"is no name":                                      {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
+		"which Secret it means":                           {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
 	} {
 		_, err := reference(options, named("", "red"))
 		g.Expect(err).To(MatchError(ErrInvalidReference))
@@ -168,11 +179,56 @@ func TestSecretReference(t *testing.T) {
 	}
 	for _, options := range []KubeconfigOptions{
 		{NamePath: "a..b"},
+		{Namespace: "all"}, // without a word on who may
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
 		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
 		g.Expect(err).To(HaveOccurred())
 	}
+}
+
+// Whoever names a kubeconfig acts as its user, so somebody must have said that it may.
+func TestWhoMayUseWhichKubeconfig(t *testing.T) {
+	g := NewWithT(t)
+	resolve := func(options KubeconfigOptions) error {
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = resolver.Resolve(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
+		return err
+	}
+	elsewhere := func(client.Object) (SecretReference, error) { return SecretReference{"other", "s", "k"}, nil }
+	no := func(_ context.Context, object client.Object, secret SecretReference) error {
+		return errors.Errorf("%s is not for %s", secret, object.GetName())
+	}
+	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrNotRead), "its own namespace needs no word")
+	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrNotRead))
+	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).To(MatchError(ErrNotRead), "the author chose it")
+	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no}, {Reference: elsewhere, Allow: no},
+		{Reference: func(client.Object) (SecretReference, error) {
+			return SecretReference{}, errors.Wrap(ErrNotAllowed, "not for red")
+		}}} {
+		err := resolve(options)
+		g.Expect(err).To(MatchError(ErrNotAllowed))
+		g.Expect(err).To(MatchError(ContainSubstring("not for red")))
+	}
+}
+
+// hugeRSA is a certificate whose key would take seconds to sign with.
+func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
+	t.Helper()
+	// Two Mersenne primes, so that nobody has to look for any.
+	p := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4423), big.NewInt(1))
+	q := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4253), big.NewInt(1))
+	e := 65537
+	phi := new(big.Int).Mul(new(big.Int).Sub(p, big.NewInt(1)), new(big.Int).Sub(q, big.NewInt(1)))
+	key := &rsa.PrivateKey{PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: e}, D: new(big.Int).ModInverse(big.NewInt(int64(e)), phi), Primes: []*big.Int{p, q}}
+	key.Precompute()
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
 }
 
 // Whatever is in a kubeconfig: no panic, nothing is run, no file is opened, nothing that could do so comes out, and an

@@ -54,15 +54,23 @@ type Resolved struct {
 	// Version changes when the secret behind the same Key does. A connection takes up the new one once the API server has
 	// stated that it is the same identity's.
 	Version string
-	// Source names where the credential comes from. It is set with ErrInvalidCredential too, if what is there now cannot be
-	// used although an earlier credential from there, while it works, still can.
+	// Source names where the credential comes from: a ServiceAccount or a Secret, for people. It is set even where Resolve
+	// fails for another reason.
 	Source string
+	// Keep is set with ErrInvalidCredential if what is at Source now cannot be used, although an earlier credential from
+	// there, while it works, still can.
+	Keep bool
 	// Target reaches the API server and holds no credential.
 	Target *rest.Config
 	// Expected is the identity that the server must state. Fields that cannot be known beforehand are empty.
 	Expected healthprobe.Identity
 	// UID is that of the identity where the server does not state it, as under impersonation.
 	UID types.UID
+	// Impersonated is set if the server was asked to take the host operator for the identity: a server that denies it even
+	// the question who we are then denies the impersonation.
+	Impersonated bool
+	// Foreign is set if the target may be chosen by whoever provides the credential: what it answers is not shown.
+	Foreign bool
 	// ServiceAccount is whom the object names, zero if nobody. It is set even where Resolve fails for another reason.
 	ServiceAccount types.NamespacedName
 

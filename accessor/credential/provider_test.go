@@ -187,6 +187,11 @@ func TestRESTConfigMapper(t *testing.T) {
 			base.CertData, base.KeyData = clientCertificate(t, "x")
 			return withToken("mine")(base)
 		},
+		"a certificate without TLS": func(base *rest.Config) (*rest.Config, error) {
+			base.Host = "http://127.0.0.1"
+			base.CertData, base.KeyData = clientCertificate(t, "x")
+			return base, nil
+		},
 		"a certificate without its key": func(base *rest.Config) (*rest.Config, error) {
 			base.CertData, _ = clientCertificate(t, "x")
 			return base, nil

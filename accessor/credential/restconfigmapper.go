@@ -1,9 +1,14 @@
 package credential
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,7 +28,8 @@ import (
 //
 // The identity is learned from the first probe and pinned. A new token or certificate is taken up in place once the API
 // server has stated the same identity for it; if it states another, or the target changed, the extension gets a new
-// connection. mapper is called whenever the extension changes and before each probe and
+// connection. An error ends the connection: return what you returned before if you mean "not known now". The same state must
+// give the same token: one that is made anew with every call is a new credential with every call. mapper is called whenever the extension changes and before each probe and
 // connect, so a token that changed elsewhere is noticed within IdentityInterval. The text of its errors is shown to
 // people: keep secrets out of it.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
@@ -42,13 +48,13 @@ func (m restConfigMapper) Bind(host cluster.Cluster) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mapperResolver{mapper: m, base: base, own: ownCredential{config: host.GetConfig()}}, nil
+	return &mapperResolver{mapper: m, base: base, own: &ownCredential{config: host.GetConfig()}}, nil
 }
 
 type mapperResolver struct {
 	mapper restConfigMapper
 	base   *rest.Config
-	own    ownCredential // which no extension may get
+	own    *ownCredential // which no extension may get
 }
 
 // Forget implements Resolver.
@@ -93,30 +99,65 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 		return Resolved{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}
 	reach, err := Anonymous(mapped)
-	if err != nil {
+	switch {
+	case err != nil:
 		return Resolved{}, invalid(err, "the RESTConfigMapper's config")
+	case made.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
+		return Resolved{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return Resolved{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, open: made.open}, nil
+	return Resolved{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, Foreign: reach.Host != r.base.Host, open: made.open}, nil
 }
 
-// ownCredential is that of the host operator.
-type ownCredential struct{ config *rest.Config }
+// ownCredential knows that of the host operator: token or client key, also what its files held since the start.
+type ownCredential struct {
+	config *rest.Config
 
-// is reports whether the config carries the host operator's token or certificate, also where its own is in a file.
-func (o ownCredential) is(c *rest.Config) bool {
-	same := func(value, own, file string) bool {
-		if value == "" {
-			return false
-		}
-		if file != "" {
-			if content, err := os.ReadFile(file); err == nil && value == strings.TrimSpace(string(content)) {
-				return true
-			}
-		}
-		return value == strings.TrimSpace(own)
+	mu    sync.Mutex
+	read  time.Time       // guarded by mu; the files, last
+	known map[string]bool // guarded by mu; digests of tokens and of public keys
+}
+
+// ownFilesEvery is how often the host operator's files are looked at.
+const ownFilesEvery = 10 * time.Second
+
+// is reports whether the config carries the host operator's own token or client key, in whatever form.
+func (o *ownCredential) is(c *rest.Config) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.known == nil {
+		o.known = map[string]bool{}
+		o.addLocked(o.config.BearerToken, o.config.CertData)
 	}
-	return same(strings.TrimSpace(c.BearerToken), o.config.BearerToken, o.config.BearerTokenFile) ||
-		same(strings.TrimSpace(string(c.KeyData)), string(o.config.KeyData), o.config.KeyFile)
+	if now := time.Now(); now.Sub(o.read) >= ownFilesEvery {
+		o.read = now
+		token, _ := os.ReadFile(cmp.Or(o.config.BearerTokenFile, os.DevNull)) // one that cannot be read is not in use
+		certificate, _ := os.ReadFile(cmp.Or(o.config.CertFile, os.DevNull))
+		o.addLocked(string(token), certificate)
+	}
+	return c.BearerToken != "" && o.known[tokenDigest(c.BearerToken)] || len(c.CertData) > 0 && o.known[publicKeyDigest(c.CertData)]
+}
+
+func (o *ownCredential) addLocked(token string, certPEM []byte) {
+	if strings.TrimSpace(token) != "" {
+		o.known[tokenDigest(token)] = true
+	}
+	if key := publicKeyDigest(certPEM); key != "" {
+		o.known[key] = true
+	}
+}
+
+func tokenDigest(token string) string {
+	return digest([]byte("token"), []byte(strings.TrimSpace(token)))
+}
+
+// publicKeyDigest names the key of the first certificate, "" if there is none.
+func publicKeyDigest(certPEM []byte) string {
+	for block, rest := pem.Decode(certPEM); block != nil; block, rest = pem.Decode(rest) {
+		if certificate, err := x509.ParseCertificate(block.Bytes); err == nil {
+			return digest([]byte("key"), certificate.RawSubjectPublicKeyInfo)
+		}
+	}
+	return ""
 }
 
 // notAccepted names the fields that a mapper must not set.

@@ -34,7 +34,8 @@ type tokenSource interface {
 
 // bearer is a RoundTripper that sends every request with the token of one identity and with nothing else that
 // could name a user. A request that is refused with a 401 is sent once more if there is a newer token. So a write may
-// be sent twice but is applied once: a 401 says that the request was not applied (RFC 9110, section 15.5.2).
+// be sent twice but is applied once: a 401 of an API server says that the request was not applied (RFC 9110, section 15.5.2).
+// What runs behind its proxy may mean something else by it.
 type bearer struct {
 	tokens tokenSource
 	next   http.RoundTripper
@@ -51,7 +52,7 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 		return resp, err
 	}
 	again, ok := replay(req)
-	if !ok {
+	if !ok || mayHaveBeenApplied(req) {
 		return resp, nil
 	}
 	newer := b.tokens.refused(req.Context(), token)
@@ -79,7 +80,7 @@ func (b *bearer) send(req *http.Request, token *issued) (*http.Response, error) 
 		return nil, err
 	}
 	resp.Request = req // and not the one that carries the token
-	redactResponse(resp, token.value)
+	redactResponse(resp, token.value.redact)
 	return resp, nil
 }
 
@@ -98,6 +99,11 @@ func replay(req *http.Request) (*http.Request, bool) {
 	again := utilnet.CloneRequest(req)
 	again.Body = body
 	return again, true
+}
+
+// mayHaveBeenApplied reports whether the request is a write through the API server's proxy to a Pod, Service or Node.
+func mayHaveBeenApplied(req *http.Request) bool {
+	return req.Method != http.MethodGet && req.Method != http.MethodHead && slices.Contains(strings.Split(req.URL.Path, "/"), "proxy")
 }
 
 // closeBody closes the body of a request that is not sent, as a RoundTripper must.
@@ -119,34 +125,37 @@ const maxDrained = 64 << 10
 // maxRedacted is how much of the body of an error is looked through, and kept.
 const maxRedacted = 1 << 20
 
-// redactResponse removes the token from what a server, or a proxy before it, quotes of the request: headers, which
-// client-go logs as warnings, and the bodies of errors, whose text ends in errors, states and logs.
-func redactResponse(resp *http.Response, token secret) {
+// redactResponse removes the secret from what a server, or a proxy before it, quotes of the request: headers, which
+// client-go logs as warnings, the bodies of errors, whose text ends in errors, states and logs, and the answer to the
+// question who we are, which does too. Trailers are dropped.
+func redactResponse(resp *http.Response, redact func(string) string) {
 	for _, values := range resp.Header {
 		for i := range values {
-			values[i] = token.redact(values[i])
+			values[i] = redact(values[i])
 		}
 	}
-	if resp.StatusCode < http.StatusBadRequest {
+	resp.Status = redact(resp.Status)
+	resp.Trailer = nil
+	if resp.StatusCode < http.StatusBadRequest && (resp.Request == nil || !strings.HasSuffix(resp.Request.URL.Path, "/selfsubjectreviews")) {
 		return
 	}
-	resp.Body = &redactedBody{body: resp.Body, token: token}
+	resp.Body = &redactedBody{body: resp.Body, redact: redact}
 	resp.ContentLength = -1 // it may get shorter
 	resp.Header.Del("Content-Length")
 }
 
-// redactedBody reads a whole body, up to maxRedacted, and serves it without the token.
+// redactedBody reads a whole body, up to maxRedacted, and serves it without the secret.
 type redactedBody struct {
-	body  io.ReadCloser
-	token secret
-	text  *strings.Reader // nil before the first Read
-	err   error           // of reading body, nil if it ended
+	body   io.ReadCloser
+	redact func(string) string
+	text   *strings.Reader // nil before the first Read
+	err    error           // of reading body, nil if it ended
 }
 
 func (r *redactedBody) Read(p []byte) (int, error) {
 	if r.text == nil {
 		content, err := io.ReadAll(io.LimitReader(r.body, maxRedacted))
-		r.text, r.err = strings.NewReader(r.token.redact(string(content))), err
+		r.text, r.err = strings.NewReader(r.redact(string(content))), err
 	}
 	n, err := r.text.Read(p)
 	if err == io.EOF && r.err != nil {
@@ -174,12 +183,10 @@ func stripIdentity(header http.Header) {
 		if canonical == "Authorization" || canonical == "Cookie" || strings.HasPrefix(canonical, "Impersonate-") || strings.HasPrefix(canonical, "X-Remote-") {
 			delete(header, key)
 		}
-	}
-	// A WebSocket may offer a token as a subprotocol.
-	const protocols = "Sec-Websocket-Protocol"
-	if offered, ok := header[protocols]; ok {
-		header[protocols] = slices.DeleteFunc(slices.Clone(offered), func(value string) bool {
-			return strings.Contains(value, "base64url.bearer.authorization.k8s.io.")
-		})
+		if canonical == "Sec-Websocket-Protocol" { // which may offer a token
+			header[key] = slices.DeleteFunc(slices.Clone(header[key]), func(value string) bool {
+				return strings.Contains(strings.ToLower(value), "base64url.bearer.authorization.k8s.io.")
+			})
+		}
 	}
 }

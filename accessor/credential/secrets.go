@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // secrets watches the Secrets that extensions refer to, each by its name, from when the first extension refers to it
@@ -26,6 +29,7 @@ import (
 type secrets struct {
 	reader rest.Interface
 	parse  func([]byte) (kubeconfig, error)
+	turns  *semaphore.Weighted // of lists, and of watches until they have begun
 
 	mu          sync.Mutex
 	life        context.Context                     // guarded by mu; of the watches; nil before run
@@ -36,8 +40,11 @@ type secrets struct {
 }
 
 func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error)) *secrets {
-	return &secrets{reader: reader, parse: parse, byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
+	return &secrets{reader: reader, parse: parse, turns: semaphore.NewWeighted(readsAtOnce), byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
 }
+
+// readsAtOnce is how many Secrets are asked for at the same time: a thousand extensions must not open as many TCP connections.
+const readsAtOnce = 20
 
 // newSecretReader makes a client for Secrets, as the host operator.
 func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
@@ -88,6 +95,10 @@ func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretCo
 		return secretContent{}, ErrNotRead
 	case watched.content == nil:
 		return secretContent{}, invalid(nil, "it does not exist")
+	case watched.content.missing:
+		return secretContent{}, invalid(nil, "it has no such key, or an empty one")
+	case apierrors.IsForbidden(watched.failure):
+		return secretContent{err: watched.failure}, nil // what it holds by now is not known
 	}
 	return *watched.content, nil
 }
@@ -129,6 +140,7 @@ func (s *secrets) startLocked(watched *watchedSecret) {
 
 // secretContent is what a Secret holds.
 type secretContent struct {
+	missing    bool // there is no such key
 	kubeconfig kubeconfig
 	err        error // why it cannot be used
 }
@@ -169,19 +181,32 @@ func (w *watchedSecret) Replace(objects []any, _ string) error {
 	return nil
 }
 
+// take never returns an error: client-go would log the object with it.
 func (w *watchedSecret) take(object any) error {
 	secret, ok := object.(*corev1.Secret)
 	if !ok || secret.Name != w.ref.Name || secret.Namespace != w.ref.Namespace {
-		return errors.New("not the Secret that was asked for")
+		w.failed(errors.New("the API server sent another object than was asked for"))
+		return nil
 	}
 	content := &secretContent{}
-	if data, ok := secret.Data[w.ref.Key]; ok {
-		content.kubeconfig, content.err = w.all.parse(data)
+	if data := secret.Data[w.ref.Key]; len(data) == 0 {
+		content.missing = true
 	} else {
-		content.err = invalid(nil, "there is no such key")
+		content.kubeconfig, content.err = w.parse(data)
 	}
 	w.set(content)
 	return nil
+}
+
+// parse survives what a tenant may find to make a parser panic.
+func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
+	defer func() {
+		if recover() != nil {
+			metrics.HandlerPanics.Inc()
+			parsed, err = kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig")
+		}
+	}()
+	return w.all.parse(data)
 }
 
 // set takes note of what the Secret holds and wakes those whom it concerns.
@@ -198,12 +223,12 @@ func (w *watchedSecret) failed(err error) {
 		err = invalid(err, "reading it")
 	}
 	w.all.mu.Lock()
-	if w.read || w.failure != nil && w.failure.Error() == err.Error() {
-		w.failure = err
+	news := w.failure == nil || w.failure.Error() != err.Error()
+	w.failure = err
+	if !news || w.read && !apierrors.IsForbidden(err) {
 		w.all.mu.Unlock()
 		return
 	}
-	w.failure = err
 	w.wakeUnlock()
 }
 
@@ -233,6 +258,10 @@ func (w *watchedSecret) listerWatcher(reader rest.Interface) toolscache.ListerWa
 	return &toolscache.ListWatch{
 		// As a stream, because client-go logs the bodies of all other answers.
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			if err := w.all.turns.Acquire(ctx, 1); err != nil {
+				return nil, err
+			}
+			defer w.all.turns.Release(1)
 			body, err := request(options).Stream(ctx)
 			if err != nil {
 				w.failed(err)
@@ -248,6 +277,10 @@ func (w *watchedSecret) listerWatcher(reader rest.Interface) toolscache.ListerWa
 			return list, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if err := w.all.turns.Acquire(ctx, 1); err != nil {
+				return nil, err
+			}
+			defer w.all.turns.Release(1)
 			options.Watch = true
 			watching, err := request(options).Watch(ctx)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +38,7 @@ type ServiceAccountOptions struct {
 
 // ServiceAccountTokens is the default provider: every extension names a ServiceAccount of the cluster it lives
 // in and acts as it with tokens from the TokenRequest API. The host operator needs "create" on
-// serviceaccounts/token and get, list and watch on the metadata of serviceaccounts.
+// serviceaccounts/token, and list and watch on serviceaccounts, of which it reads the metadata.
 func ServiceAccountTokens(options ServiceAccountOptions) Provider {
 	return serviceAccountTokens(options)
 }
@@ -61,7 +62,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &tokens{issue: issuer.issue}
+	all := &tokens{issue: issuer.issue, turns: semaphore.NewWeighted(requestsAtOnce)}
 	resolver.credential = func(id tokenID, resolved *Resolved) {
 		resolved.Expected.UID = id.uid
 		resolved.open = func() Credential { return all.open(id) }
@@ -130,7 +131,7 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	if err != nil {
 		return Resolved{}, err
 	}
-	resolved := Resolved{ServiceAccount: key}
+	resolved := Resolved{ServiceAccount: key, Source: "serviceaccount " + key.String()}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {

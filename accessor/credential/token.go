@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +31,9 @@ const (
 	// youngToken is how long after it was issued a token is not replaced because of a 401: a server that takes no token
 	// at all must not cause a TokenRequest per request.
 	youngToken = 10 * time.Second
+	// requestsAtOnce is how many TokenRequests are under way at the same time: after a key rotation every ServiceAccount
+	// wants a new token in the same instant.
+	requestsAtOnce = 50
 	// expiryMargin is how long before its end a token counts as expired, for requests take a while to arrive.
 	expiryMargin = 10 * time.Second
 )
@@ -70,6 +74,7 @@ func (i *issued) expires() time.Time {
 // tokens shares tokens between the extensions that name the same ServiceAccount.
 type tokens struct {
 	issue func(context.Context, tokenID) (issued, error)
+	turns *semaphore.Weighted // of TokenRequests; nil for as many as there are
 
 	mu   sync.Mutex
 	byID map[tokenID]*token // guarded by mu; holds exactly the tokens with users
@@ -81,7 +86,7 @@ func (t *tokens) open(id tokenID) Credential {
 	shared, ok := t.byID[id]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		shared = &token{id: id, issue: t.issue, ctx: ctx, cancel: cancel}
+		shared = &token{id: id, issue: t.issueInTurn, ctx: ctx, cancel: cancel}
 		if t.byID == nil {
 			t.byID = map[tokenID]*token{}
 		}
@@ -89,6 +94,17 @@ func (t *tokens) open(id tokenID) Credential {
 	}
 	shared.users++
 	return &sharedToken{token: shared, all: t}
+}
+
+// issueInTurn waits for its turn first.
+func (t *tokens) issueInTurn(ctx context.Context, id tokenID) (issued, error) {
+	if t.turns != nil {
+		if err := t.turns.Acquire(ctx, 1); err != nil {
+			return issued{}, errors.Wrap(err, "waiting to request a token")
+		}
+		defer t.turns.Release(1)
+	}
+	return t.issue(ctx, id)
 }
 
 func (t *tokens) close(shared *token) {
@@ -166,7 +182,7 @@ func (t *token) refused(ctx context.Context, used *issued) *issued {
 		return nil
 	}
 	fresh, err := t.await(ctx, used)
-	if err != nil {
+	if err != nil || fresh == used { // a flight that others began may bring what we have
 		return nil
 	}
 	return fresh
@@ -290,7 +306,7 @@ type tokenIssuer struct {
 
 func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Duration) (*tokenIssuer, error) {
 	config := rest.CopyConfig(host.GetConfig())
-	// The pool of connects bounds us; the host operator's own limit must not queue tenants behind each other.
+	// We bound ourselves; the host operator's own limit must not queue tenants behind each other.
 	config.RateLimiter, config.QPS = nil, -1
 	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
 	if err != nil {

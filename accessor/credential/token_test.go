@@ -17,6 +17,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -191,9 +192,19 @@ func TestRefusedTokens(t *testing.T) {
 			g.Expect(resp.Body.Close()).To(Succeed())
 			return resp.StatusCode
 		}
+		statusOf := func(method, url string) int {
+			req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
+			g.Expect(err).NotTo(HaveOccurred())
+			resp, err := c.RoundTripper(server).RoundTrip(req)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(resp.Body.Close()).To(Succeed())
+			return resp.StatusCode
+		}
 		g.Expect(status(strings.NewReader("a"))).To(Equal(http.StatusUnauthorized), "it is too young to be worth replacing")
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
 		pass(youngToken)
+		g.Expect(statusOf(http.MethodPost, "https://server.invalid/api/v1/namespaces/a/services/b/proxy/c")).To(Equal(http.StatusUnauthorized), "it may have been applied behind the proxy")
+		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
 		g.Expect(status(io.MultiReader(strings.NewReader("b")))).To(Equal(http.StatusUnauthorized), "its body cannot be sent again")
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
 		g.Expect(status(strings.NewReader("c"))).To(Equal(http.StatusOK))
@@ -531,7 +542,7 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	shared := all.open(red)
 	g.Expect(shared.Prepare(t.Context())).To(Succeed())
 	synctest.Wait()
-	fixed := &fixed{proof: proof{token: newSecret(token)}}
+	fixed := newFixed(proof{token: newSecret(token)})
 	current := shared.(*sharedToken).token.current.Load()
 	for _, value := range []any{shared, fixed, current, *current, shared.(*sharedToken).token, &all, shared.RoundTripper(nil), fixed.RoundTripper(nil),
 		Resolved{open: func() Credential { return fixed }}} {
@@ -554,15 +565,16 @@ func TestNothingElseNamesAUser(t *testing.T) {
 	}
 	req.Header["impersonate-user"] = []string{"not canonical"}
 	req.Header["Sec-Websocket-Protocol"] = []string{"v5.channel.k8s.io", "base64url.bearer.authorization.k8s.io.c29tZWJvZHk"}
+	req.Header["Sec-WebSocket-Protocol"] = []string{"base64url.bearer.authorization.k8s.io.c29tZWJvZHk"} // as the RFC has it
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
-	_, err := (&fixed{proof: proof{token: newSecret("mine")}}).RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, err := newFixed(proof{token: newSecret("mine")}).RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = req.Header
 		return nil, errors.New("enough")
 	})).RoundTrip(req)
 	g.Expect(err).To(MatchError("enough"))
-	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}, "Sec-Websocket-Protocol": {"v5.channel.k8s.io"}}))
+	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}, "Sec-Websocket-Protocol": {"v5.channel.k8s.io"}, "Sec-WebSocket-Protocol": {}}))
 	g.Expect(req.Header).To(Equal(before), "a RoundTripper does not change the caller's request")
 }
 
@@ -571,7 +583,7 @@ func TestEchoedToken(t *testing.T) {
 	g := NewWithT(t)
 	answer := func(resp *http.Response, err error) (*http.Response, error) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		return (&fixed{proof: proof{token: newSecret("hunter2")}}).RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
+		return newFixed(proof{token: newSecret("hunter2")}).RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
 	}
 	response := func(status int, body string) *http.Response {
 		return &http.Response{StatusCode: status, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
@@ -602,9 +614,42 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "what was asked for is not touched")
 	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
 
+	resp, err = answer(&http.Response{StatusCode: http.StatusOK, Status: "200 hunter2", Header: http.Header{}, Trailer: http.Header{"X": {"hunter2"}}, Body: http.NoBody}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Status).To(Equal("200 [redacted]"))
+	g.Expect(resp.Trailer).To(BeNil())
+
 	_, err = answer(nil, errors.New(`malformed HTTP response "hunter2"`))
 	g.Expect(err).To(MatchError(`malformed HTTP response "[redacted]"`))
 	plain := errors.New("refused")
 	_, err = answer(nil, plain)
 	g.Expect(err).To(BeIdenticalTo(plain), "other errors keep their chain")
+}
+
+// At most so many TokenRequests are under way at the same time, however many tokens are void.
+func TestTokenRequestsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var now, most atomic.Int32
+		all := tokens{turns: semaphore.NewWeighted(requestsAtOnce), issue: func(context.Context, tokenID) (issued, error) {
+			n := now.Add(1)
+			defer now.Add(-1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			pass(10 * time.Millisecond)
+			return issued{value: newSecret("t"), at: time.Now(), life: time.Hour, renew: time.Hour}, nil
+		}}
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			c := all.open(tokenID{serviceAccount: types.NamespacedName{Name: fmt.Sprint(i)}})
+			defer c.Close()
+			wg.Go(func() {
+				if err := c.Prepare(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		g.Expect(most.Load()).To(BeEquivalentTo(requestsAtOnce))
+	})
 }

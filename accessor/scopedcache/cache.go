@@ -49,8 +49,11 @@ type Held struct {
 	release func()
 }
 
-// Objects are what the informer has seen and what was not deleted since. They are shared: do not change them.
-func (h *Held) Objects() []any { return h.store.List() }
+// Has reports whether the informer has seen an object of that key, "namespace/name" or "name", that was not deleted since.
+func (h *Held) Has(key string) bool {
+	_, found, err := h.store.GetByKey(key)
+	return found && err == nil
+}
 
 // Release gives the informer back; it may be called again. The informer stops with the last holder, unless it is
 // read too. Handlers must have been removed.

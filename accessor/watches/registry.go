@@ -50,8 +50,8 @@ type Informer interface {
 	AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
 	// RemoveEventHandler ends that. While the informer stops it may wait until all handlers have returned.
 	RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error
-	// Objects are what the informer has seen and what was not deleted since. They are shared: do not change them.
-	Objects() []any
+	// Has reports whether the informer has seen an object of that key, "namespace/name" or "name", that was not deleted since.
+	Has(key string) bool
 	// Release gives the informer back.
 	Release()
 }

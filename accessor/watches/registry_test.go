@@ -130,7 +130,7 @@ type informer struct {
 	observe  func(scopedcache.ScopeState)
 	released func()
 	stopping chan struct{} // if not nil, RemoveEventHandler waits until it is closed
-	objects  []any         // what it has shown
+	has      map[string]bool
 	synced   chan struct{} // closed when handlers were told of everything
 
 	mu       sync.Mutex
@@ -154,7 +154,7 @@ func (h handle) HasSyncedChecker() toolscache.DoneChecker { return h }
 func (h handle) Name() string                             { return "handle" }
 func (h handle) Done() <-chan struct{}                    { return h.synced }
 
-func (i *informer) Objects() []any { return i.objects }
+func (i *informer) Has(key string) bool { return i.has[key] }
 
 func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error {
 	if i.stopping != nil {
@@ -888,37 +888,45 @@ func TestMissedDeletions(t *testing.T) {
 		c := &ctl{}
 		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) {
-				if !e.DeleteStateUnknown {
-					t.Error("its last state is not known")
-				}
-				note("delete", e.Object)
-			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
 		}}))).To(Succeed())
-		object := func(name string) any {
-			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid", Labels: map[string]string{"l": "v"}, Annotations: map[string]string{"a": "v"},
+		labels := map[string]string{"l": "v"}
+		object := func(name, uid string) *corev1.ConfigMap {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid), Labels: labels, Annotations: map[string]string{"a": "v"},
 				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}, Data: map[string]string{"content": "secret"}}
 		}
-		first.informer("ConfigMap/").objects = []any{object("stays"), object("goes"), object("goes too")}
+		began := first.informer("ConfigMap/").handlers[0]
+		for _, name := range []string{"stays", "goes", "goes too", "is another", "comes back", "was deleted"} {
+			began.OnAdd(object(name, "1"), true)
+		}
+		began.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: object("was deleted", "1")})
+		seen()
 		first.disconnect(r)
+		// What an informer that has ended still delivers is not told, and so is not known to be there.
+		began.OnAdd(object("goes", "1"), false)
 
-		// The second connection ends before its informer has shown anything.
+		// The second connection ends in the middle of its first list.
 		second := connect(r, 2)
 		synctest.Wait()
+		second.informer("ConfigMap/").handlers[0].OnAdd(object("goes too", "1"), true)
 		second.disconnect(r)
-		g.Expect(seen()).To(BeEmpty())
+		g.Expect(seen()).To(Equal([]string{"create goes too"}))
 
 		third := connect(r, 3)
 		synctest.Wait()
 		informer := third.informer("ConfigMap/")
-		informer.handlers[0].OnAdd(object("stays"), true)
-		g.Expect(seen()).To(Equal([]string{"create stays"}))
-		informer.handlers[0].OnAdd(object("new"), true)
+		informer.handlers[0].OnAdd(object("stays", "1"), true)
+		informer.handlers[0].OnAdd(object("is another", "2"), true)
+		g.Expect(seen()).To(Equal([]string{"create stays", "delete is another", "create is another"}), "the old one first")
+		informer.has = map[string]bool{"ns/comes back": true} // its creation is on the way
 		close(informer.synced)
-		g.Expect(seen()).To(ConsistOf("create new", "delete goes", "delete goes too"))
-		g.Expect(last).To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "uid", Labels: map[string]string{"l": "v"},
+		g.Expect(seen()).To(ConsistOf("delete goes", "delete goes too"))
+		g.Expect(last).To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "1", Labels: map[string]string{"l": "v"},
 			OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}))
-		informer.objects = []any{object("stays"), object("new")}
+		last.GetLabels()["l"] = "changed"
+		g.Expect(labels).To(HaveKeyWithValue("l", "v"), "handlers get copies")
+		informer.handlers[0].OnDelete(object("stays", "1"))
+		seen()
 		third.disconnect(r)
 
 		// Nor is anything told after Unwatch.

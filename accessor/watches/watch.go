@@ -68,10 +68,11 @@ type watch struct {
 	conn     Connection                                  // guarded by mu; the latest one
 	informer Informer                                    // guarded by mu; of conn
 	handle   toolscache.ResourceEventHandlerRegistration // guarded by mu; set while the handler is attached to informer
-	missing  map[client.ObjectKey]client.Object          // guarded by mu; see missing.go
+	told     map[client.ObjectKey]client.Object          // guarded by mu; what the handler knows of by conn; see missing.go
+	missing  map[client.ObjectKey]remembered             // guarded by mu; what it knew of by earlier ones
 	calls    int                                         // guarded by mu; of handler and OnError, under way
 	idle     chan struct{}                               // guarded by mu; closed when calls gets 0, nil if nobody waits
-	told     scopedcache.ScopeState                      // guarded by mu; what OnError was told last
+	said     scopedcache.ScopeState                      // guarded by mu; what OnError was told last
 	tell     *scopedcache.ScopeState                     // guarded by mu; what it is to be told next
 	telling  Connection                                  // guarded by mu; a goroutine of this one is about it
 }
@@ -90,7 +91,7 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 		return nil
 	}
 	// An informer of an earlier connection has ended with it.
-	w.rememberLocked()
+	w.forgetConnectionLocked()
 	w.conn, w.informer, w.handle = conn, informer, nil
 	err := w.feedLocked()
 	if err != nil {
@@ -135,7 +136,7 @@ func (w *watch) detach() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn != nil && w.conn.Err() != nil {
-		w.rememberLocked()
+		w.forgetConnectionLocked()
 		w.informer, w.handle = nil, nil
 	}
 }
@@ -148,7 +149,7 @@ func (w *watch) end() {
 		return
 	}
 	conn, informer, handle := w.conn, w.informer, w.handle
-	w.ended, w.informer, w.handle, w.missing = true, nil, nil, nil
+	w.ended, w.informer, w.handle, w.told, w.missing = true, nil, nil, nil, nil
 	close(w.done)
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
@@ -172,10 +173,11 @@ func (w *watch) live() bool {
 	return !w.ended
 }
 
-// call calls f, a handler or OnError, unless the watch or the connection has ended. A panic costs the call.
-func (w *watch) call(conn Connection, f func()) {
+// call calls f, a handler or OnError, unless the watch or the connection has ended, or note, which is called before that
+// under mu and may be nil, says no. A panic costs the call.
+func (w *watch) call(conn Connection, note func() bool, f func()) {
 	w.mu.Lock()
-	if w.ended || conn.Err() != nil {
+	if w.ended || conn.Err() != nil || note != nil && !note() {
 		w.mu.Unlock()
 		return
 	}
@@ -252,7 +254,7 @@ func (w *watch) tellAll(conn Connection) {
 			return
 		}
 		if news {
-			w.call(conn, func() {
+			w.call(conn, nil, func() {
 				w.of.onError(inside(conn.Life()), WatchError{Extension: w.of.registry.Extension, Name: w.of.name,
 					Kind: w.part.kind, Scope: w.part.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
 			})
@@ -272,8 +274,8 @@ func (w *watch) nextToTell(conn Connection) (state *scopedcache.ScopeState, news
 		return nil, false
 	}
 	state, w.tell = w.tell, nil
-	before := w.told
-	w.told = *state
+	before := w.said
+	w.said = *state
 	news = state.State != before.State || text(state.LastError) != text(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
 }
@@ -294,16 +296,40 @@ type delivery struct {
 }
 
 func (d *delivery) OnAdd(object any, isInInitialList bool) {
-	d.watch.found(object)
-	d.watch.call(d.conn, func() { d.next.OnAdd(copyOf(object), isInInitialList) })
+	var gone client.Object
+	d.watch.call(d.conn, func() bool { gone = d.told(object); return true }, func() {
+		if gone != nil {
+			d.next.OnDelete(lastKnown(gone))
+		}
+		d.next.OnAdd(copyOf(object), isInInitialList)
+	})
 }
 
 func (d *delivery) OnUpdate(oldObject, newObject any) {
-	d.watch.call(d.conn, func() { d.next.OnUpdate(copyOf(oldObject), copyOf(newObject)) })
+	d.watch.call(d.conn, func() bool { d.told(newObject); return true }, func() { d.next.OnUpdate(copyOf(oldObject), copyOf(newObject)) })
 }
 
 func (d *delivery) OnDelete(object any) {
-	d.watch.call(d.conn, func() { d.next.OnDelete(copyOf(object)) })
+	d.watch.call(d.conn, func() bool { d.forget(object); return true }, func() { d.next.OnDelete(copyOf(object)) })
+}
+
+// told notes an object, under the watch's mu; see toldLocked.
+func (d *delivery) told(object any) client.Object {
+	shown, ok := object.(client.Object)
+	if !ok || d.watch.conn != d.conn {
+		return nil
+	}
+	return d.watch.toldLocked(shown)
+}
+
+// forget notes that an object is gone, under the watch's mu.
+func (d *delivery) forget(object any) {
+	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = unknown.Obj
+	}
+	if shown, ok := object.(client.Object); ok && d.watch.conn == d.conn {
+		delete(d.watch.told, client.ObjectKeyFromObject(shown))
+	}
 }
 
 func copyOf(object any) any {

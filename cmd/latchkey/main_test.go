@@ -77,7 +77,7 @@ func TestManager(t *testing.T) {
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(t.Context(), config.Manifests("crd"), "apply", "-f", "-")
+	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -135,12 +135,13 @@ func TestManager(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no such credentials": {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
-		"no guard":            {nil, "--guarded-by-admission"},
-		"no kind":             {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
-		"no path":             {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
-		"no such kubeconfig":  {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
-		"arguments":           {[]string{"extra"}, "takes no arguments"},
+		"no such credentials":  {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
+		"no guard for Secrets": {[]string{"--credentials=kubeconfigs", "--secret-namespace=default"}, "--guarded-by-admission"},
+		"no guard":             {nil, "--guarded-by-admission"},
+		"no kind":              {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
+		"no path":              {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
+		"no such kubeconfig":   {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
+		"arguments":            {[]string{"extra"}, "takes no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -49,10 +49,10 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&m.credentials, "credentials", "tokens", "how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), kubeconfigs (in a Secret)")
 	flags.StringVar(&m.namespacePath, "namespace-path", "spec.namespace", "dotted path of the field with the ServiceAccount's namespace; metadata.namespace for the extension's own")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
-	flags.StringVar(&m.secretNamespace, "kubeconfig-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
-	flags.StringVar(&m.secretPath, "kubeconfig-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
-	flags.StringVar(&m.secretKey, "kubeconfig-key", "value", "with --credentials=kubeconfigs: key of the Secret")
-	flags.BoolVar(&m.guarded, "guarded-by-admission", false, "state that an admission policy (see config/admission) lets nobody name a ServiceAccount that they may not act as; required for cluster-scoped kinds")
+	flags.StringVar(&m.secretNamespace, "secret-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
+	flags.StringVar(&m.secretPath, "secret-name-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
+	flags.StringVar(&m.secretKey, "secret-key", "value", "with --credentials=kubeconfigs: key of the Secret")
+	flags.BoolVar(&m.guarded, "guarded-by-admission", false, "state that an admission policy (see config/admission*) lets nobody name a ServiceAccount that they may not act as, or a Secret that they may not read; required for cluster-scoped kinds and for --secret-namespace")
 	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080", "address that serves /metrics; 0 for none")
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081", "address that serves /healthz and /readyz; 0 for none")
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
@@ -84,11 +84,15 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	case "impersonation":
 		options.Credentials = credential.Impersonation(credential.ImpersonationOptions{NamespacePath: m.namespacePath, NamePath: m.namePath})
 	case "kubeconfigs":
-		options.Credentials = credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey})
+		secrets := credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey}
+		if m.guarded {
+			secrets.Allow = credential.SecretsGuardedByAdmission
+		}
+		options.Credentials = credential.KubeconfigSecrets(secrets)
 	default:
 		return clustercache.Options{}, errors.Errorf("--credentials: %q is none of tokens, impersonation and kubeconfigs", m.credentials)
 	}
-	if m.guarded {
+	if m.guarded && m.credentials != "kubeconfigs" {
 		options.AllowIdentity = clustercache.GuardedByAdmission
 	}
 	return options, nil
@@ -138,7 +142,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		return err
 	}
 	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
-		if strings.Contains(err.Error(), "AllowIdentity") {
+		if !m.guarded && strings.Contains(err.Error(), "Allow") {
 			err = errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
 		}
 		return err

@@ -39,7 +39,7 @@ func TestContentOperator(t *testing.T) {
 	cp, err := controlplane.Start(ctx, controlplane.Options{CRDs: []string{"../../config/crd"}})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(ctx, config.Manifests("rbac"), "apply", "-f", "-")
+	_, err = cp.KubectlInput(ctx, config.Manifests(config.RBAC), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=latchkey-operator", "--user=operator")
 	g.Expect(err).NotTo(HaveOccurred())
