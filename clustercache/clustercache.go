@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
@@ -37,7 +38,8 @@ type ClusterCache interface {
 	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity, renewals
 	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit. Its
 	// Timeout is Client.Timeout, which ends whole responses: set it to 0 for watches, logs and exec. Requests to
-	// another Host are refused.
+	// another Host are refused. Clients that dial by themselves, as client-go's exec, attach and port-forward do, take a
+	// credential with a token: ServiceAccountTokens, or a kubeconfig with a token.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
 	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper, HTTP client
@@ -92,7 +94,8 @@ type ClusterCache interface {
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
 }
 
-// What accessor and healthprobe declare, by the names under which users know it.
+// What accessor, its packages and healthprobe declare, by the names under which users know it. The fields are documented
+// there.
 type (
 	// ConnectionState is a picture of one extension's connection.
 	ConnectionState = accessor.ConnectionState
@@ -108,6 +111,9 @@ type (
 	Reason = accessor.Reason
 	// NotConnectedError says which extension is not connected, why and since when.
 	NotConnectedError = accessor.NotConnectedError
+	// NoTokenError is the error of a request that was not sent for want of a valid token, although the extension is
+	// connected. Return it and let your queue try again.
+	NoTokenError = credential.NoTokenError
 	// Watcher says what to watch and who is told. NewWatcher makes one.
 	Watcher = watches.Watcher
 	// WatcherOptions are TypedWatcherOptions for ordinary controllers.

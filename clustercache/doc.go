@@ -35,11 +35,12 @@
 //     the simplest locking there is: it decides, other controllers read snapshots.
 //   - On a replica that does not lead, every getter returns a [NotConnectedError] with reason NotStarted.
 //   - Whoever may write an extension names its ServiceAccount. Namespaced kinds may only name one of their own
-//     namespace, unless Options.AllowIdentity says otherwise; for cluster-scoped kinds the author must state the
-//     guard.
+//     namespace, unless Options.AllowIdentity says otherwise; within it any, unless a policy like that in
+//     config/admission-namespaced guards it. For cluster-scoped kinds the author must state the guard. With kubeconfigs
+//     it is credential.KubeconfigOptions.Allow.
 //   - Your controller and this one read the extension independently. What you do on behalf of fields that you read,
-//     do as the identity that they name: after GetClient compare [ConnectionState].Identity with the reference, and
-//     wait for the connect event if they differ. A client whose connection changes after that fails.
+//     do as the identity that they name: after GetClient compare [ConnectionState].Identity (with kubeconfigs, Source)
+//     with the reference, and wait for the connect event if they differ. A client whose connection changes after that fails.
 //   - Handlers, OnError and map functions are the host operator's code, called on behalf of tenants. One that hangs
 //     holds up its own events only; one that panics loses its event, and is logged and counted.
 //   - Filter, AllowIdentity, a RESTConfigMapper and KubeconfigOptions.Reference are called by the reconciler: one that waits holds up every extension,

@@ -57,7 +57,7 @@ type Options struct {
 	// HealthProbe says how often to probe and when to give up.
 	HealthProbe healthprobe.Options
 	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min, plus up to a
-	// fifth of jitter. A ServiceAccount or target that is seen again ends the wait.
+	// fifth of jitter. A ServiceAccount, Secret or target that is seen again ends the wait.
 	ConnectBackoff wait.Backoff
 	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not connected for another
 	// reason than before, a few in a row per extension and then one a minute. Use the manager's GetEventRecorder; it must
@@ -82,7 +82,8 @@ func (o *Options) wants(object client.Object) bool {
 	return o.hasWatchLabel(object) && (o.Filter == nil || o.Filter(object))
 }
 
-// GuardedByAdmission is an AllowIdentity that allows everything. It states that the API server lets nobody name a
+// GuardedByAdmission is an AllowIdentity that allows everything. On a namespaced kind it takes the place of the rule of its
+// own namespace; leave AllowIdentity nil to keep that. It states that the API server lets nobody name a
 // ServiceAccount that they may not act as, by the policy in config/admission or the like.
 func GuardedByAdmission(context.Context, client.Object, types.NamespacedName) error { return nil }
 
@@ -161,7 +162,7 @@ func (o *Options) validate() error {
 func (o *Options) guard(resolver credential.Resolver) (func(context.Context, client.Object, types.NamespacedName) error, error) {
 	if !resolver.UsesServiceAccounts() {
 		if o.AllowIdentity != nil {
-			return nil, errors.New("Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and guard in the function that provides them")
+			return nil, errors.New("Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and guard in credential.KubeconfigOptions.Allow, or in the function that provides them")
 		}
 		return nil, nil
 	}

@@ -2,16 +2,22 @@
 //
 // # Setup
 //
-//	kubectl apply -f config/crd -f config/rbac -f config/admission
+//	kubectl apply -f config/crd -f config/rbac -f config/admission # the Roles go to the current namespace
 //	kubectl create clusterrolebinding latchkey-operator --clusterrole=latchkey-operator --serviceaccount=<namespace>:<name>
+//	kubectl create rolebinding latchkey-leader-election --role=latchkey-leader-election --serviceaccount=<namespace>:<name>
 //
 // # Usage
 //
 // crd has our own ClusterExtension, rbac what a host operator needs for itself, admission the policy that lets
 // nobody name a ServiceAccount that they may not act as. Programs read the same from [Manifests].
 //
-// Two more folders have examples to copy and edit, which nothing applies by default: admission-namespaced has the policy
-// for namespaced kinds, rbac-examples has roles of less privilege than those in rbac, one file per way of acting as tenants.
+// Three more folders have examples to copy and edit, which nothing applies by default: admission-namespaced has the policy
+// for namespaced kinds, admission-kubeconfigs that for references to Secrets, and rbac-examples has roles of less privilege
+// than those in rbac, one file per way of acting as tenants. What to bind instead of latchkey-operator:
+//
+//	credential.ServiceAccountTokens  rbac-examples/tokens-by-name.yaml or tokens-in-a-namespace.yaml
+//	credential.Impersonation         rbac-examples/impersonation.yaml or constrained-impersonation.yaml
+//	credential.KubeconfigSecrets     rbac-examples/kubeconfig-secrets.yaml
 //
 // # Considerations
 //

@@ -25,8 +25,11 @@
 //   - Tokens come from the TokenRequest API with the UID of the ServiceAccount as a precondition, are shared by
 //     extensions that name the same ServiceAccount, kept until the last of them goes, and renewed after 60 to
 //     80 % of their life by one request at a time.
-//   - A request that is refused with a 401 is sent once more with a newer token; a write is applied once all the same.
-//     Without a valid token requests fail here, with a [NoTokenError].
+//   - With ServiceAccountTokens a request that is refused with a 401 is sent once more with a newer token, if its body can be
+//     read again; a write is applied once all the same. Without a valid token requests fail here, with a [NoTokenError].
+//     With other credentials a 401 is returned as it is.
+//   - Whoever may write an extension says whom it acts as, so somebody must say who may name whom: clustercache's
+//     Options.AllowIdentity for ServiceAccounts, [KubeconfigOptions].Allow for Secrets.
 //   - A kubeconfig is data: nothing in it is run or opened. What would do so is refused by name.
 //   - Secrets are kept behind closures, so that printing any value here with %+v shows none, and TokenRequests
 //     do not pass through client-go's body logging.
