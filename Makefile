@@ -10,6 +10,8 @@ TOOLS := tools
 
 # How often "make soak" runs the end-to-end tests.
 N ?= 10
+# How long "make fuzz-rbac" goes on.
+DURATION ?= 10m
 # ONCE=1 ends the demo after the tour; BREAK=<step> leaves out that step's cause.
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
@@ -34,6 +36,14 @@ bin/latchkey: ## the binary
 test: controlplane ## all tests of all modules, race detector on
 	go test -race -timeout 40m ./...
 	go test -C $(CONTROLPLANE) -race .
+
+.PHONY: conformance
+conformance: controlplane ## controller-runtime's own tests of its cache, against accessor/scopedcache
+	go run ./internal/conformance
+
+.PHONY: fuzz-rbac
+fuzz-rbac: controlplane ## random rights, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
+	go test -race -count=1 -timeout 0 ./test/scopes -run TestRandomRights -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
 
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took

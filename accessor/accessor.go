@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
@@ -288,7 +290,8 @@ func (a *identityAccessor) runConnect(j *job, generation int64, resolved credent
 	}
 	asked := time.Now()
 	var conn *connection
-	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.proof, resolved, func() { a.sawUnauthorized(conn) })
+	conn = newConnection(a.set.life, &a.set.owned, options, a.key, generation, j.target, j.proof, resolved,
+		func() { a.sawUnauthorized(conn) }, a.rightsChanged)
 	answer := askUntilTold(j.ctx, conn, options.HealthProbe.Timeout)
 	if answer.Verdict == healthprobe.Valid && !resolved.Expected.Matches(answer.Identity) {
 		answer = mismatch("expected", resolved.Expected, answer.Identity)
@@ -649,6 +652,22 @@ func (a *identityAccessor) notConnected(reason Reason, cause error) *NotConnecte
 
 // state is a picture for people.
 func (a *identityAccessor) state() ConnectionState {
+	state, conn := a.stateWithoutScopes()
+	if conn != nil {
+		state.Scopes = conn.scopes()
+		slices.SortFunc(state.Scopes, func(x, y scopedcache.ScopeState) int {
+			return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation), cmp.Compare(x.Scope.String(), y.Scope.String()))
+		})
+	}
+	return state
+}
+
+// rightsChanged tells the extension sources that the cache of the connection lost or won something.
+func (a *identityAccessor) rightsChanged() {
+	a.transition(func(time.Time) effects { return effects{changed: !a.removed} })
+}
+
+func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.published.Load()
@@ -670,7 +689,7 @@ func (a *identityAccessor) state() ConnectionState {
 		state.Message = shorten(s.err.Cause.Error())
 	}
 	state.Watches = a.watches.States()
-	return state
+	return state, s.conn
 }
 
 // healthLocked is the health to show.

@@ -274,7 +274,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	state := d.eventually("red", connectedAs("new"))
 	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, credential.Resolved{}, func() {})
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, credential.Resolved{}, func() {}, func() {})
 	conn.identity = Identity{Username: "old"}
 	a.connected(late, conn)
 	a.connectFailed(late, Unreachable, errDown)

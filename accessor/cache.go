@@ -36,7 +36,15 @@ func newBoundCache(c *connection) *boundCache {
 
 // startCache does no I/O: a scope asks the API server when it is first used.
 func (c *connection) startCache() (scopedcache.Cache, error) {
-	made, err := scopedcache.New(c.config, cache.Options{
+	made, err := scopedcache.NewWithOptions(scopedcache.Options{
+		CheckInterval: c.options.Cache.CheckInterval,
+		IdleTimeout:   c.options.Cache.IdleTimeout,
+		AllowListOnly: c.options.Cache.AllowListOnly,
+		ReadTimeout:   c.options.Client.Timeout,
+		RBACEvents:    c.rbacEvents(),
+		Username:      c.stated.Username,
+		Observe:       c.scopeChanged,
+	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
 		Scheme:           c.options.Scheme,
 		Mapper:           c.mapper,
@@ -57,6 +65,23 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 	return made.(scopedcache.Cache), nil
 }
 
+// rbacEvents are those of the host operator's cluster, for connections to it.
+func (c *connection) rbacEvents() *scopedcache.RBACEvents {
+	if c.resolved.Foreign {
+		return nil
+	}
+	return c.options.RBACEvents
+}
+
+// scopeChanged has extension sources told when a right or a kind is lost or won. What is so from the start readers are told.
+func (c *connection) scopeChanged(before scopedcache.State, now scopedcache.ScopeState) {
+	switch {
+	case before == now.State || before == scopedcache.Syncing:
+	case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
+		c.rightsChanged()
+	}
+}
+
 // do calls f with the cache unless the connection has ended, and says so when it ends meanwhile.
 func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache.Cache) error) error {
 	if err := b.conn.err(); err != nil {
@@ -75,12 +100,30 @@ func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache
 	return err
 }
 
+// Get is bounded by the cache itself, which ends with the connection.
 func (b *boundCache) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.Get(ctx, key, object, opts...) })
+	return b.read(func(c scopedcache.Cache) error { return c.Get(ctx, key, object, opts...) })
 }
 
+// List is bounded as Get is.
 func (b *boundCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.List(ctx, list, opts...) })
+	return b.read(func(c scopedcache.Cache) error { return c.List(ctx, list, opts...) })
+}
+
+// read is do for what ends by itself.
+func (b *boundCache) read(f func(scopedcache.Cache) error) error {
+	if err := b.conn.err(); err != nil {
+		return err
+	}
+	scoped, err := b.scoped()
+	if err != nil {
+		return err
+	}
+	err = f(scoped)
+	if ended := b.conn.err(); ended != nil {
+		return ended // also instead of a success: what was read may be gone
+	}
+	return err
 }
 
 func (b *boundCache) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
@@ -99,9 +142,9 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 	return informer, err
 }
 
-func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (held *scopedcache.Held, err error) {
+func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, options scopedcache.HoldOptions) (held *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
-		held, err = c.Hold(ctx, object, scope, observe)
+		held, err = c.Hold(ctx, object, scope, options)
 		return err
 	})
 	return held, err

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +23,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/internal/feed"
 )
 
 var _ watches.Connection = (*connection)(nil)
@@ -48,6 +50,8 @@ type connection struct {
 	served       atomic.Pointer[time.Time] // of the identity's last successful request
 	unauthorized func()                    // told of every 401; must not block
 
+	rightsChanged func() // told when the cache lost or won a right or a kind; must not block
+
 	handles func() (*handles, error) // built once, without I/O
 	built   atomic.Pointer[handles]  // what handles built
 	cluster func() (cluster.Cluster, error)
@@ -62,9 +66,9 @@ type handles struct {
 
 // newConnection does no I/O. What it makes must be closed.
 func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
-	t *target.Target, by *proof, resolved credential.Resolved, unauthorized func()) *connection {
+	t *target.Target, by *proof, resolved credential.Resolved, unauthorized, rightsChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized}
+	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
 	c.proof.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
@@ -141,16 +145,27 @@ func (c *connection) scopes() []scopedcache.ScopeState {
 }
 
 // Hold implements watches.Connection.
-func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	h, err := c.handles()
 	if err != nil {
 		return nil, err
 	}
-	held, err := h.cache.Hold(ctx, object, scope, observe)
+	held, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, Observe: observe})
 	if err != nil {
 		return nil, err
 	}
-	return held, nil
+	return watched{held}, nil
+}
+
+// watched is a handle as watches need it.
+type watched struct{ *scopedcache.Handle }
+
+func (w watched) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
+	feeding, err := w.Handle.Feed(handler, options)
+	if err != nil {
+		return nil, err
+	}
+	return feeding, nil
 }
 
 // Life implements watches.Connection.

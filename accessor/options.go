@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -25,6 +26,19 @@ type CacheOptions struct {
 	ByObject map[client.Object]cache.ByObject
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
+	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
+	// it may now what it might not, with some jitter. Defaults to 60 s. A right that was revoked is noticed after that
+	// and about 2 s.
+	CheckInterval time.Duration
+	// IdleTimeout is how long an informer goes on that was started by a read and is not read any more, up to twice as long.
+	// 0 keeps it as long as the connection.
+	IdleTimeout time.Duration
+	// AllowListOnly has what an identity may list and not watch listed every CheckInterval. Otherwise it may not be read.
+	AllowListOnly bool
+	// WatchRBAC has the host operator watch the metadata of Roles, ClusterRoles and their bindings in the cluster of the
+	// extensions, once for all connections to it, so that revoked and granted rights are noticed within seconds. If it may
+	// not (config/rbac/rbac-events.yaml), CheckInterval it is.
+	WatchRBAC bool
 }
 
 // CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.
@@ -70,6 +84,7 @@ type Options struct {
 	HealthProbe    healthprobe.Options
 	ConnectBackoff wait.Backoff
 	Metrics        MetricsOptions
+	RBACEvents     *scopedcache.RBACEvents // of the cluster of the extensions; nil for none
 	Logger         logr.Logger
 
 	// Wake asks for a Reconcile of that extension soon. It must not block.

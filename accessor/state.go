@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
@@ -59,7 +60,8 @@ type ConnectionState struct {
 	Generation         int64     // counts connects
 	TokenExpires       time.Time // zero if it does not expire
 	Health             HealthCheckingState
-	Watches            []WatchState // sorted by name, kind and namespace
+	Watches            []WatchState             // sorted by name, kind and scope
+	Scopes             []scopedcache.ScopeState // of the connection's cache, sorted by kind and scope; empty while not connected
 }
 
 // snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.

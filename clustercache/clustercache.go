@@ -49,22 +49,20 @@ type ClusterCache interface {
 
 	// Watch feeds watcher's controller with events about the objects that the extension's identity sees. There is
 	// one registration per name and dependent: the same again is a no-op, whoever its controller, and the same name for
-	// another kind or scope is ErrWatchConflict. An error means that nothing was registered. It asks the API server for
-	// the kind and so may take until ctx ends, or Client.Timeout; it does not wait for the first objects. Rights are not
-	// asked for: that the identity may not watch is told to OnError. Handler, predicates, OnError and controller are those
-	// of the first registration under the name, as long as it lives.
+	// another kind or scope is ErrWatchConflict. An error means that nothing was registered. It waits for nothing: that
+	// the kind is not served, or that the identity may not list and watch it, is told to OnError, and the controller is fed as
+	// soon as that has changed. Handler, predicates, OnError and controller are those of the first registration under the
+	// name, as long as it lives.
 	//
-	// Errors are *NotConnectedError, ErrWatchConflict, meta.IsNoMatchError for a kind that is not served, the cause of ctx,
-	// and options that are incomplete.
+	// Errors are *NotConnectedError, ErrWatchConflict, a type that the scheme does not know, and options that are incomplete.
 	//
-	// A registration survives disconnects: a new connection delivers all objects again, as creations, and then what was
-	// deleted in between, or is not for the new identity to see, as deletions whose DeleteStateUnknown is true and whose
-	// object has name, UID, labels and owners only.
+	// A registration survives disconnects, and the loss of rights and kinds. When they are back all objects are delivered
+	// again, as creations, and then what was deleted in between, or is not for the new identity to see, as deletions whose
+	// DeleteStateUnknown is true and whose object has name, UID, labels and owners only.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
 	// WatchContent makes the kinds of the content's objects what is watched under its name: it starts what is new
-	// and ends what is gone. The same again is a no-op. Kinds that cannot be watched, for instance because they are not served,
-	// are in the error; the others are watched, so call again. Otherwise it is as Watch, and Unwatch ends it. A name is
+	// and ends what is gone. The same again is a no-op. Otherwise it is as Watch, and Unwatch ends it. A name is
 	// for Watch or for WatchContent: the other one is ErrWatchConflict.
 	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
 

@@ -150,6 +150,8 @@ func (o *Options) validate() error {
 		return errors.New("Options.Client.UserAgent must be set: it is how API servers' logs name the host operator")
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
 		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
+	case o.Cache.CheckInterval < 0 || o.Cache.IdleTimeout < 0:
+		return errors.New("Options.Cache: CheckInterval and IdleTimeout must not be negative")
 	case o.ConnectBackoff.Duration <= 0:
 		return errors.New("Options.ConnectBackoff.Duration must be positive")
 	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 || o.HealthProbe.FailureThreshold < 0:

@@ -4,10 +4,12 @@ import (
 	"context"
 
 	"github.com/pkg/errors"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 )
 
@@ -43,12 +45,16 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		labelled: options.hasWatchLabel,
 		wants:    options.wants,
 	}
+	rbacEvents, err := options.rbacEvents(mgr)
+	if err != nil {
+		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
+	}
 	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe, ConnectBackoff: options.ConnectBackoff,
-		Metrics: options.Metrics,
-		Logger:  mgr.GetLogger().WithName(controllerName),
-		Wake:    r.wake, Changed: hub.Changed,
+		Metrics: options.Metrics, RBACEvents: rbacEvents,
+		Logger: mgr.GetLogger().WithName(controllerName),
+		Wake:   r.wake, Changed: hub.Changed,
 	})
 	cc := &clusterCache{set: r.set, sources: hub}
 	if options.EventRecorder != nil {
@@ -58,4 +64,24 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")
 	}
 	return cc, nil
+}
+
+// rbacEvents watches RBAC in the cluster of the extensions, as the host operator and as long as the manager runs.
+func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACEvents, error) {
+	if !o.Cache.WatchRBAC {
+		return nil, nil
+	}
+	own, err := scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: o.Cache.CheckInterval})(o.Cluster.GetConfig(),
+		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(), Mapper: o.Cluster.GetRESTMapper()})
+	if err != nil {
+		return nil, err
+	}
+	watched, err := scopedcache.NewRBACEvents(own.(scopedcache.Cache))
+	if err != nil {
+		return nil, err
+	}
+	return watched, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		defer watched.Close()
+		return own.Start(ctx)
+	}))
 }

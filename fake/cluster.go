@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,7 +60,7 @@ type fakeCache struct {
 }
 
 func (f *fakeCache) GetInformer(ctx context.Context, object client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
-	informer, err := f.conn.newInformer(object, "", nil)
+	informer, err := f.conn.newInformer(object, scopedcache.Scope{}, nil)
 	if err != nil {
 		return nil, err
 	}

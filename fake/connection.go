@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/pkg/errors"
@@ -10,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -20,6 +23,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/feed"
 	"github.com/latchkey-dev/latchkey/internal/lists"
 )
 
@@ -88,24 +92,77 @@ func (n nobody) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // Hold returns an informer over the client of the test. As with the real one, errors of the client are told to observe.
-func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
-	return c.newInformer(object, scope.Namespace, observe)
+func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+	made, err := c.newInformer(object, scope, observe)
+	if meta.IsNoMatchError(err) {
+		if observe != nil {
+			observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: err})
+		}
+		return notServed{}, nil
+	}
+	return made, err
 }
+
+// notServed is the informer of a kind that is not served, and never will be: the client of a test does not change its mind.
+type notServed struct{}
+
+func (notServed) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
+	return fedNothing{options.Known}, nil
+}
+func (notServed) Release() {}
+
+type fedNothing struct{ known feed.Known }
+
+func (f fedNothing) Known() feed.Known { return f.known }
+func (fedNothing) Remove()             {}
 
 // informer is an informer that runs until Release, or its connection's end.
 type informer struct {
 	toolscache.SharedIndexInformer
-	stop context.CancelFunc
+	conn     *connection
+	example  client.Object
+	stop     context.CancelFunc
+	released <-chan struct{} // closed when it is stopped
 }
 
 func (i *informer) Release() { i.stop() }
 
-func (i *informer) Has(key string) bool {
-	_, found, err := i.GetStore().GetByKey(key)
-	return found && err == nil
+// Feed implements watches.Informer.
+func (i *informer) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
+	fed := feed.New(handler, i.example, options)
+	source := fed.Begin()
+	handle, err := i.AddEventHandler(source)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	i.conn.Go(func() {
+		select {
+		case <-handle.HasSyncedChecker().Done():
+			source.TellMissing(func(key string) bool {
+				_, found, err := i.GetStore().GetByKey(key)
+				return found && err == nil
+			})
+		case <-i.conn.life.Done():
+		case <-i.released:
+		}
+	})
+	return feeding{Feed: fed, informer: i, handle: handle}, nil
 }
 
-func (c *connection) newInformer(object client.Object, namespace string, observe func(scopedcache.ScopeState)) (*informer, error) {
+// feeding is a handler that an informer feeds.
+type feeding struct {
+	*feed.Feed
+	informer *informer
+	handle   toolscache.ResourceEventHandlerRegistration
+}
+
+// Remove implements watches.Feeding.
+func (f feeding) Remove() {
+	f.Pause()
+	_ = f.informer.RemoveEventHandler(f.handle) // it fails only if the informer does not know it
+}
+
+func (c *connection) newInformer(object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (*informer, error) {
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
@@ -113,13 +170,13 @@ func (c *connection) newInformer(object client.Object, namespace string, observe
 	if err != nil {
 		return nil, err
 	}
-	if namespace, err = c.served(object, namespace); err != nil {
+	if scope.Namespace, err = c.served(object, scope.Namespace); err != nil {
 		return nil, err
 	}
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	lw := &listerWatcher{client: c.of, list: list, namespace: namespace, listed: func() { observe(scopedcache.ScopeState{State: scopedcache.Synced}) }}
+	lw := &listerWatcher{client: c.of, list: list, scope: scope, listed: func() { observe(scopedcache.ScopeState{State: scopedcache.Synced}) }}
 	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
 	// These fail only on informers that run.
 	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) })
@@ -132,7 +189,7 @@ func (c *connection) newInformer(object client.Object, namespace string, observe
 	})
 	life, stop := context.WithCancel(c.life)
 	c.Go(func() { shared.RunWithContext(life) })
-	return &informer{SharedIndexInformer: shared, stop: stop}, nil
+	return &informer{SharedIndexInformer: shared, conn: c, example: object, stop: stop, released: life.Done()}, nil
 }
 
 // served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's mapper knows them. What
@@ -156,10 +213,10 @@ func (c *connection) served(object client.Object, namespace string) (string, err
 // listerWatcher lists and watches through a client. It begins to watch before it lists, so that nothing falls between:
 // what it sees twice is an update.
 type listerWatcher struct {
-	client    client.Client
-	list      client.ObjectList
-	namespace string
-	listed    func() // told of every list that succeeded
+	client client.Client
+	list   client.ObjectList
+	scope  scopedcache.Scope
+	listed func() // told of every list that succeeded
 
 	mu    sync.Mutex
 	begun watch.Interface // guarded by mu; by the last List, not taken yet
@@ -180,8 +237,16 @@ func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
 	l.begun = stream
 	l.mu.Unlock()
 	list := l.list.DeepCopyObject().(client.ObjectList)
-	if err := l.client.List(context.Background(), list, client.InNamespace(l.namespace)); err != nil {
+	if err := l.client.List(context.Background(), list, client.InNamespace(l.scope.Namespace)); err != nil {
 		return nil, err
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	items = slices.DeleteFunc(items, func(item runtime.Object) bool { return !l.selects(item) })
+	if err := meta.SetList(list, items); err != nil {
+		return nil, errors.WithStack(err)
 	}
 	l.listed()
 	return list, nil
@@ -198,10 +263,34 @@ func (l *listerWatcher) Watch(metav1.ListOptions) (watch.Interface, error) {
 }
 
 func (l *listerWatcher) watch() (watch.Interface, error) {
-	if watching, ok := l.client.(client.WithWatch); ok {
-		return watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList), client.InNamespace(l.namespace))
+	watching, ok := l.client.(client.WithWatch)
+	if !ok {
+		return watch.NewFake(), nil // it never says anything
 	}
-	return watch.NewFake(), nil // it never says anything
+	stream, err := watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList), client.InNamespace(l.scope.Namespace))
+	if err != nil || !l.selective() {
+		return stream, err
+	}
+	return watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
+		if event.Type != watch.Error && !l.selects(event.Object) {
+			event.Type = watch.Deleted // as an API server tells of what is not selected any more; informers know what was
+		}
+		return event, true
+	}), nil
+}
+
+func (l *listerWatcher) selective() bool {
+	return l.scope.LabelSelector != nil || l.scope.FieldSelector != nil
+}
+
+// selects reports whether the selectors of the scope match. Of fields it knows name and namespace.
+func (l *listerWatcher) selects(object runtime.Object) bool {
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		return true
+	}
+	return (l.scope.LabelSelector == nil || l.scope.LabelSelector.Matches(labels.Set(accessor.GetLabels()))) &&
+		(l.scope.FieldSelector == nil || l.scope.FieldSelector.Matches(fields.Set{"metadata.name": accessor.GetName(), "metadata.namespace": accessor.GetNamespace()}))
 }
 
 // convert gives an object the representation of a list's objects: the fake client watches typed ones, whatever it is

@@ -12,6 +12,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -145,15 +147,42 @@ func TestWatch(t *testing.T) {
 	g.Expect(c.seen()).To(BeEmpty())
 }
 
+// A kind that is not served is waited for: OnError is told, and the controller when it is there.
 func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
-	tenant(t, ns, "watcher")
+	create(t, serviceAccount(ns, "watcher"))
+	grant(t, ns, "watcher", rbacv1.PolicyRule{APIGroups: []string{"late.example.test"}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	create(t, extension(ns, "watcher"))
+	late := func(name string) *unstructured.Unstructured {
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(schema.GroupVersionKind{Group: "late.example.test", Version: "v1", Kind: "Comer"})
+		object.SetNamespace(ns)
+		object.SetName(name)
+		return object
+	}
 	o := startOperator(t, clustercache.Options{})
 	o.waitConnected(t, "watcher")
-	err := o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(newFakeController(t).watch("gadgets", gadget(), "")))
-	g.Expect(err).To(Satisfy(isNoMatch), "%v", err)
-	g.Expect(o.state("watcher").Watches).To(BeEmpty(), "nothing is registered")
+	c := newFakeController(t)
+	told := make(chan clustercache.WatchError, 100)
+	options := c.watch("comers", late(""), ns)
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	g.Expect(o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(options))).To(Succeed())
+	var missing clustercache.WatchError
+	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
+	g.Expect(missing.State).To(Equal(scopedcache.NotServed))
+	g.Expect(missing.Err).To(Satisfy(isNoMatch))
+	g.Expect(o.state("watcher").Scopes).To(HaveExactElements(And(HaveField("State", scopedcache.NotServed), HaveField("GVK.Kind", "Comer"), HaveField("Dependents", []string{"comers"}))))
+
+	create(t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "comers.late.example.test"},
+		"spec": map[string]any{"group": "late.example.test", "scope": "Namespaced",
+			"names":    map[string]any{"plural": "comers", "singular": "comer", "kind": "Comer"},
+			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}}},
+	}})
+	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(t.Context(), late("late"))) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create late"))
 }
 
 // A watch lives as long as somebody depends on it.
@@ -239,13 +268,12 @@ func TestWatchContent(t *testing.T) {
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}})
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create s"))
 
-	// A kind that is not served is told; the others are watched, and what has left is not.
+	// A kind that is not served is waited for; the others are watched, and what has left is not.
 	missing := gadget()
 	missing.SetNamespace(ns)
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "svc"}}
-	err := o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), service, missing))
-	g.Expect(err).To(Satisfy(isNoMatch), "%v", err)
-	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Service/" + ns}))
+	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), service, missing))).To(Succeed())
+	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Service/" + ns, "Gadget/" + ns}))
 	g.Eventually(func() int { return watchesOf(t, "secrets", ns) }).WithTimeout(patience).Should(BeZero(), "its informer has stopped")
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "left"}})
 	createConfigMaps(t, ns, "b")
@@ -256,7 +284,7 @@ func TestWatchContent(t *testing.T) {
 	g.Expect(admin.Delete(ctx, serviceAccount(ns, "owner"))).To(Succeed())
 	o.waitReason(t, "owner", clustercache.ServiceAccountNotFound)
 	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content"))).To(MatchError(clustercache.ErrNotConnected))
-	g.Expect(o.kinds("owner")).To(HaveLen(2), "nothing has changed")
+	g.Expect(o.kinds("owner")).To(HaveLen(3), "nothing has changed")
 	c.forget()
 	create(t, serviceAccount(ns, "owner"))
 	o.waitConnected(t, "owner")
@@ -323,4 +351,79 @@ func TestOnError(t *testing.T) {
 	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(other))).To(Succeed())
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
 	g.Expect(o.kinds("poor")).To(Equal([]string{"ConfigMap/" + ns}))
+}
+
+// A right that is revoked ends the watch, tells OnError and the extension sources, and reads are Forbidden; when it is granted
+// again everything goes on by itself. With WatchRBAC nobody waits for CheckInterval. The state says what is the matter.
+func TestRevokedRightOfAConnection(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns := namespace(t)
+	create(t, serviceAccount(ns, "tenant"))
+	grant(t, ns, "tenant", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
+	create(t, extension(ns, "tenant"))
+	createConfigMaps(t, ns, "a")
+	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
+	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{CheckInterval: time.Hour, WatchRBAC: true}})
+	o.waitConnected(t, "tenant")
+	c := newFakeController(t)
+	told := make(chan clustercache.WatchError, 100)
+	options := c.watch("content", &corev1.ConfigMap{}, ns)
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	g.Expect(o.Watch(ctx, key("tenant"), clustercache.NewWatcher(options))).To(Succeed())
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
+	tenantClient, err := o.GetClient(ctx, key("tenant"))
+	g.Expect(err).NotTo(HaveOccurred())
+	read := func() error { return tenantClient.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) }
+	g.Expect(read()).To(Succeed())
+	sources := sourceEvents(t, o, "tenant")
+
+	binding := roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"})
+	g.Expect(admin.Delete(ctx, binding)).To(Succeed())
+	begun := time.Now()
+	g.Eventually(read).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(apierrors.IsForbidden))
+	t.Logf("The read was refused %s after the revocation", time.Since(begun).Round(10*time.Millisecond))
+	var lost clustercache.WatchError
+	g.Eventually(told).WithTimeout(patience).Should(Receive(&lost))
+	g.Expect(lost.State).To(Equal(scopedcache.Forbidden))
+	g.Expect(lost.Err).To(MatchError(ContainSubstring("system:serviceaccount:" + ns + ":tenant")))
+	g.Eventually(sources).WithTimeout(patience).Should(Receive())
+	g.Expect(o.state("tenant").Phase).To(Equal(clustercache.Connected))
+	g.Expect(o.state("tenant").Scopes).To(HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0), HaveField("Dependents", []string{"content"}))))
+
+	g.Expect(admin.Delete(ctx, configMap(ns, "a"))).To(Succeed())
+	createConfigMaps(t, ns, "b")
+	create(t, roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"}))
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create b", "delete a"))
+	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(sources).WithTimeout(patience).Should(Receive())
+	g.Expect(read()).To(Succeed())
+}
+
+// sourceEvents tells of every event of an extension source about an extension, from now on.
+func sourceEvents(t *testing.T, o *operator, name string) <-chan struct{} {
+	t.Helper()
+	events := make(chan struct{}, 100)
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
+	ctx, cancel := context.WithCancel(context.Background())
+	first := make(chan struct{})
+	source := o.GetExtensionSource("rights", func(_ context.Context, extension client.Object) []ctrl.Request {
+		if extension.GetName() == name {
+			select {
+			case first <- struct{}{}: // what is already known
+			default:
+				events <- struct{}{}
+			}
+		}
+		return nil
+	})
+	NewWithT(t).Expect(source.Start(ctx, queue)).To(Succeed())
+	<-first
+	t.Cleanup(func() {
+		cancel()
+		queue.ShutDown()
+	})
+	return events
 }

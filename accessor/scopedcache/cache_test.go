@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,14 +44,17 @@ type apiServer struct {
 	*httptest.Server
 
 	mu     sync.Mutex
-	denied bool            // guarded by mu
-	open   map[string]int  // guarded by mu; watches by path
-	end    chan struct{}   // guarded by mu; closed and replaced to end all watches
-	asked  map[string]bool // guarded by mu; paths
+	denied bool                                                // guarded by mu; the rights
+	answer func(w http.ResponseWriter, req *http.Request) bool // guarded by mu; if it is not nil and answers, nobody else does
+	lists  map[string]int                                      // guarded by mu; lists by path, also those that watches begin with
+	asks   int                                                 // guarded by mu; access reviews
+	open   map[string]int                                      // guarded by mu; watches by path
+	end    chan struct{}                                       // guarded by mu; closed and replaced to end all watches
+	asked  map[string]bool                                     // guarded by mu; paths
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), asked: map[string]bool{}}
+	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), asked: map[string]bool{}, lists: map[string]int{}}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.cut()
@@ -61,15 +65,40 @@ func newAPIServer(t *testing.T) *apiServer {
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	a.mu.Lock()
-	denied, end := a.denied, a.end
-	a.asked[req.URL.Path] = true
+	denied, end, answer := a.denied, a.end, a.answer
+	review := strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews")
+	whoami := strings.HasSuffix(req.URL.Path, "/selfsubjectreviews")
+	readyz := req.URL.Path == "/readyz"
+	if review {
+		a.asks++
+	} else if !whoami && !readyz {
+		a.asked[req.URL.Path] = true
+	}
 	a.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
-	if denied {
-		w.WriteHeader(http.StatusForbidden)
-		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-			Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "you may not"})
+	if answer != nil && answer(w, req) {
 		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case readyz:
+		_, _ = w.Write([]byte("ok"))
+		return
+	case whoami:
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write([]byte(`{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1","status":{"userInfo":{"username":"red"}}}`))
+		return
+	case review:
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": map[string]any{"allowed": !denied}})
+		return
+	case denied:
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		return
+	}
+	if req.URL.Query().Get("watch") == "" || req.URL.Query().Get("sendInitialEvents") == "true" {
+		a.mu.Lock()
+		a.lists[req.URL.Path]++
+		a.mu.Unlock()
 	}
 	object := func(version string) map[string]any {
 		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "n", "name": "a", "uid": "u", "resourceVersion": version}}
@@ -98,6 +127,14 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	case <-end:
 	case <-req.Context().Done():
 	}
+}
+
+// refuse answers with a Status.
+func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: int32(code), Reason: reason, Message: "you may not"})
 }
 
 // cut ends all watches.
@@ -130,14 +167,18 @@ const (
 	everywhere = "/api/v1/configmaps"
 )
 
-// newCache makes a cache that runs until the test ends.
-func (a *apiServer) newCache(t *testing.T) Cache {
+// newCache makes a cache that runs until the test ends and asks for its rights often.
+func (a *apiServer) newCache(t *testing.T, options ...func(*Options)) Cache {
 	t.Helper()
 	g := NewWithT(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
 	httpClient := &http.Client{Transport: &http.Transport{}}
-	made, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Mapper: mapper, Scheme: runtime.NewScheme()})
+	own := Options{CheckInterval: 200 * time.Millisecond}
+	for _, option := range options {
+		option(&own)
+	}
+	made, err := NewWithOptions(own)(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Mapper: mapper, Scheme: runtime.NewScheme()})
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -168,8 +209,8 @@ func TestHoldersShareAnInformer(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t)
-	hold := func(namespace string) *Held {
-		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, nil)
+	hold := func(namespace string) *Handle {
+		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		return held
 	}
@@ -193,13 +234,13 @@ func TestReadersAndHolders(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, nil)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
 	held.Release()
 	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}))
-	again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, nil)
+	again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
 	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "somebody holds it")
@@ -231,7 +272,7 @@ func TestObserve(t *testing.T) {
 	a.deny(true)
 	c := a.newCache(t)
 	told := make(chan ScopeState, 100)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, func(state ScopeState) { told <- state })
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{Observe: func(state ScopeState) { told <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
 	var state ScopeState
 	g.Eventually(told).WithTimeout(patience).Should(Receive(&state))
@@ -242,7 +283,7 @@ func TestObserve(t *testing.T) {
 	g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	late := make(chan ScopeState, 100)
-	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, func(state ScopeState) { late <- state })
+	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{Observe: func(state ScopeState) { late <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "who comes late is told what is")
 	other.Release()
@@ -263,37 +304,51 @@ func TestObserve(t *testing.T) {
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 
 	a.deny(true)
-	a.cut()
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden))
-	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "one denial is not believed of what has worked")
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden), "nothing but the answer to the review tells")
+	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
+	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
 	a.deny(false)
 	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
 	g.Expect(late).NotTo(Receive(), "who has released is told nothing")
 	held.Release()
 }
 
-// Errors that pass by themselves are Failing, and nothing else; watches that end are nothing at all.
+// Errors that pass by themselves are Failing, and nothing else; watches that end are nothing at all. What is said against a
+// right or a kind is looked into, and Failing meanwhile.
 func TestStateOfErrors(t *testing.T) {
 	c := newAPIServer(t).newCache(t).(*scoped)
+	kind, err := c.kindOf(configMap())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	for name, tc := range map[string]struct {
-		err  error
-		want State
+		err     error
+		verb    string
+		want    State
+		refused bool
 	}{
-		"403":               {apierrors.NewForbidden(schema.GroupResource{}, "", nil), Forbidden},
-		"404":               {apierrors.NewNotFound(schema.GroupResource{}, ""), NotServed},
-		"500":               {apierrors.NewInternalError(context.DeadlineExceeded), Failing},
-		"429":               {apierrors.NewTooManyRequests("later", 1), Failing},
-		"410":               {apierrors.NewResourceExpired("too old"), Syncing},
-		"end of the stream": {io.EOF, Syncing},
+		"403":               {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true},
+		"404":               {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true},
+		"500":               {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false},
+		"429":               {apierrors.NewTooManyRequests("later", 1), "list", Failing, false},
+		"410":               {apierrors.NewResourceExpired("too old"), "watch", Syncing, false},
+		"end of the stream": {io.EOF, "watch", Syncing, false},
+		"no streamed lists": {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false},
+		"a bad list":        {apierrors.NewBadRequest("selector"), "list", Failing, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			scope, err := c.newScope(key{gvk: configMaps, representation: Unstructured}, configMap()) // which does not run
+			of := newScope(c, kind, Scope{})
+			mapping, err := c.mapping(t.Context(), configMaps)
 			g.Expect(err).NotTo(HaveOccurred())
-			scope.watchFailed(tc.err)
-			g.Expect(scope.picture().State).To(Equal(tc.want))
-			scope.watching()
-			g.Expect(scope.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
+			running, err := of.newInformer(mapping, 0)
+			g.Expect(err).NotTo(HaveOccurred())
+			defer running.end()
+			of.running = running // which does not run
+			of.answered(running, tc.verb, time.Now(), tc.err)
+			g.Expect(of.picture().State).To(Equal(tc.want))
+			g.Expect(running.refusals).To(HaveLen(map[bool]int{true: 1}[tc.refused]))
+			of.answered(running, tc.verb, time.Now(), nil)
+			g.Expect(of.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
+			g.Expect(running.refusals).To(BeEmpty(), "it was served since")
 		})
 	}
 }

@@ -2,154 +2,201 @@ package scopedcache
 
 import (
 	"context"
-	"io"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-func representationOf(object runtime.Object) Representation {
-	switch object.(type) {
-	case runtime.Unstructured:
-		return Unstructured
-	case *metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList:
-		return Metadata
-	default:
-		return Typed
-	}
-}
-
-// scope is one informer in a controller-runtime cache of its own.
+// scope is what outlives its informers: who needs it, what it is allowed, and the handlers.
 type scope struct {
-	key      key
-	cache    cache.Cache
-	informer cache.Informer
-	store    toolscache.Store
-	stop     context.CancelFunc // set under scoped.mu when it is started
-	holders  int                // guarded by scoped.mu: those who Hold it
-	read     bool               // guarded by scoped.mu: somebody reads it, so it stays when the holders have gone
+	cache *scoped
+	kind  *kind
+	where Scope // as asked for
+
+	handles map[*Handle]struct{} // guarded by cache.mu: those who hold it
+	pinned  bool                 // guarded by cache.mu: somebody has its informer
+	recent  atomic.Bool          // somebody reads it: set by reads, taken back when the scope was idle
+	gone    chan struct{}        // closed under cache.mu when nobody needs it any more
+	idle    bool                 // set before gone is closed: because nobody read it
+	end     context.CancelFunc   // set under cache.mu when the keeper is started
+
+	rightsChanged chan struct{} // holds a token when rights may have changed
+	asked         chan struct{} // holds a token when somebody reads what is not served
+	distrusted    bool          // the keeper's: the mapper names what is not there
+	again         time.Time     // the keeper's: when to ask once more after an event
+	idleness      *time.Ticker  // the keeper's
+
+	current atomic.Pointer[informer] // that reads are served from, nil while they are not
 
 	telling sync.Mutex // held while a state is noted and told, so that observers hear of states in their order; before mu
 
-	mu        sync.Mutex
-	state     State                      // guarded by mu
-	since     time.Time                  // guarded by mu
-	lastError error                      // guarded by mu
-	changed   chan struct{}              // guarded by mu: closed and replaced when the state changes
-	observers map[*Held]func(ScopeState) // guarded by mu
+	mu            sync.Mutex                   // before cache.mu
+	state         State                        // guarded by mu
+	since         time.Time                    // guarded by mu
+	lastError     error                        // guarded by mu
+	lastSettled   State                        // guarded by mu: what a read got when that was last known, Syncing before
+	changed       chan struct{}                // guarded by mu: closed and replaced when the state changes
+	settled       chan struct{}                // closed under mu when it is first known what a read gets
+	observers     map[*Handle]func(ScopeState) // guarded by mu
+	running       *informer                    // guarded by mu: that handlers are fed from
+	registrations map[*registration]struct{}   // guarded by mu
+	indexers      []toolscache.Indexers        // guarded by mu: added to every informer
 }
 
-func (s *scoped) newScope(k key, example client.Object) (*scope, error) {
-	made := &scope{key: k, state: Syncing, since: time.Now(), changed: make(chan struct{})}
-	options := s.options
-	options.ByObject = nil
-	if own, ok := s.byObject[k.gvk]; ok {
-		if k.namespace != "" {
-			own.settings.Field = inNamespace(k.namespace, own.settings.Field)
-		}
-		options.ByObject = map[client.Object]cache.ByObject{own.object: own.settings}
-	} else if k.namespace != "" {
-		// controller-runtime turns this selector into the path of the namespace, so a Role suffices.
-		options.DefaultFieldSelector = inNamespace(k.namespace, options.DefaultFieldSelector)
-	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		informer := toolscache.NewSharedIndexInformer(drained(lw, made.watching), object, resync, indexers)
-		made.store = informer.GetStore()
-		// It fails only on an informer that runs already.
-		_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *toolscache.Reflector, err error) {
-			made.watchFailed(err)
-			if apierrors.IsForbidden(err) {
-				// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.
-				klog.FromContext(ctx).V(1).Info("The identity may not list or watch", "kind", k.gvk, "namespace", k.namespace, "error", err.Error())
-				return
-			}
-			if handler := s.options.DefaultWatchErrorHandler; handler != nil {
-				handler(ctx, r, err)
-				return
-			}
-			toolscache.DefaultWatchErrorHandler(ctx, r, err)
-		})
-		return informer
-	}
-	options.DefaultWatchErrorHandler = nil // ours calls it
-
-	var err error
-	if made.cache, err = cache.New(s.config, options); err != nil {
-		return nil, errors.Wrapf(err, "cache of %s", k.gvk)
-	}
-	// This does not block: the mapping was just looked up and the cache does not run.
-	if made.informer, err = made.cache.GetInformer(context.Background(), example, cache.BlockUntilSynced(false)); err != nil {
-		return nil, errors.Wrapf(err, "informer of %s", k.gvk)
-	}
-	return made, nil
+func newScope(c *scoped, k *kind, where Scope) *scope {
+	return &scope{cache: c, kind: k, where: where, state: Syncing, lastSettled: Syncing, since: time.Now(),
+		gone: make(chan struct{}), rightsChanged: make(chan struct{}, 1), asked: make(chan struct{}, 1),
+		changed: make(chan struct{}), settled: make(chan struct{}),
+		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{}, observers: map[*Handle]func(ScopeState){}}
 }
 
-// addIndexes adds those that are of the scope's representation.
-func (s *scope) addIndexes(indexes []index) error {
-	for _, index := range indexes {
-		if representationOf(index.object) != s.key.representation {
-			continue
+// await returns the informer to read from, or why there is none. It waits while that is not known.
+func (s *scope) await(ctx context.Context) (*informer, error) {
+	if running := s.current.Load(); running != nil {
+		return running, nil
+	}
+	for {
+		s.mu.Lock()
+		running, state, since, lastError, changed := s.current.Load(), s.state, s.since, s.lastError, s.changed
+		s.mu.Unlock()
+		switch {
+		case running != nil:
+			return running, nil
+		case state == Forbidden:
+			return nil, lastError
+		case state == NotServed:
+			poke(s.asked)
+			return nil, lastError
 		}
-		if err := s.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
-			return errors.Wrapf(err, "index %q of %s", index.field, s.key.gvk)
+		select {
+		case <-changed:
+		case <-s.gone:
+			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
+		case <-s.cache.stopped():
+			return nil, s.cache.stopError()
+		case <-ctx.Done():
+			return nil, &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: state, Since: since, Last: lastError, Cause: context.Cause(ctx)}
 		}
 	}
+}
+
+// awaitSettled waits until it is known what a read gets.
+func (s *scope) awaitSettled(ctx context.Context) error {
+	select {
+	case <-s.settled:
+		return nil
+	default:
+	}
+	select {
+	case <-s.settled:
+		return nil
+	case <-s.gone:
+		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
+	case <-s.cache.stopped():
+		return s.cache.stopError()
+	case <-ctx.Done():
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastError, Cause: context.Cause(ctx)}
+	}
+}
+
+// poke leaves a token, unless there is one.
+func poke(tokens chan<- struct{}) {
+	select {
+	case tokens <- struct{}{}:
+	default:
+	}
+}
+
+// start runs an informer, with the handlers that there are.
+func (s *scope) start(starting *informer) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.indexLocked(starting); err != nil {
+		return err
+	}
+	for r := range s.registrations {
+		if err := r.attachLocked(starting); err != nil {
+			return err
+		}
+	}
+	s.running = starting
+	s.cache.running.Go(func() { // not before the keeper, which is one of those running
+		_ = starting.cache.Start(starting.life) // ends with it and never fails otherwise
+		starting.helpers.Wait()
+	})
 	return nil
 }
 
-func inNamespace(namespace string, selector fields.Selector) fields.Selector {
-	restricted := fields.OneTermEqualSelector("metadata.namespace", namespace)
-	if selector == nil || selector.Empty() {
-		return restricted
-	}
-	return fields.AndSelectors(restricted, selector)
+// synced has reads served from the informer.
+func (s *scope) synced(by *informer) {
+	s.mu.Lock()
+	s.current.Store(by)
+	s.mu.Unlock()
+	by.quiet.Store(false)
+	s.become(Synced, nil)
 }
 
-// watchFailed notes why the informer does not work. What happens to every watch now and then says nothing.
-func (s *scope) watchFailed(err error) {
-	switch {
-	case apierrors.IsForbidden(err):
-		s.become(Forbidden, err)
-	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
-		s.become(NotServed, err)
-	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, io.EOF):
-	default:
-		s.become(Failing, err)
+// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when it has stopped.
+func (s *scope) stop(stopping *informer) {
+	s.mu.Lock()
+	s.current.Store(nil)
+	s.running = nil
+	for r := range s.registrations {
+		r.detachLocked()
 	}
+	s.mu.Unlock()
+	stopping.end()
 }
 
-// watching notes that the API server lets the informer watch.
-func (s *scope) watching() { s.become(Syncing, nil) }
-
-// awaitSync notes when the informer has synced for the first time.
-func (s *scope) awaitSync(ctx context.Context) {
-	select {
-	case <-s.informer.HasSyncedChecker().Done():
-		s.become(Synced, nil)
-	case <-ctx.Done():
+// stumble notes an error of an informer that may pass.
+func (s *scope) stumble(by *informer, err error) {
+	if !by.quiet.Load() {
+		s.becomeOf(by, Failing, err)
 	}
 }
 
-// become notes a state and tells who wants to know, unless it is so already. What is synced is not syncing.
+// recover notes that the API server serves an informer.
+func (s *scope) recover(by *informer) {
+	if by.quiet.Load() {
+		return
+	}
+	if by.shared.HasSynced() {
+		s.becomeOf(by, Synced, nil)
+		return
+	}
+	s.becomeOf(by, Syncing, nil)
+}
+
+// becomeOf notes what an informer found out, unless it has ended.
+func (s *scope) becomeOf(by *informer, state State, err error) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.mu.Lock()
+	if s.running != by || state == Synced && s.current.Load() != by { // the keeper is about to say so
+		s.mu.Unlock()
+		return
+	}
+	s.becomeLocked(state, err)
+}
+
+// become notes a state and tells who wants to know, unless it is so already.
 func (s *scope) become(state State, err error) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	s.mu.Lock()
-	if state == Syncing && s.synced() {
-		state = Synced
-	}
+	s.becomeLocked(state, err)
+}
+
+// becomeLocked unlocks mu. telling is held.
+func (s *scope) becomeLocked(state State, err error) {
+	before := s.lastSettled
 	if s.state == state && errorText(s.lastError) == errorText(err) {
 		s.mu.Unlock()
 		return
@@ -160,23 +207,41 @@ func (s *scope) become(state State, err error) {
 	s.lastError = err
 	close(s.changed)
 	s.changed = make(chan struct{})
+	if state.settled() {
+		s.lastSettled = state
+		s.settleLocked()
+	}
 	observers := slices.Collect(maps.Values(s.observers))
 	picture := s.pictureLocked()
 	s.mu.Unlock()
 	for _, observe := range observers {
 		observe(picture)
 	}
+	if s.cache.own.Observe != nil {
+		s.cache.own.Observe(before, picture)
+	}
+}
+
+// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled when they were told all.
+func (s *scope) settleLocked() {
+	select {
+	case <-s.settled:
+	default:
+		close(s.settled)
+	}
+	if s.running == nil {
+		for r := range s.registrations {
+			r.settle()
+		}
+	}
 }
 
 // observe has an observer told from now on, and what the state is unless that is Syncing.
-func (s *scope) observe(held *Held, observe func(ScopeState)) {
+func (s *scope) observe(handle *Handle, observe func(ScopeState)) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	s.mu.Lock()
-	if s.observers == nil {
-		s.observers = map[*Held]func(ScopeState){}
-	}
-	s.observers[held] = observe
+	s.observers[handle] = observe
 	picture := s.pictureLocked()
 	s.mu.Unlock()
 	if picture.State != Syncing {
@@ -184,20 +249,55 @@ func (s *scope) observe(held *Held, observe func(ScopeState)) {
 	}
 }
 
+func (s *scope) unobserve(handle *Handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.observers, handle)
+}
+
 // picture counts the objects too, which takes time in proportion to them.
 func (s *scope) picture() ScopeState {
 	s.mu.Lock()
 	picture := s.pictureLocked()
+	running := s.running
 	s.mu.Unlock()
-	picture.Objects = len(s.store.ListKeys())
+	if running != nil {
+		picture.Objects = len(running.store.ListKeys())
+	}
+	picture.Dependents = s.cache.dependents(s)
 	return picture
 }
 
 func (s *scope) pictureLocked() ScopeState {
-	return ScopeState{
-		GVK: s.key.gvk, Representation: s.key.representation, Scope: Scope{Namespace: s.key.namespace},
-		State: s.state, Since: s.since, LastError: s.lastError,
+	return ScopeState{GVK: s.kind.gvk, Representation: s.kind.representation, Scope: s.where,
+		State: s.state, Since: s.since, LastError: s.lastError}
+}
+
+// indexLocked adds to an informer the indexes that it has not got yet.
+func (s *scope) indexLocked(to *informer) error {
+	for _, index := range s.cache.indexesOf(s.kind)[to.indexes:] {
+		if err := to.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
+			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
+		}
+		to.indexes++
 	}
+	for _, indexers := range s.indexers[to.indexers:] {
+		if err := to.shared.AddIndexers(indexers); err != nil {
+			return errors.Wrapf(err, "indexers of %s", s.kind.gvk)
+		}
+		to.indexers++
+	}
+	return nil
+}
+
+// reindex adds to the informer that runs the indexes that it has not got yet.
+func (s *scope) reindex() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		return nil
+	}
+	return s.indexLocked(s.running)
 }
 
 func errorText(err error) string {
@@ -205,31 +305,4 @@ func errorText(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-func (s *scope) synced() bool { return s.informer.HasSynced() }
-
-// wait returns nil once the informer has synced, and the reason as soon as it is known that it may not.
-func (s *scope) wait(ctx context.Context) error {
-	synced := s.informer.HasSyncedChecker().Done()
-	for {
-		select {
-		case <-synced:
-			return nil
-		default:
-		}
-		s.mu.Lock()
-		state, lastError, changed := s.state, s.lastError, s.changed
-		s.mu.Unlock()
-		if state == Forbidden {
-			return lastError
-		}
-		select {
-		case <-synced:
-			return nil
-		case <-changed:
-		case <-ctx.Done():
-			return errors.Wrapf(context.Cause(ctx), "waiting for the informer of %s", s.key.gvk)
-		}
-	}
 }

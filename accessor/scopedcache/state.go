@@ -22,18 +22,23 @@ const (
 type State string
 
 const (
-	// Syncing: the first list is under way.
+	// Syncing: nothing is known yet, or the first list is under way. Reads wait.
 	Syncing State = "Syncing"
 	// Synced: the informer has what the API server has, and hears what changes.
 	Synced State = "Synced"
-	// Forbidden: the API server said that the identity may not list or watch. The informer goes on trying. What it had
-	// before is still read: an API server in its first moments denies rightful requests.
+	// Forbidden: the API server said that the identity may not list or watch. There is no informer, and there are no
+	// objects; reads are refused. The API server is asked again.
 	Forbidden State = "Forbidden"
-	// NotServed: the API server does not serve the kind any more. The informer goes on trying.
+	// NotServed: the API server does not serve the kind. There is no informer, and there are no objects. The API server is
+	// asked again.
 	NotServed State = "NotServed"
-	// Failing: another error, which passes by itself or not. What the informer had is still read.
+	// Failing: another error, which passes by itself or not. What the informer had is still read; reads wait if it had
+	// nothing yet.
 	Failing State = "Failing"
 )
+
+// settled reports whether it is known what a read gets.
+func (s State) settled() bool { return s == Synced || s == Forbidden || s == NotServed }
 
 // ScopeState is a picture of one scope.
 type ScopeState struct {
@@ -44,4 +49,5 @@ type ScopeState struct {
 	Since          time.Time // of this state
 	LastError      error     // nil when Syncing or Synced
 	Objects        int       // in the informer's store; not counted for observers
+	Dependents     []string  // who holds the scope, sorted: by UID, or by name. Readers are not among them. Not told to observers
 }

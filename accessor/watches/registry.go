@@ -20,6 +20,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/feed"
 )
 
 // ErrConflict is returned for a name that is in use for another kind or scope.
@@ -30,8 +31,8 @@ const unwatchPatience = time.Second
 
 // Connection is what feeds watches. It ends once and for ever.
 type Connection interface {
-	// Hold returns the informer of the object's kind and representation in scope; see scopedcache.Cache.
-	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (Informer, error)
+	// Hold returns the informer of the object's kind and representation in scope; see scopedcache.Cache. name is whose it is.
+	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string, observe func(scopedcache.ScopeState)) (Informer, error)
 	// Life ends with the connection.
 	Life() context.Context
 	// Err is why the connection ended, nil while it lives.
@@ -46,14 +47,18 @@ type Connection interface {
 
 // Informer is what a watch needs of an informer.
 type Informer interface {
-	// AddEventHandler calls the handler for what there is, and for what changes, until RemoveEventHandler.
-	AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
-	// RemoveEventHandler ends that. While the informer stops it may wait until all handlers have returned.
-	RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error
-	// Has reports whether the informer has seen an object of that key, "namespace/name" or "name", that was not deleted since.
-	Has(key string) bool
+	// Feed calls the handler for what there is, for what changes, and for what options.Known has and is not there any more.
+	Feed(handler toolscache.ResourceEventHandler, options feed.Options) (Feeding, error)
 	// Release gives the informer back.
 	Release()
+}
+
+// Feeding is a handler that is fed.
+type Feeding interface {
+	// Known is what the handler was told of. It is told nothing any more. It does not wait for the handler.
+	Known() feed.Known
+	// Remove ends it. While the informer stops it may wait until all handlers have returned.
+	Remove()
 }
 
 // WatchState is a picture of one informer's worth of watch. A WatchContent has one per kind and namespace.
@@ -116,11 +121,11 @@ func (r *Registry) End() {
 func (r *Registry) States() (states []WatchState) {
 	r.mu.Lock()
 	for _, w := range r.watchesLocked() {
-		states = append(states, WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.part.scope, Dependents: slices.Clone(w.dependents)})
+		states = append(states, WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
 	}
 	r.mu.Unlock()
 	slices.SortFunc(states, func(x, y WatchState) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Kind.String(), y.Kind.String()), cmp.Compare(x.Scope.Namespace, y.Scope.Namespace))
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Kind.String(), y.Kind.String()), cmp.Compare(x.Scope.String(), y.Scope.String()))
 	})
 	return states
 }
@@ -369,7 +374,7 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	r.mu.Unlock()
 
 	w := newWatch(reg, p, dependent)
-	informer, err := conn.Hold(ctx, w.object, w.part.scope, w.observer(conn))
+	informer, err := conn.Hold(ctx, w.object, w.scope, w.of.name, w.observer(conn))
 	if err != nil {
 		return false, false, err
 	}
@@ -400,7 +405,7 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 func (r *Registry) resume(conn Connection, w *watch) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
 	for conn.Err() == nil && w.live() {
-		informer, err := conn.Hold(conn.Life(), w.object, w.part.scope, w.observer(conn))
+		informer, err := conn.Hold(conn.Life(), w.object, w.scope, w.of.name, w.observer(conn))
 		if err == nil {
 			err = w.attach(conn, informer)
 		}

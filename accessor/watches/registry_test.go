@@ -31,6 +31,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/feed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,7 +64,7 @@ func (c *connection) disconnect(r *Registry) {
 	c.running.Wait()
 }
 
-func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (Informer, error) {
+func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string, observe func(scopedcache.ScopeState)) (Informer, error) {
 	kind := object.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {
 		gvks, _, _ := scheme.Scheme.ObjectKinds(object)
@@ -79,7 +80,7 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := &informer{observe: observe, released: func() {}, synced: make(chan struct{})}
+	i := &informer{observe: observe, released: func() {}, synced: make(chan struct{}), life: c.life.Done()}
 	name := kind + "/" + scope.Namespace
 	if c.informers[name] != nil {
 		name += "'"
@@ -129,39 +130,52 @@ func (c *connection) informer(name string) *informer {
 type informer struct {
 	observe  func(scopedcache.ScopeState)
 	released func()
-	stopping chan struct{} // if not nil, RemoveEventHandler waits until it is closed
+	stopping chan struct{} // if not nil, Remove waits until it is closed
 	has      map[string]bool
 	synced   chan struct{} // closed when handlers were told of everything
+	life     <-chan struct{}
 
 	mu       sync.Mutex
 	handlers []toolscache.ResourceEventHandler // guarded by mu
 }
 
-func (i *informer) AddEventHandler(h toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+func (i *informer) Feed(h toolscache.ResourceEventHandler, options feed.Options) (Feeding, error) {
+	fed := feed.New(h, &corev1.ConfigMap{}, options)
+	source := fed.Begin()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.handlers = append(i.handlers, h)
-	return handle{synced: i.synced}, nil
+	i.handlers = append(i.handlers, source)
+	ended := make(chan struct{})
+	go func() {
+		select {
+		case <-i.synced:
+			source.TellMissing(func(key string) bool { return i.has[key] })
+		case <-ended:
+		case <-i.life:
+		}
+	}()
+	return &feeding{Feed: fed, of: i, end: sync.OnceFunc(func() { close(ended) })}, nil
 }
 
-// handle is what an informer answers with.
-type handle struct {
-	toolscache.ResourceEventHandlerRegistration
-	synced chan struct{}
+// feeding is what an informer answers with.
+type feeding struct {
+	*feed.Feed
+	of  *informer
+	end func()
 }
 
-func (h handle) HasSyncedChecker() toolscache.DoneChecker { return h }
-func (h handle) Name() string                             { return "handle" }
-func (h handle) Done() <-chan struct{}                    { return h.synced }
+func (f *feeding) Known() feed.Known {
+	f.end()
+	return f.Feed.Known()
+}
 
-func (i *informer) Has(key string) bool { return i.has[key] }
-
-func (i *informer) RemoveEventHandler(toolscache.ResourceEventHandlerRegistration) error {
-	if i.stopping != nil {
-		<-i.stopping
+func (f *feeding) Remove() {
+	f.end()
+	if f.of.stopping != nil {
+		<-f.of.stopping
 	}
-	return nil
 }
+
 func (i *informer) Release() { i.released() }
 
 // add delivers a creation to every handler there ever was: a removed one may still be called by client-go.
@@ -784,7 +798,7 @@ func TestLateConnections(t *testing.T) {
 // refusing is an informer that takes no handler.
 type refusing struct{ Informer }
 
-func (refusing) AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+func (refusing) Feed(toolscache.ResourceEventHandler, feed.Options) (Feeding, error) {
 	return nil, errors.New("no handler, please")
 }
 

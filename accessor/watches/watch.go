@@ -2,6 +2,7 @@ package watches
 
 import (
 	"context"
+	"maps"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/internal/feed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -57,6 +59,7 @@ func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 type watch struct {
 	of         *registration
 	part       part
+	scope      scopedcache.Scope
 	object     client.Object // an example of the kind
 	dependents []types.UID   // guarded by the registry's mu; sorted
 
@@ -64,21 +67,20 @@ type watch struct {
 	released chan struct{} // closed when the informer was given back after that
 
 	mu       sync.Mutex
-	ended    bool                                        // guarded by mu
-	conn     Connection                                  // guarded by mu; the latest one
-	informer Informer                                    // guarded by mu; of conn
-	handle   toolscache.ResourceEventHandlerRegistration // guarded by mu; set while the handler is attached to informer
-	told     map[client.ObjectKey]client.Object          // guarded by mu; what the handler knows of by conn; see missing.go
-	missing  map[client.ObjectKey]remembered             // guarded by mu; what it knew of by earlier ones
-	calls    int                                         // guarded by mu; of handler and OnError, under way
-	idle     chan struct{}                               // guarded by mu; closed when calls gets 0, nil if nobody waits
-	said     scopedcache.ScopeState                      // guarded by mu; what OnError was told last
-	tell     *scopedcache.ScopeState                     // guarded by mu; what it is to be told next
-	telling  Connection                                  // guarded by mu; a goroutine of this one is about it
+	ended    bool                    // guarded by mu
+	conn     Connection              // guarded by mu; the latest one
+	informer Informer                // guarded by mu; of conn
+	feeding  Feeding                 // guarded by mu; set while the handler is fed from informer
+	known    feed.Known              // guarded by mu; what the handler was told of by earlier connections
+	calls    int                     // guarded by mu; of handler and OnError, under way
+	idle     chan struct{}           // guarded by mu; closed when calls gets 0, nil if nobody waits
+	said     scopedcache.ScopeState  // guarded by mu; what OnError was told last
+	tell     *scopedcache.ScopeState // guarded by mu; what it is to be told next
+	telling  Connection              // guarded by mu; a goroutine of this one is about it
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
-	return &watch{of: reg, part: p.part, object: p.object.DeepCopyObject().(client.Object), dependents: []types.UID{dependent},
+	return &watch{of: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object), dependents: []types.UID{dependent},
 		done: make(chan struct{}), released: make(chan struct{})}
 }
 
@@ -90,9 +92,8 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 		informer.Release()
 		return nil
 	}
-	// An informer of an earlier connection has ended with it.
-	w.forgetConnectionLocked()
-	w.conn, w.informer, w.handle = conn, informer, nil
+	w.letGoLocked() // an informer of an earlier connection has ended with it
+	w.conn, w.informer = conn, informer
 	err := w.feedLocked()
 	if err != nil {
 		w.informer = nil
@@ -113,22 +114,27 @@ func (w *watch) feed() error {
 
 func (w *watch) feedLocked() error {
 	handler := w.of.handler.Load()
-	if w.ended || handler == nil || w.informer == nil || w.handle != nil || w.conn.Err() != nil {
-		return nil // if the connection ended, the next one attaches the handler
+	if w.ended || handler == nil || w.informer == nil || w.feeding != nil || w.conn.Err() != nil {
+		return nil // if the connection ended, the next one feeds the handler
 	}
-	handle, err := w.informer.AddEventHandler(&delivery{watch: w, conn: w.conn, next: *handler})
+	conn := w.conn
+	feeding, err := w.informer.Feed(copying{*handler}, feed.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil
 		}
 		return errors.Wrap(err, "attaching the handler")
 	}
-	w.handle = handle
-	if len(w.missing) > 0 {
-		conn, informer := w.conn, w.informer
-		conn.Go(func() { w.tellMissing(conn, informer, handle, *handler) })
-	}
+	w.feeding, w.known = feeding, nil
 	return nil
+}
+
+// letGoLocked keeps what the handler was told of by the connection it was fed from.
+func (w *watch) letGoLocked() {
+	if w.feeding != nil {
+		w.known = w.feeding.Known()
+	}
+	w.informer, w.feeding = nil, nil
 }
 
 // detach lets go of the informer of a connection that has ended.
@@ -136,8 +142,7 @@ func (w *watch) detach() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn != nil && w.conn.Err() != nil {
-		w.forgetConnectionLocked()
-		w.informer, w.handle = nil, nil
+		w.letGoLocked()
 	}
 }
 
@@ -148,8 +153,8 @@ func (w *watch) end() {
 		w.mu.Unlock()
 		return
 	}
-	conn, informer, handle := w.conn, w.informer, w.handle
-	w.ended, w.informer, w.handle, w.told, w.missing = true, nil, nil, nil, nil
+	conn, informer, feeding := w.conn, w.informer, w.feeding
+	w.ended, w.informer, w.feeding, w.known = true, nil, nil, nil
 	close(w.done)
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
@@ -160,8 +165,8 @@ func (w *watch) end() {
 	// and the caller may be one of them.
 	go func() {
 		defer close(w.released)
-		if handle != nil {
-			_ = informer.RemoveEventHandler(handle) // it fails only if the informer does not know it
+		if feeding != nil {
+			feeding.Remove()
 		}
 		informer.Release()
 	}()
@@ -256,7 +261,7 @@ func (w *watch) tellAll(conn Connection) {
 		if news {
 			w.call(conn, nil, func() {
 				w.of.onError(inside(conn.Life()), WatchError{Extension: w.of.registry.Extension, Name: w.of.name,
-					Kind: w.part.kind, Scope: w.part.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
+					Kind: w.part.kind, Scope: w.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
 			})
 		}
 	}
@@ -287,50 +292,16 @@ func text(err error) string {
 	return err.Error()
 }
 
-// delivery passes events of one connection's informer to the handler: copies, and none after the watch or the
-// connection has ended.
-type delivery struct {
-	watch *watch
-	conn  Connection
-	next  toolscache.ResourceEventHandler
+// copying passes events to the handler as copies, which it may change.
+type copying struct {
+	next toolscache.ResourceEventHandler
 }
 
-func (d *delivery) OnAdd(object any, isInInitialList bool) {
-	var gone client.Object
-	d.watch.call(d.conn, func() bool { gone = d.told(object); return true }, func() {
-		if gone != nil {
-			d.next.OnDelete(lastKnown(gone))
-		}
-		d.next.OnAdd(copyOf(object), isInInitialList)
-	})
+func (c copying) OnAdd(object any, isInInitialList bool) {
+	c.next.OnAdd(copyOf(object), isInInitialList)
 }
-
-func (d *delivery) OnUpdate(oldObject, newObject any) {
-	d.watch.call(d.conn, func() bool { d.told(newObject); return true }, func() { d.next.OnUpdate(copyOf(oldObject), copyOf(newObject)) })
-}
-
-func (d *delivery) OnDelete(object any) {
-	d.watch.call(d.conn, func() bool { d.forget(object); return true }, func() { d.next.OnDelete(copyOf(object)) })
-}
-
-// told notes an object, under the watch's mu; see toldLocked.
-func (d *delivery) told(object any) client.Object {
-	shown, ok := object.(client.Object)
-	if !ok || d.watch.conn != d.conn {
-		return nil
-	}
-	return d.watch.toldLocked(shown)
-}
-
-// forget notes that an object is gone, under the watch's mu.
-func (d *delivery) forget(object any) {
-	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = unknown.Obj
-	}
-	if shown, ok := object.(client.Object); ok && d.watch.conn == d.conn {
-		delete(d.watch.told, client.ObjectKeyFromObject(shown))
-	}
-}
+func (c copying) OnUpdate(before, object any) { c.next.OnUpdate(copyOf(before), copyOf(object)) }
+func (c copying) OnDelete(object any)         { c.next.OnDelete(copyOf(object)) }
 
 func copyOf(object any) any {
 	switch object := object.(type) {

@@ -111,11 +111,11 @@ func (w *typedWatcher[object, request]) spec(scheme *runtime.Scheme) (spec, erro
 	if !kind.IsValid() || kind.Kind() == reflect.Pointer && kind.IsNil() {
 		return spec{}, errors.Errorf("watch %q needs a Kind", w.options.Name)
 	}
-	part, err := partOf(w.options.Kind, w.options.Scope, scheme)
+	whole, err := partOf(w.options.Kind, w.options.Scope, scheme)
 	if err != nil {
 		return spec{}, errors.WithMessagef(err, "watch %q", w.options.Name)
 	}
-	made := spec{name: w.options.Name, parts: []partObject{{part, w.options.Kind}}, dependent: w.options.Dependent, onError: w.options.OnError,
+	made := spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent, onError: w.options.OnError,
 		start: starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
 	return made, made.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
 }
@@ -137,8 +137,9 @@ type TypedContentWatchOptions[request comparable] struct {
 	EventHandler handler.TypedEventHandler[client.Object, request]
 	// Predicates filter the events before that.
 	Predicates []predicate.TypedPredicate[client.Object]
-	// Scope restricts the watches. Zero means: where the objects are, each namespace on its own, so that rights in
-	// these namespaces suffice. Objects that name no namespace are watched everywhere.
+	// Scope restricts the watches, by labels of the owner for example. Without a Namespace they are where the objects are,
+	// each namespace on its own, so that rights in these namespaces suffice. Objects that name no namespace are watched
+	// everywhere.
 	Scope scopedcache.Scope
 	// Dependent is whose content it is. Contents of several dependents under one name are watched together.
 	Dependent types.UID
@@ -167,16 +168,16 @@ func (w *typedContentWatch[request]) spec(scheme *runtime.Scheme) (spec, error) 
 	seen := map[part]bool{}
 	for _, object := range w.options.Objects {
 		scope := w.options.Scope
-		if scope == (scopedcache.Scope{}) {
+		if scope.Namespace == "" {
 			scope.Namespace = object.GetNamespace()
 		}
-		part, err := partOf(object, scope, scheme)
+		p, err := partOf(object, scope, scheme)
 		if err != nil {
 			return spec{}, errors.WithMessagef(err, "content %q, object %s", w.options.Name, client.ObjectKeyFromObject(object))
 		}
-		if !seen[part] {
-			seen[part] = true
-			made.parts = append(made.parts, partObject{part, object})
+		if !seen[p.part] {
+			seen[p.part] = true
+			made.parts = append(made.parts, p)
 		}
 	}
 	return made, made.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
@@ -209,22 +210,23 @@ func (s spec) validate(noWatcher, noHandler bool) error {
 type part struct {
 	kind   schema.GroupVersionKind
 	goType reflect.Type // and so the representation
-	scope  scopedcache.Scope
+	scope  string       // in words, for scopes cannot be compared
 }
 
-// partObject is a part and an object of its kind.
+// partObject is a part, its scope, and an object of its kind.
 type partObject struct {
 	part
+	scope  scopedcache.Scope
 	object client.Object
 }
 
 // partOf says what to watch of the object's kind.
-func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Scheme) (part, error) {
+func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Scheme) (partObject, error) {
 	kind, err := apiutil.GVKForObject(object, scheme)
 	if err != nil {
-		return part{}, errors.WithStack(err)
+		return partObject{}, errors.WithStack(err)
 	}
-	return part{kind: kind, goType: reflect.TypeOf(object), scope: scope}, nil
+	return partObject{part: part{kind: kind, goType: reflect.TypeOf(object), scope: scope.String()}, scope: scope, object: object}, nil
 }
 
 // starter returns the start of a spec.

@@ -77,6 +77,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		Object:      object,
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
+		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // if it may; it is no error if not
 	}
 	switch m.credentials {
 	case "tokens":

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/util/workqueue"
@@ -115,7 +116,9 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	}
 
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
-	if err := r.watch(ctx, key, "manifests", func(object client.Object) bool { return object.GetName() == key.Name }, content); err != nil {
+	// Of the whole namespace, for that is what the cached read below uses: one informer serves both.
+	isContent := predicate.NewPredicateFuncs(func(object client.Object) bool { return object.GetName() == key.Name })
+	if err := r.watch(ctx, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent}, content); err != nil {
 		return err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
@@ -131,12 +134,12 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		if object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
 		}
-		labels := object.GetLabels()
-		if labels == nil {
-			labels = map[string]string{}
+		with := object.GetLabels()
+		if with == nil {
+			with = map[string]string{}
 		}
-		labels[ownerLabel] = key.Name
-		object.SetLabels(labels)
+		with[ownerLabel] = key.Name
+		object.SetLabels(with)
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name), client.ForceOwnership); err != nil {
 			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
 		}
@@ -145,21 +148,26 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		kind.SetNamespace(object.GetNamespace())
 		kinds = append(kinds, kind)
 	}
-	// Exactly the kinds of the content are watched from here on, where the content is.
-	return r.watch(ctx, key, "content", func(object client.Object) bool { return object.GetLabels()[ownerLabel] == key.Name }, kinds...)
+	// Exactly the kinds of the content are watched from here on, where the content is, and nothing but what is ours: the
+	// API server sends, and we keep, no more than that.
+	owned := clustercache.Scope{LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: key.Name})}
+	return r.watch(ctx, extension, "content", owned, nil, kinds...)
 }
 
-// watch makes events about relevant objects of these kinds reconcile the extension. Kinds that were watched for the same
-// purpose before, and are not among them, are not any more.
-func (r *reconciler) watch(ctx context.Context, extension client.ObjectKey, what string, relevant func(client.Object) bool, kinds ...client.Object) error {
-	return r.connections.WatchContent(ctx, extension, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name:    name + "/" + what,
-		Watcher: r.controller,
-		Objects: kinds,
+// watch makes events about objects of these kinds reconcile the extension. Kinds that were watched for the same purpose
+// before, and are not among them, are not any more; nor is anything when the extension is gone, or was recreated.
+func (r *reconciler) watch(ctx context.Context, extension client.Object, what string, scope clustercache.Scope, predicates []predicate.Predicate, kinds ...client.Object) error {
+	key := client.ObjectKeyFromObject(extension)
+	return r.connections.WatchContent(ctx, key, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name:      name + "/" + what,
+		Watcher:   r.controller,
+		Objects:   kinds,
+		Scope:     scope,
+		Dependent: extension.GetUID(),
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
-			return []ctrl.Request{{NamespacedName: extension}}
+			return []ctrl.Request{{NamespacedName: key}}
 		}),
-		Predicates: []predicate.Predicate{predicate.NewPredicateFuncs(relevant)},
+		Predicates: predicates,
 	}))
 }
 

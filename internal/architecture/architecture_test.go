@@ -26,18 +26,20 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
 
-	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/lists"},
+	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
 	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists", "internal/metrics"},
-	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/metrics"},
-	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/metrics"},
+	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/feed", "internal/metrics"},
+	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
 	"accessor/credential":  {"healthprobe", "internal/metrics"},
-	"accessor/scopedcache": {},
+	"accessor/scopedcache": {"internal/feed"},
 	"accessor/target":      {"healthprobe"},
 	"healthprobe":          {},
 
 	"config":                       {},
 	"internal/architecture":        {},
+	"internal/conformance":         {"internal/controlplane/assets"},
 	"internal/extensionsource":     {"internal/metrics"},
+	"internal/feed":                {},
 	"internal/metrics":             {},
 	"internal/lists":               {},
 	"internal/contract":            {"clustercache"},
@@ -45,6 +47,7 @@ var mayImport = map[string][]string{
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},
 	"test":                         {},
+	"test/scopes":                  {},
 }
 
 type goPackage struct {

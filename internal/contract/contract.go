@@ -275,9 +275,16 @@ func watchConflict(t *testing.T, w World) {
 	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "watch"))).To(MatchError(clustercache.ErrWatchConflict))
 	gadget := &unstructured.Unstructured{}
 	gadget.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.test", Version: "v1", Kind: "Gadget"})
-	g.Expect(meta.IsNoMatchError(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "gadgets", gadget, "")))).To(BeTrue())
+	// A kind that is not served is no error of Watch: it is waited for.
+	told := make(chan clustercache.WatchError, 10)
+	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "gadgets", Watcher: c, Kind: gadget, EventHandler: c,
+		OnError: func(_ context.Context, err clustercache.WatchError) { told <- err }}))).To(Succeed())
+	var missing clustercache.WatchError
+	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
+	g.Expect(meta.IsNoMatchError(missing.Err)).To(BeTrue())
+	g.Expect(string(missing.State)).To(Equal("NotServed"))
 	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
-	g.Expect(state.Watches).To(HaveLen(1))
+	g.Expect(state.Watches).To(HaveLen(2))
 	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "incomplete", Kind: &corev1.ConfigMap{}}))).NotTo(Succeed())
 }
 

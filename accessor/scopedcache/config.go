@@ -1,0 +1,89 @@
+package scopedcache
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+)
+
+// kindConfig is what controller-runtime's options say of a kind.
+type kindConfig struct {
+	everywhere cache.Config            // for kinds without namespaces, and where no namespaces are configured
+	namespaces map[string]cache.Config // if not empty, the only ones that are cached of a namespaced kind
+}
+
+// configs are the options by kind. Which ones apply to a namespaced kind is decided when its mapping is known, so that
+// making a cache asks the API server nothing.
+type configs struct {
+	defaults cache.Options
+	byObject map[schema.GroupVersionKind]cache.ByObject
+}
+
+func newConfigs(opts cache.Options) (configs, error) {
+	made := configs{defaults: opts, byObject: map[schema.GroupVersionKind]cache.ByObject{}}
+	for object, settings := range opts.ByObject {
+		gvk, err := apiutil.GVKForObject(object, opts.Scheme)
+		if err != nil {
+			return made, errors.Wrapf(err, "ByObject[%T]", object)
+		}
+		made.byObject[gvk] = settings
+	}
+	return made, nil
+}
+
+// of returns what applies to a kind. What a namespace does not say its kind says, else the defaults of the namespace, else
+// the defaults of the cache.
+func (c configs) of(gvk schema.GroupVersionKind) kindConfig {
+	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector, FieldSelector: c.defaults.DefaultFieldSelector,
+		Transform: c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
+		EnableWatchBookmarks: c.defaults.DefaultEnableWatchBookmarks, SyncPeriod: c.defaults.SyncPeriod}
+	own := c.byObject[gvk] // the zero value says nothing
+	kind := cache.Config{LabelSelector: own.Label, FieldSelector: own.Field, Transform: own.Transform,
+		UnsafeDisableDeepCopy: own.UnsafeDisableDeepCopy, EnableWatchBookmarks: own.EnableWatchBookmarks, SyncPeriod: own.SyncPeriod}
+	namespaces := own.Namespaces
+	if namespaces == nil {
+		namespaces = c.defaults.DefaultNamespaces
+	}
+	made := kindConfig{everywhere: orElse(kind, defaults), namespaces: map[string]cache.Config{}}
+	others := fields.Everything()
+	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
+		made.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind), c.defaults.DefaultNamespaces[namespace]), defaults)
+		if namespace != metav1.NamespaceAll {
+			others = andFields(others, fields.OneTermNotEqualSelector("metadata.namespace", namespace))
+		}
+	}
+	if all, ok := made.namespaces[metav1.NamespaceAll]; ok {
+		all.FieldSelector = andFields(others, all.FieldSelector) // the others have informers of their own
+		made.namespaces[metav1.NamespaceAll] = all
+	}
+	return made
+}
+
+// orElse is config, and what another one says where it says nothing.
+func orElse(config, other cache.Config) cache.Config {
+	if config.LabelSelector == nil {
+		config.LabelSelector = other.LabelSelector
+	}
+	if config.FieldSelector == nil {
+		config.FieldSelector = other.FieldSelector
+	}
+	if config.Transform == nil {
+		config.Transform = other.Transform
+	}
+	if config.UnsafeDisableDeepCopy == nil {
+		config.UnsafeDisableDeepCopy = other.UnsafeDisableDeepCopy
+	}
+	if config.EnableWatchBookmarks == nil {
+		config.EnableWatchBookmarks = other.EnableWatchBookmarks
+	}
+	if config.SyncPeriod == nil {
+		config.SyncPeriod = other.SyncPeriod
+	}
+	return config
+}

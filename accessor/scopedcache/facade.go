@@ -1,0 +1,158 @@
+package scopedcache
+
+import (
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/latchkey-dev/latchkey/internal/feed"
+)
+
+// facade is a cache.Informer that outlives the informers behind it: those of one scope, or of the namespaces that the
+// cache's options name.
+type facade struct{ scopes []*scope }
+
+var _ cache.Informer = facade{}
+
+func (f facade) AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{})
+}
+
+func (f facade) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler, resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
+	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{ResyncPeriod: &resync})
+}
+
+func (f facade) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+	made := &registrations{done: make(chan struct{})}
+	made.left.Store(int64(len(f.scopes)))
+	for _, s := range f.scopes {
+		r, err := s.add(handler, options, feed.Options{}, func() {
+			if made.left.Add(-1) == 0 {
+				close(made.done)
+			}
+		})
+		if err != nil {
+			_ = f.RemoveEventHandler(made) // of those there are; it fails for none of them
+			return nil, err
+		}
+		made.each = append(made.each, r)
+	}
+	return made, nil
+}
+
+// RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no other begins.
+func (f facade) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
+	all, ok := handle.(*registrations)
+	if !ok {
+		return errors.Errorf("%T is not from AddEventHandler of this informer", handle)
+	}
+	for _, r := range all.each {
+		if err := r.scope.remove(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddIndexers adds indexers to the informers there are, and those to come.
+func (f facade) AddIndexers(indexers toolscache.Indexers) error {
+	for _, s := range f.scopes {
+		if err := s.addIndexers(indexers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addIndexers adds indexers unless the informer that runs has others of these names.
+func (s *scope) addIndexers(indexers toolscache.Indexers) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.indexers = append(s.indexers, indexers)
+	if s.running == nil {
+		return nil
+	}
+	if err := s.indexLocked(s.running); err != nil {
+		s.indexers = s.indexers[:len(s.indexers)-1]
+		return err
+	}
+	return nil
+}
+
+// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is no such kind.
+func (f facade) HasSynced() bool {
+	for _, s := range f.scopes {
+		select {
+		case <-s.settled:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// HasSyncedChecker implements cache.Informer; see HasSynced.
+func (f facade) HasSyncedChecker() toolscache.DoneChecker {
+	if len(f.scopes) == 1 {
+		return settledChecker{name: f.name(), done: f.scopes[0].settled}
+	}
+	done := make(chan struct{})
+	go func() {
+		for _, s := range f.scopes {
+			select {
+			case <-s.settled:
+			case <-s.gone:
+				return
+			case <-s.cache.stopped():
+				return
+			}
+		}
+		close(done)
+	}()
+	return settledChecker{name: f.name(), done: done}
+}
+
+func (f facade) name() string {
+	var names []string
+	for _, s := range f.scopes {
+		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.where.String()))
+	}
+	return strings.Join(names, "; ")
+}
+
+// IsStopped reports whether the informer was removed, or the cache has stopped.
+func (f facade) IsStopped() bool {
+	for _, s := range f.scopes {
+		select {
+		case <-s.gone:
+		case <-s.cache.stopped():
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// registrations are one handler in the scopes of a facade.
+type registrations struct {
+	each []*registration
+	left atomic.Int64 // that have not settled
+	done chan struct{}
+}
+
+func (r *registrations) HasSynced() bool {
+	select {
+	case <-r.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (r *registrations) HasSyncedChecker() toolscache.DoneChecker {
+	return settledChecker{name: "handler", done: r.done}
+}

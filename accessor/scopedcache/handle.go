@@ -1,0 +1,145 @@
+package scopedcache
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/feed"
+)
+
+// HoldOptions say who holds a scope.
+type HoldOptions struct {
+	// Dependent is who needs the scope. To hold the same scope again for the same dependent gives the same handle, which
+	// one Release ends. Empty gives a handle of its own each time.
+	Dependent types.UID
+	// Name is what ScopeState lists a handle under that has no Dependent.
+	Name string
+	// Observe, if not nil, is told when the state of the scope changes, from any goroutine, but one after the other. It must
+	// not block, nor call the cache. What the state is when it is held it is told too, unless that is Syncing.
+	Observe func(ScopeState)
+}
+
+// Handle is somebody's hold on a scope: a reader of what it selects, and its informer, which outlives the loss of rights
+// and kinds. The scope lives until the last handle is released, unless it is read through the cache too. Its methods may be
+// called from any goroutine.
+type Handle struct {
+	facade
+	of      *scope
+	options HoldOptions
+	release func()
+}
+
+var _ client.Reader = (*Handle)(nil)
+
+// Hold implements Cache.
+func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, options HoldOptions) (*Handle, error) {
+	kind, err := s.kindOf(object)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return nil, s.stopError()
+	}
+	of := s.scopeLocked(kind, where)
+	for handle := range of.handles {
+		if options.Dependent != "" && handle.options.Dependent == options.Dependent {
+			s.mu.Unlock()
+			return handle, nil
+		}
+	}
+	handle := &Handle{facade: facade{scopes: []*scope{of}}, of: of, options: options}
+	handle.release = sync.OnceFunc(func() {
+		of.unobserve(handle)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(of.handles, handle)
+		s.dropUnusedLocked(of)
+	})
+	of.handles[handle] = struct{}{}
+	s.mu.Unlock()
+	if options.Observe != nil {
+		of.observe(handle, options.Observe)
+	}
+	return handle, nil
+}
+
+// Release gives the scope back; it may be called again. Handlers that were added through it should have been removed:
+// with the last handle the informer stops, and what is read through them fails with ErrReleased.
+func (h *Handle) Release() { h.release() }
+
+// State is a picture of the scope. It takes time in proportion to the objects.
+func (h *Handle) State() ScopeState { return h.of.picture() }
+
+// Get reads an object from the scope. What the scope does not select is not found.
+func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	reader, err := h.reader(ctx)
+	if err != nil {
+		return err
+	}
+	return reader.Get(ctx, key, object, opts...)
+}
+
+// List reads from the scope, and only from it.
+func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	reader, err := h.reader(ctx)
+	if err != nil {
+		return err
+	}
+	return reader.List(ctx, list, opts...)
+}
+
+// reader waits for the informer, as reads of the cache do.
+func (h *Handle) reader(ctx context.Context) (client.Reader, error) {
+	select {
+	case <-h.of.gone:
+		return nil, errors.Wrapf(ErrReleased, "reading %s", h.of.kind.gvk)
+	default:
+	}
+	running, err := h.of.cache.awaitReading(ctx, h.of)
+	if err != nil {
+		return nil, err
+	}
+	return running.cache, nil
+}
+
+// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it was told of, and what of
+// that is not there any more it is told as deleted, once the informer has synced. It is for package accessor/watches.
+func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (*Feeding, error) {
+	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Feeding{of: r}, nil
+}
+
+// Feeding is a handler that is fed.
+type Feeding struct{ of *registration }
+
+// Known is what the handler knows of. It is told nothing any more.
+func (f *Feeding) Known() feed.Known { return f.of.feed.Known() }
+
+// Remove ends it. A call of the handler that is under way goes on.
+func (f *Feeding) Remove() { _ = f.of.scope.remove(f.of) } // it fails only for what client-go does not know
+
+// dependents are who holds a scope, sorted.
+func (s *scoped) dependents(of *scope) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for handle := range of.handles {
+		name := string(handle.options.Dependent)
+		if name == "" {
+			name = handle.options.Name
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,136 @@
+package scopedcache
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+)
+
+// informer is one life of a scope's informer: a controller-runtime cache that is restricted to the scope and has the one
+// informer. When the right is lost, or the kind is gone, the next one starts from nothing.
+type informer struct {
+	cache  cache.Cache
+	shared cache.Informer
+	store  toolscache.Store
+	life   context.Context // ends when it is stopped
+	end    context.CancelFunc
+
+	quiet     atomic.Bool    // it says nothing about the scope's state until it has synced
+	helpers   sync.WaitGroup // of the registrations; grows only under scope.mu, while the scope runs this informer
+	indexes   int            // guarded by scope.mu: how many of the kind's indexes it has
+	indexers  int            // guarded by scope.mu: how many of the scope's indexers it has
+	refusals  chan refusal   // holds the latest 403 or 404
+	mu        sync.Mutex
+	refusedAt time.Time // guarded by mu: of the first refusal since something was served; zero if there is none
+}
+
+// refusal is an answer by which a right, or the kind, may be gone.
+type refusal struct {
+	err   error
+	since time.Time // when the first one was noted since something was served
+	sent  time.Time // when what was refused was sent
+}
+
+// newInformer makes an informer that does not run yet. It does no I/O.
+func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*informer, error) {
+	made := &informer{refusals: make(chan refusal, 1)}
+	made.life, made.end = context.WithCancel(context.Background())
+	namespace, config := s.namespaceIn(mapping), s.configOf(mapping)
+	options := s.cache.options
+	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
+	options.Mapper = mapped{options.Mapper, mapping}
+	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector, config.FieldSelector
+	if namespace != "" {
+		// controller-runtime turns this selector into the path of the namespace, so a Role suffices.
+		options.DefaultFieldSelector = andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), config.FieldSelector)
+	}
+	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
+	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy, config.EnableWatchBookmarks
+	newShared := options.NewInformer
+	if newShared == nil {
+		newShared = toolscache.NewSharedIndexInformer
+	}
+	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+		shared := newShared(&listerWatcher{
+			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
+			answered:                 func(verb string, sent time.Time, err error) bool { return s.answered(made, verb, sent, err) },
+			tellAll:                  s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
+			poll:                     poll,
+		}, object, resync, indexers)
+		made.store = shared.GetStore()
+		return shared
+	}
+	options.DefaultWatchErrorHandler = func(ctx context.Context, r *toolscache.Reflector, err error) {
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.
+			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind", s.kind.gvk, "scope", s.where.String(), "error", err.Error())
+			return
+		}
+		if handler := s.cache.options.DefaultWatchErrorHandler; handler != nil {
+			handler(ctx, r, err)
+			return
+		}
+		toolscache.DefaultWatchErrorHandler(ctx, r, err)
+	}
+	var err error
+	if made.cache, err = cache.New(s.cache.config, options); err != nil {
+		return nil, errors.Wrapf(err, "cache of %s", s.kind.gvk)
+	}
+	// This does not block: the mapping is known and the cache does not run.
+	if made.shared, err = made.cache.GetInformer(context.Background(), s.kind.example(), cache.BlockUntilSynced(false)); err != nil {
+		return nil, errors.Wrapf(err, "informer of %s", s.kind.gvk)
+	}
+	return made, nil
+}
+
+// has reports whether the informer has an object of that key.
+func (i *informer) has(key string) bool {
+	_, found, err := i.store.GetByKey(key)
+	return found && err == nil
+}
+
+// served notes that something was served.
+func (i *informer) served() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.refusedAt = time.Time{}
+	select {
+	case <-i.refusals:
+	default:
+	}
+}
+
+// refused has the keeper look into a 403 or 404.
+func (i *informer) refused(err error, sent time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.refusedAt.IsZero() {
+		i.refusedAt = time.Now()
+	}
+	select {
+	case <-i.refusals:
+	default:
+	}
+	i.refusals <- refusal{err: err, since: i.refusedAt, sent: sent} // only here, so there is room
+}
+
+// mapped is a RESTMapper that knows one mapping already, so that making an informer asks nobody.
+type mapped struct {
+	meta.RESTMapper
+	mapping *meta.RESTMapping
+}
+
+func (m mapped) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	return m.mapping, nil
+}

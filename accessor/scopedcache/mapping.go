@@ -1,0 +1,92 @@
+package scopedcache
+
+import (
+	"context"
+
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+)
+
+// contextMapper is a RESTMapper that can be told to give up, and that forgets what is not served any more.
+type contextMapper interface {
+	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
+}
+
+func (s *scoped) mapperForgets() bool {
+	_, ok := s.options.Mapper.(contextMapper)
+	return ok
+}
+
+// mapping asks the mapper, until ctx is done.
+func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	if mapper, ok := s.options.Mapper.(contextMapper); ok {
+		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
+		return mapping, errors.WithStack(err)
+	}
+	return until(ctx, func() (*meta.RESTMapping, error) {
+		return s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	})
+}
+
+// discover asks the API server, for mappers that never forget cannot be asked about what has gone, or has changed.
+func (s *scoped) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(s.config, s.options.HTTPClient)
+	if err != nil {
+		return nil, errors.Wrap(err, "making a discovery client")
+	}
+	served, err := until(ctx, func() (*metav1.APIResourceList, error) {
+		return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+	})
+	if apierrors.IsNotFound(err) {
+		served, err = &metav1.APIResourceList{}, nil
+	}
+	if err != nil {
+		return nil, errors.Wrapf(err, "discovering %s", gvk.GroupVersion())
+	}
+	for _, resource := range served.APIResources {
+		if resource.Kind != gvk.Kind || !isListed(resource) {
+			continue
+		}
+		scope := meta.RESTScope(meta.RESTScopeRoot)
+		if resource.Namespaced {
+			scope = meta.RESTScopeNamespace
+		}
+		return &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource(resource.Name), GroupVersionKind: gvk, Scope: scope}, nil
+	}
+	return nil, errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})
+}
+
+// isListed tells resources from their subresources and from what can only be created.
+func isListed(resource metav1.APIResource) bool {
+	for _, verb := range resource.Verbs {
+		if verb == "list" {
+			return true
+		}
+	}
+	return false
+}
+
+// until returns what f returns, or gives it up when ctx is done: f then ends on its own time.
+func until[result any](ctx context.Context, f func() (result, error)) (result, error) {
+	type outcome struct {
+		result result
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		o.result, o.err = f()
+		done <- o
+	}()
+	select {
+	case o := <-done:
+		return o.result, errors.WithStack(o.err)
+	case <-ctx.Done():
+		var none result
+		return none, errors.WithStack(context.Cause(ctx))
+	}
+}

@@ -1,0 +1,117 @@
+package scopes
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+)
+
+// A kind that hangs delays no other, and nobody longer than they said. The error says why.
+func TestHungKindBesideAHealthyOne(t *testing.T) {
+	for name, hangs := range map[string]string{"the list": "/configmaps", "the access review": "/selfsubjectaccessreviews"} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			ctx := t.Context()
+			ns, u := namespace(t), newUser(t)
+			create(t, configMap(ns, "a"))
+			u.grant(t, ns, "configmaps", "list", "watch")
+			u.grant(t, ns, "services", "list", "watch")
+			f := newFaults(t, u)
+			c := u.startAt(t, f.config, scopedcache.Options{CheckInterval: often, ReadTimeout: 2 * time.Second}, cache.Options{})
+			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
+			f.hangOn(hangs)
+
+			read := func(deadline time.Duration) time.Duration {
+				ctx := ctx
+				if deadline > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, deadline)
+					defer cancel()
+				}
+				begun := time.Now()
+				_, err := c.names(ctx, ns)
+				took := time.Since(begun)
+				t.Logf("After %s: %v", took.Round(time.Millisecond), err)
+				g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
+				g.Expect(err).To(MatchError(context.DeadlineExceeded))
+				g.Expect(err).To(MatchError(ContainSubstring("the informer of /v1, Kind=ConfigMap (namespace " + ns + ") has not synced, it is Syncing")))
+				return took
+			}
+			// The bounds are generous; what hangs would hang for ever.
+			g.Expect(read(200 * time.Millisecond)).To(BeNumerically("<", 1500*time.Millisecond))
+			g.Expect(read(0)).To(BeNumerically("<", 10*time.Second), "ReadTimeout")
+			for range 100 {
+				begun := time.Now()
+				g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
+				g.Expect(time.Since(begun)).To(BeNumerically("<", time.Second))
+			}
+			f.do(nil)
+			f.CloseClientConnections() // what hangs now hangs for ever
+			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+		})
+	}
+}
+
+// A cache that is stopped in the middle of a sync ends at once, and so does everybody who waits for it. What is called after
+// that fails at once, with the reason.
+func TestStopDuringSync(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns, u := namespace(t), newUser(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	u.grant(t, ns, "services", "list", "watch")
+	f := newFaults(t, u)
+	c := u.startAt(t, f.config, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
+	f.hangOn("/configmaps")
+	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	informer, err := c.GetInformer(ctx, &corev1.Service{}, cache.BlockUntilSynced(false))
+	g.Expect(err).NotTo(HaveOccurred())
+	calls := map[string]func() error{
+		"List":        func() error { return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) },
+		"Get":         func() error { return c.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{}) },
+		"held":        func() error { return held.List(ctx, &corev1.ConfigMapList{}) },
+		"GetInformer": func() error { _, err := c.GetInformer(ctx, &corev1.ConfigMap{}); return err },
+	}
+	waits := make(chan error, len(calls))
+	for _, call := range calls {
+		go func() { waits <- call() }()
+	}
+	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(1), "one of them waits for the right to all namespaces, which it has not got")
+	c.stop()
+	stopped := 0
+	for range calls {
+		var err error
+		g.Eventually(waits).WithTimeout(patience).Should(Receive(&err))
+		if err != nil { // GetInformer is settled: it is forbidden
+			g.Expect(err).To(MatchError(scopedcache.ErrStopped))
+			stopped++
+		}
+	}
+	g.Expect(stopped).To(BeNumerically(">=", 3))
+
+	calls["of what has synced"] = func() error { return c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns)) }
+	calls["Hold"] = func() error {
+		_, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{}, scopedcache.HoldOptions{})
+		return err
+	}
+	calls["AddEventHandler"] = func() error { _, err := informer.AddEventHandler(&events{}); return err }
+	for name, call := range calls {
+		begun := time.Now()
+		g.Expect(call()).To(MatchError(scopedcache.ErrStopped), name)
+		g.Expect(time.Since(begun)).To(BeNumerically("<", 5*time.Second), name)
+	}
+	g.Expect(informer.IsStopped()).To(BeTrue())
+	g.Expect(c.WaitForCacheSync(ctx)).To(BeFalse())
+	g.Expect(c.RemoveInformer(ctx, &corev1.ConfigMap{})).To(Succeed())
+	held.Release()
+}

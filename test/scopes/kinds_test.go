@@ -1,0 +1,139 @@
+package scopes
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+)
+
+// widget is a kind that a test defines.
+type widget struct{ group string }
+
+var widgets int
+
+func newWidget() widget {
+	widgets++
+	return widget{group: fmt.Sprintf("w%d.example.com", widgets)}
+}
+
+func (w widget) resource() string { return "widgets." + w.group }
+
+// define installs the kind; version is its only one.
+func (w widget) define(t testing.TB, scope, version string) {
+	t.Helper()
+	g := NewWithT(t)
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": w.resource()},
+		"spec": map[string]any{"group": w.group, "scope": scope,
+			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+			"versions": []any{map[string]any{"name": version, "served": true, "storage": true,
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}},
+	}}
+	g.Expect(admin.Create(context.Background(), crd)).To(Succeed())
+	// It is served a moment after it says so.
+	g.Eventually(func() error {
+		_, err := cp.Kubectl(context.Background(), "get", w.resource(), "--all-namespaces")
+		return err
+	}).WithTimeout(patience).Should(Succeed())
+}
+
+func (w widget) remove(t testing.TB) {
+	t.Helper()
+	g := NewWithT(t)
+	crd := &unstructured.Unstructured{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	crd.SetName(w.resource())
+	g.Expect(admin.Delete(context.Background(), crd)).To(Succeed())
+	g.Eventually(func() error { return admin.Get(context.Background(), client.ObjectKeyFromObject(crd), crd) }).WithTimeout(patience).ShouldNot(Succeed())
+}
+
+func (w widget) object(version, namespace, name string) *unstructured.Unstructured {
+	made := &unstructured.Unstructured{}
+	made.SetGroupVersionKind(schema.GroupVersionKind{Group: w.group, Version: version, Kind: "Widget"})
+	made.SetNamespace(namespace)
+	made.SetName(name)
+	return made
+}
+
+func (w widget) names(ctx context.Context, c client.Reader, version, namespace string) ([]string, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: w.group, Version: version, Kind: "WidgetList"})
+	if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil {
+		return nil, err
+	}
+	return namesOf(list), nil
+}
+
+// createVia creates with a client that has just learnt of the kind: the administrator's may know an earlier one.
+func createVia(t testing.TB, object client.Object) {
+	t.Helper()
+	fresh, err := client.New(cp.Config(), client.Options{HTTPClient: adminHTTP})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(fresh.Create(context.Background(), object)).To(Succeed())
+}
+
+// A kind that is not there yet is waited for; one that goes takes its objects along; one that comes back as another, with
+// other scope or version, works. Nobody restarts anything, and the mapper is controller-runtime's own, which forgets nothing.
+func TestKindsComeAndGo(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns, u, w := namespace(t), newUser(t), newWidget()
+	u.grant(t, "", w.resource(), "list", "watch")
+	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	held, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	inNamespace, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	told := &events{}
+	_, err = held.AddEventHandler(told)
+	g.Expect(err).NotTo(HaveOccurred())
+	everywhere := func() ([]string, error) { return w.names(ctx, held, "v1", "") }
+	notServed := func() bool {
+		_, err := everywhere()
+		return meta.IsNoMatchError(err)
+	}
+
+	// Late.
+	g.Expect(notServed()).To(BeTrue())
+	g.Expect(held.State().State).To(Equal(scopedcache.NotServed))
+	g.Expect(held.HasSynced()).To(BeTrue(), "it is settled")
+	w.define(t, "Namespaced", "v1")
+	createVia(t, w.object("v1", ns, "a"))
+	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"a"}))
+	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a"}))
+
+	// Deleted.
+	w.remove(t)
+	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
+	g.Expect(held.State()).To(And(HaveField("State", scopedcache.NotServed), HaveField("Objects", 0)))
+	told.forget()
+
+	// Recreated without namespaces.
+	w.define(t, "Cluster", "v1")
+	createVia(t, w.object("v1", "", "b"))
+	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"b"}))
+	g.Eventually(told.seen).WithTimeout(patience).Should(ContainElement("add b"))
+	g.Expect(held.Get(ctx, client.ObjectKey{Name: "b"}, w.object("v1", "", ""))).To(Succeed())
+	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", "") }).WithTimeout(patience).Should(Equal([]string{"b"}))
+
+	// Recreated in another version: the old one is not served, the new one is.
+	w.remove(t)
+	w.define(t, "Namespaced", "v2")
+	createVia(t, w.object("v2", ns, "c"))
+	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() ([]string, error) { return w.names(ctx, c, "v2", ns) }).WithTimeout(patience).Should(Equal([]string{"c"}))
+	held.Release()
+	inNamespace.Release()
+	w.remove(t)
+}
