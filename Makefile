@@ -36,6 +36,7 @@ bin/latchkey: ## the binary
 test: controlplane ## all tests of all modules, race detector on
 	go test -race -timeout 40m ./...
 	go test -C $(CONTROLPLANE) -race .
+	go run ./internal/conformance
 
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against accessor/scopedcache
@@ -57,7 +58,7 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 .PHONY: bench
 bench: controlplane ## the benchmarks, with allocations
 	go test -run '^$$' -bench . -benchmem ./clustercache
-	go test -run '^$$' -bench . ./test
+	go test -run '^$$' -bench . ./test ./test/scopes
 
 .PHONY: lint
 lint: ## gofmt, vet and staticcheck, as pinned in tools/

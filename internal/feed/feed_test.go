@@ -1,0 +1,154 @@
+package feed
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// object is a ConfigMap that is known by name and UID.
+func object(name, uid string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
+		Labels: map[string]string{"l": "v"}, Annotations: map[string]string{"a": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}},
+		Data: map[string]string{"content": "secret"}}
+}
+
+// heard is a handler that writes down what it is told.
+type heard struct {
+	mu    sync.Mutex
+	calls []string
+	last  any
+	hang  chan struct{} // if not nil, calls wait until it is closed
+}
+
+func (h *heard) note(what string, told any) {
+	if h.hang != nil {
+		<-h.hang
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = told
+	if unseen, ok := told.(toolscache.DeletedFinalStateUnknown); ok {
+		what, told = what+" unseen "+unseen.Key, unseen.Obj
+	}
+	h.calls = append(h.calls, fmt.Sprintf("%s %s", what, told.(client.Object).GetUID()))
+}
+
+func (h *heard) OnAdd(added any, _ bool) { h.note("add", added) }
+func (h *heard) OnUpdate(_, updated any) { h.note("update", updated) }
+func (h *heard) OnDelete(deleted any)    { h.note("delete", deleted) }
+
+func (h *heard) since() (calls []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	calls, h.calls = h.calls, nil
+	return calls
+}
+
+func nothing(string) bool { return false }
+
+// The next informer tells what there is, and then the feed what has gone: with what handlers find the owner by.
+func TestTellsWhatHasGone(t *testing.T) {
+	g := NewWithT(t)
+	h := &heard{}
+	f := New(h, &corev1.ConfigMap{}, Options{})
+	first := f.Begin()
+	for _, name := range []string{"stays", "goes", "is another", "was deleted", "comes"} {
+		first.OnAdd(object(name, name), true)
+	}
+	first.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "ns/was deleted", Obj: object("was deleted", "was deleted")})
+	h.since()
+	f.Pause()
+	first.OnAdd(object("late", "late"), false)
+	first.OnDelete(object("goes", "goes"))
+	g.Expect(h.since()).To(BeEmpty(), "it is not fed from there any more")
+
+	second := f.Begin()
+	second.OnAdd(object("stays", "stays"), true)
+	second.OnAdd(object("is another", "anew"), true)
+	g.Expect(h.since()).To(Equal([]string{"add stays", "delete unseen ns/is another is another", "add anew"}))
+	second.TellMissing(func(key string) bool { return key == "ns/comes" }) // its creation is on the way
+	g.Expect(h.since()).To(Equal([]string{"delete unseen ns/goes goes"}))
+	g.Expect(h.last).To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{"l": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
+	second.TellMissing(func(key string) bool { return key == "ns/comes" })
+	g.Expect(h.since()).To(BeEmpty(), "once")
+	second.OnAdd(object("comes", "comes"), true)
+	second.TellMissing(nothing)
+	g.Expect(h.since()).To(Equal([]string{"add comes"}))
+}
+
+// What is known goes from one feed to the next, also when the informer in between told nothing.
+func TestKnown(t *testing.T) {
+	g := NewWithT(t)
+	h := &heard{}
+	f := New(h, &corev1.ConfigMap{}, Options{})
+	f.Begin().OnAdd(object("a", "a"), true)
+	f.Begin()
+	known := f.Known()
+	g.Expect(known).To(HaveLen(1))
+	g.Expect(known).To(HaveKey(client.ObjectKey{Namespace: "ns", Name: "a"}))
+	h.since()
+	next := New(h, &corev1.ConfigMap{}, Options{Known: known}).Begin()
+	next.TellMissing(nothing)
+	g.Expect(h.since()).To(Equal([]string{"delete unseen ns/a a"}))
+}
+
+// What the handler was not called with it does not know: the caller may say no at the last moment.
+func TestCallSaysNo(t *testing.T) {
+	g := NewWithT(t)
+	h := &heard{}
+	closed := false
+	f := New(h, &corev1.ConfigMap{}, Options{Call: func(note func() bool, call func()) {
+		if !closed && note() {
+			call()
+		}
+	}})
+	source := f.Begin()
+	source.OnAdd(object("a", "a"), true)
+	source.OnAdd(object("b", "b"), true)
+	closed = true
+	source.OnAdd(object("c", "c"), true)
+	source.OnDelete(object("a", "a"))
+	g.Expect(h.since()).To(Equal([]string{"add a", "add b"}))
+	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion it was not told of, and b")
+}
+
+// A handler that hangs is called by one informer at a time; those that are superseded do not wait for it.
+func TestHandlerThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		h := &heard{hang: make(chan struct{})}
+		f := New(h, &corev1.ConfigMap{}, Options{})
+		first := f.Begin()
+		go first.OnAdd(object("a", "a"), true)
+		synctest.Wait()
+		second := f.Begin()
+		ended := make(chan struct{})
+		go func() {
+			second.OnAdd(object("b", "b"), true)
+			close(ended)
+		}()
+		synctest.Wait()
+		third := f.Begin() // supersedes the second, which must not wait any more
+		<-ended
+		go third.OnAdd(object("c", "c"), true)
+		synctest.Wait()
+		g.Expect(h.since()).To(BeEmpty())
+		close(h.hang)
+		synctest.Wait()
+		g.Expect(h.since()).To(Equal([]string{"add a", "add c"}))
+		g.Expect(f.Known()).To(HaveLen(2))
+	})
+}
