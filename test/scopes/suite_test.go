@@ -341,6 +341,8 @@ func (s *started) state(namespace string) scopedcache.State {
 
 // events is a handler that writes down what it is told.
 type events struct {
+	namespace string // if not empty, nothing else is written down
+
 	mu   sync.Mutex
 	told []string
 }
@@ -352,9 +354,13 @@ func (e *events) note(what string, told any) {
 	if ok {
 		what, told = what+" unseen", unseen.Obj
 	}
+	object := told.(client.Object)
+	if e.namespace != "" && object.GetNamespace() != e.namespace {
+		return
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.told = append(e.told, what+" "+told.(client.Object).GetName())
+	e.told = append(e.told, what+" "+object.GetName())
 }
 
 func (e *events) OnAdd(added any, _ bool) { e.note("add", added) }

@@ -1,0 +1,73 @@
+package scopedcache_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+)
+
+// An operator that stays up without rights on some of its kinds, and begins with them when it may.
+func ExampleNew() {
+	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.New})
+	if err != nil {
+		panic(err)
+	}
+	// Controllers, as always.
+	_ = mgr.Start(ctrl.SetupSignalHandler())
+}
+
+// The same, noticing within seconds what it may and may not any more. It needs the right to list and watch Roles, ClusterRoles
+// and their bindings for that; without it rights are asked for every 30 seconds.
+func ExampleNewWithOptions() {
+	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
+		PreferAllNamespaces: true,
+		WatchRBAC:           true,
+		CheckInterval:       30 * time.Second,
+		Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+			ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now", now.State)
+		},
+	})})
+	if err != nil {
+		panic(err)
+	}
+	_ = mgr.Start(ctrl.SetupSignalHandler())
+}
+
+// A part of a kind by label, with a handler and reads of its own. It lives until it is released.
+func ExampleCache() {
+	use := func(ctx context.Context, cache scopedcache.Cache) error {
+		owned, err := cache.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
+			Namespace:     "tenant",
+			LabelSelector: labels.SelectorFromSet(labels.Set{"owner": "red"}),
+		}, scopedcache.HoldOptions{Dependent: "uid-of-red"})
+		if err != nil {
+			return err
+		}
+		defer owned.Release()
+		_, err = owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(object any) { fmt.Println("there is", object.(client.Object).GetName()) },
+			DeleteFunc: func(object any) { fmt.Println("it is gone; it may be a toolscache.DeletedFinalStateUnknown") },
+		})
+		if err != nil {
+			return err
+		}
+		list := &corev1.ConfigMapList{}
+		switch err := owned.List(ctx, list); {
+		case apierrors.IsForbidden(err):
+			fmt.Println("nothing yet:", err) // handlers are told when that changes
+		case err != nil:
+			return err
+		}
+		return nil
+	}
+	_ = use
+}
