@@ -20,6 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -349,7 +350,7 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	limited := *httpClient
-	limited.Transport = shortAnswers{httpClient.Transport}
+	limited.Transport = brief.Limit(httpClient.Transport)
 	answer := told{Answer: healthprobe.Ask(ctx, config, &limited, timeout)}
 	var none *credential.NoTokenError
 	switch answer.reason = reasonOf(answer.Err); {
@@ -684,9 +685,9 @@ func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
-		state.Message = shorten(errorText(a.notice))
+		state.Message = brief.Shorten(errorText(a.notice))
 	} else if s.err.Cause != nil {
-		state.Message = shorten(s.err.Cause.Error())
+		state.Message = brief.Shorten(s.err.Cause.Error())
 	}
 	state.Watches = a.watches.States()
 	return state, s.conn

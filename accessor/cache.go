@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -41,6 +42,9 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 		IdleTimeout:   c.options.Cache.IdleTimeout,
 		AllowListOnly: c.options.Cache.AllowListOnly,
 		ReadTimeout:   c.options.Client.Timeout,
+		PerNamespace:  true,
+		Discreet:      c.resolved.Foreign,
+		Logger:        c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACEvents:    c.rbacEvents(),
 		Username:      c.stated.Username,
 		Observe:       c.scopeChanged,

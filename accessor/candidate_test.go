@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/brief"
 	. "github.com/onsi/gomega"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -301,11 +302,11 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	d.eventually("nobody", disconnectedFor(Unauthorized))
 	// An answer without end is not read to it.
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
-		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*maxAnswer)}}}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*64<<10)}}}
 	})
 	d.extension("endless", "token")
 	d.eventually("endless", func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason != NotStarted })
-	g.Expect(shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
+	g.Expect(brief.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
 }
 
 // Groups are part of what a newer credential must prove, for what was read with the old ones is cached.

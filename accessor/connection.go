@@ -32,6 +32,7 @@ var _ watches.Connection = (*connection)(nil)
 // on first use. After close everything that was handed out fails at once with the reason, for ever.
 type connection struct {
 	options    *Options
+	key        client.ObjectKey // of the extension
 	generation int64
 	stated     Identity            // whom the API server says that we are; set before publishing
 	identity   Identity            // that, with what the API server cannot know; set before publishing
@@ -68,7 +69,7 @@ type handles struct {
 func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
 	t *target.Target, by *proof, resolved credential.Resolved, unauthorized, rightsChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
+	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
 	c.proof.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {

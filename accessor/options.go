@@ -27,17 +27,17 @@ type CacheOptions struct {
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
 	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
-	// it may now what it might not, with some jitter. Defaults to 60 s. A right that was revoked is noticed after that
-	// and about 2 s.
+	// it may now what it might not, up to a fifth more often. Defaults to 60 s. A right that was revoked is lost after that
+	// and about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS.
 	CheckInterval time.Duration
 	// IdleTimeout is how long an informer goes on that was started by a read and is not read any more, up to twice as long.
 	// 0 keeps it as long as the connection.
 	IdleTimeout time.Duration
-	// AllowListOnly has what an identity may list and not watch listed every CheckInterval. Otherwise it may not be read.
+	// AllowListOnly: where the identity may list and not watch, list every CheckInterval instead. Otherwise it is Forbidden.
 	AllowListOnly bool
 	// WatchRBAC has the host operator watch the metadata of Roles, ClusterRoles and their bindings in the cluster of the
 	// extensions, once for all connections to it, so that revoked and granted rights are noticed within seconds. If it may
-	// not (config/rbac/rbac-events.yaml), CheckInterval it is.
+	// not (config/rbac/rbac-events.yaml), as the log says, CheckInterval it is; so it is at the API servers of kubeconfigs.
 	WatchRBAC bool
 }
 
@@ -89,7 +89,7 @@ type Options struct {
 
 	// Wake asks for a Reconcile of that extension soon. It must not block.
 	Wake func(client.ObjectKey)
-	// Changed tells that the extension connected, disconnected or went away. object is as last reconciled, and
+	// Changed tells that the extension connected, disconnected, went away, or lost or won a right or a kind. object is as last reconciled, and
 	// shared: it must not be changed. It must not block.
 	Changed func(object client.Object)
 }

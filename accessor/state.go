@@ -43,8 +43,8 @@ type (
 // ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope.
 var ErrWatchConflict = watches.ErrConflict
 
-// ConnectionState is a picture of one extension's connection. It holds no secret and shares nothing with the
-// connection.
+// ConnectionState is a picture of one extension's connection. It holds no secret, and but for the errors and selectors in
+// Scopes it shares nothing with the connection.
 type ConnectionState struct {
 	Extension client.ObjectKey
 	UID       types.UID // of the extension

@@ -18,8 +18,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 )
 
-// ClusterCache keeps one connection per extension. All methods may be called from any goroutine; none but Watch
-// and WatchContent does I/O. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
+// ClusterCache keeps one connection per extension. All methods may be called from any goroutine. None does I/O, and none but
+// Unwatch waits. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
 // when the extension is not connected, or not known.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too, and writes to
@@ -82,8 +82,8 @@ type ClusterCache interface {
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
 	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
-	// disconnected, stayed disconnected for another reason or after another edit, was filtered out, or was deleted, into
-	// requests. It is called once at a time, with an object of its own. A source that starts
+	// disconnected, stayed disconnected for another reason or after another edit, was filtered out, was deleted, or
+	// whose cache lost or won a right or a kind that it had settled on, into requests. It is called once at a time, with an object of its own. A source that starts
 	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
 	// deletion mapFunc gets the object last seen. That a connect is under way is not told: until it ends the extension is
 	// not connected, for the reason that was told. Delivery waits for nobody but mapFunc. controllerName is for logs.
@@ -128,6 +128,8 @@ type (
 	WatchError = watches.WatchError
 	// Scope is the part of a kind that a watch sees.
 	Scope = scopedcache.Scope
+	// ScopeState is a picture of one informer of a connection's cache.
+	ScopeState = scopedcache.ScopeState
 	// SourceWatcher is what a watch needs of a controller.
 	SourceWatcher[request comparable] = watches.SourceWatcher[request]
 	// CacheOptions configure the cache of every connection.
@@ -140,6 +142,15 @@ type (
 	MetricsOptions = accessor.MetricsOptions
 	// ClientCacheOptions say which reads bypass the cache.
 	ClientCacheOptions = accessor.ClientCacheOptions
+)
+
+// States of a scope, in ScopeState and WatchError.
+const (
+	ScopeSyncing   = scopedcache.Syncing   // the first list is under way
+	ScopeSynced    = scopedcache.Synced    // all is well
+	ScopeForbidden = scopedcache.Forbidden // the identity may not list and watch; it is asked again
+	ScopeNotServed = scopedcache.NotServed // there is no such kind; it is looked for again
+	ScopeFailing   = scopedcache.Failing   // another error; what there was is still read
 )
 
 // Phases of a connection.

@@ -6,6 +6,10 @@
 //	kubectl create clusterrolebinding latchkey-operator --clusterrole=latchkey-operator --serviceaccount=<namespace>:<name>
 //	kubectl create rolebinding latchkey-leader-election --role=latchkey-leader-election --serviceaccount=<namespace>:<name>
 //
+// For CacheOptions.WatchRBAC also:
+//
+//	kubectl create clusterrolebinding latchkey-rbac-events --clusterrole=latchkey-rbac-events --serviceaccount=<namespace>:<name>
+//
 // # Usage
 //
 // crd has our own ClusterExtension, rbac what a host operator needs for itself, admission the policy that lets

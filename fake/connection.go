@@ -238,6 +238,12 @@ func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
 	l.mu.Unlock()
 	list := l.list.DeepCopyObject().(client.ObjectList)
 	if err := l.client.List(context.Background(), list, client.InNamespace(l.scope.Namespace)); err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.begun == stream { // nobody will take it
+			l.begun = nil
+			stream.Stop()
+		}
 		return nil, err
 	}
 	items, err := meta.ExtractList(list)
@@ -271,12 +277,23 @@ func (l *listerWatcher) watch() (watch.Interface, error) {
 	if err != nil || !l.selective() {
 		return stream, err
 	}
-	return watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
+	return drained{watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
 		if event.Type != watch.Error && !l.selects(event.Object) {
 			event.Type = watch.Deleted // as an API server tells of what is not selected any more; informers know what was
 		}
 		return event, true
-	}), nil
+	})}, nil
+}
+
+// drained leaves nothing behind when it is stopped: what watch.Filter still has to say would block it for ever.
+type drained struct{ watch.Interface }
+
+func (d drained) Stop() {
+	d.Interface.Stop()
+	go func() {
+		for range d.ResultChan() {
+		}
+	}()
 }
 
 func (l *listerWatcher) selective() bool {

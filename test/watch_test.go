@@ -379,7 +379,13 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 	read := func() error { return tenantClient.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) }
 	g.Expect(read()).To(Succeed())
 	sources := sourceEvents(t, o, "tenant")
+	drain := func() {
+		for len(sources) > 0 {
+			<-sources
+		}
+	}
 
+	drain()
 	binding := roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"})
 	g.Expect(admin.Delete(ctx, binding)).To(Succeed())
 	begun := time.Now()
@@ -395,6 +401,7 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 
 	g.Expect(admin.Delete(ctx, configMap(ns, "a"))).To(Succeed())
 	createConfigMaps(t, ns, "b")
+	drain()
 	create(t, roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"}))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create b", "delete a"))
 	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))

@@ -126,8 +126,8 @@ const maxDrained = 64 << 10
 const maxRedacted = 1 << 20
 
 // redactResponse removes the secret from what a server, or a proxy before it, quotes of the request: headers, which
-// client-go logs as warnings, the bodies of errors, whose text ends in errors, states and logs, and the answer to the
-// question who we are, which does too. Trailers are dropped.
+// client-go logs as warnings, the bodies of errors, whose text ends in errors, states and logs, and the answers to the
+// questions who we are and what we may, which do too. Trailers are dropped.
 func redactResponse(resp *http.Response, redact func(string) string) {
 	for _, values := range resp.Header {
 		for i := range values {
@@ -136,12 +136,17 @@ func redactResponse(resp *http.Response, redact func(string) string) {
 	}
 	resp.Status = redact(resp.Status)
 	resp.Trailer = nil
-	if resp.StatusCode < http.StatusBadRequest && (resp.Request == nil || !strings.HasSuffix(resp.Request.URL.Path, "/selfsubjectreviews")) {
+	if resp.StatusCode < http.StatusBadRequest && (resp.Request == nil || !isReview(resp.Request.URL.Path)) {
 		return
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}
 	resp.ContentLength = -1 // it may get shorter
 	resp.Header.Del("Content-Length")
+}
+
+// isReview reports whether the answer is words of the server about who we are and what we may, which are shown.
+func isReview(path string) bool {
+	return strings.Contains(path, "/apis/authentication.k8s.io/") || strings.Contains(path, "/apis/authorization.k8s.io/")
 }
 
 // redactedBody reads a whole body, up to maxRedacted, and serves it without the secret.

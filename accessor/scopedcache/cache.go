@@ -3,11 +3,13 @@ package scopedcache
 import (
 	"context"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -88,6 +90,8 @@ type scoped struct {
 	types sync.Map // of *kind by the reflect.Type of a typed object or list
 
 	started chan struct{} // closed by Start
+	over    chan struct{} // closed when the cache has stopped
+	finding singleflight.Group
 
 	mu       sync.Mutex             // after scope.mu
 	life     context.Context        // guarded by mu; nil before Start, never changed after
@@ -96,7 +100,6 @@ type scoped struct {
 	scopes   map[*scope]struct{}    // guarded by mu
 	selected map[selectedKey]*scope // guarded by mu: those with selectors of their own
 	indexes  map[kindKey][]index    // guarded by mu; slices are only appended to
-	never    chan struct{}          // what stopped returns before Start
 }
 
 var _ Cache = (*scoped)(nil)
@@ -110,12 +113,12 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 	if err != nil {
 		return nil, err
 	}
-	reviewer, err := newReviewer(config, opts.HTTPClient, own.Username)
+	reviewer, err := newReviewer(config, opts.HTTPClient, own.Username, own.Discreet)
 	if err != nil {
 		return nil, err
 	}
 	return &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
-		started: make(chan struct{}), never: make(chan struct{}),
+		started: make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}, nil
 }
 
@@ -136,6 +139,7 @@ func (s *scoped) Start(ctx context.Context) error {
 	}
 	close(s.started)
 	s.mu.Unlock()
+	context.AfterFunc(ctx, func() { close(s.over) })
 	stopListening := s.listenToRBAC()
 
 	<-ctx.Done()
@@ -161,14 +165,7 @@ func (s *scoped) startLocked(of *scope) {
 }
 
 // stopped is closed when the cache has stopped.
-func (s *scoped) stopped() <-chan struct{} {
-	select {
-	case <-s.started:
-		return s.life.Done()
-	default:
-		return s.never
-	}
-}
+func (s *scoped) stopped() <-chan struct{} { return s.over }
 
 // stopError is why the cache has stopped.
 func (s *scoped) stopError() error {
@@ -263,10 +260,9 @@ func (s *scoped) scopeLocked(k *kind, where Scope) *scope {
 
 // dropUnusedLocked ends a scope that nobody needs. mu is held.
 func (s *scoped) dropUnusedLocked(of *scope) {
-	if len(of.handles) > 0 || of.pinned || of.recent.Load() {
-		return
+	if len(of.handles) == 0 && !of.pinned && !of.recent.Load() && of.waiting == 0 {
+		s.dropLocked(of)
 	}
-	s.dropLocked(of)
 }
 
 func (s *scoped) dropLocked(of *scope) {
@@ -290,7 +286,7 @@ func (s *scoped) dropLocked(of *scope) {
 func (s *scoped) dropIfIdle(of *scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(of.handles) == 0 && !of.pinned && !of.recent.Load() {
+	if len(of.handles) == 0 && !of.pinned && !of.recent.Load() && of.waiting == 0 {
 		of.idle = true
 		s.dropLocked(of)
 	}
@@ -334,6 +330,9 @@ func (s *scoped) IndexField(_ context.Context, object client.Object, field strin
 	s.mu.Unlock()
 	for _, of := range existing {
 		if err := of.reindex(); err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.indexes[k.kindKey] = slices.DeleteFunc(slices.Clone(s.indexes[k.kindKey]), func(i index) bool { return i.field == field })
 			return err
 		}
 	}

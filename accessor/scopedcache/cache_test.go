@@ -13,14 +13,18 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -47,6 +51,7 @@ type apiServer struct {
 	denied bool                                                // guarded by mu; the rights
 	answer func(w http.ResponseWriter, req *http.Request) bool // guarded by mu; if it is not nil and answers, nobody else does
 	lists  map[string]int                                      // guarded by mu; lists by path, also those that watches begin with
+	begun  int                                                 // guarded by mu; watches, in all
 	asks   int                                                 // guarded by mu; access reviews
 	open   map[string]int                                      // guarded by mu; watches by path
 	end    chan struct{}                                       // guarded by mu; closed and replaced to end all watches
@@ -108,6 +113,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	a.mu.Lock()
+	a.begun++
 	a.open[req.URL.Path]++
 	a.mu.Unlock()
 	defer func() {
@@ -174,7 +180,7 @@ func (a *apiServer) newCache(t *testing.T, options ...func(*Options)) Cache {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
 	httpClient := &http.Client{Transport: &http.Transport{}}
-	own := Options{CheckInterval: 200 * time.Millisecond}
+	own := Options{CheckInterval: 200 * time.Millisecond, PerNamespace: true}
 	for _, option := range options {
 		option(&own)
 	}
@@ -351,4 +357,91 @@ func TestStateOfErrors(t *testing.T) {
 			g.Expect(running.refusals).To(BeEmpty(), "it was served since")
 		})
 	}
+}
+
+// A handle reads what it holds: another kind, representation or namespace is an error, and not an informer that nobody asked
+// to be allowed, nor a part of the truth.
+func TestHandleReadsWhatItHolds(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer held.Release()
+	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+	secrets := &unstructured.UnstructuredList{}
+	secrets.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "SecretList"})
+	g.Expect(held.List(t.Context(), secrets)).To(MatchError(ContainSubstring("the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
+	metadata := &metav1.PartialObjectMetadata{}
+	metadata.SetGroupVersionKind(configMaps)
+	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).To(MatchError(ContainSubstring("(Metadata)")))
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
+	g.Expect(held.List(t.Context(), list, client.InNamespace("m"))).To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
+	g.Expect(held.List(t.Context(), list)).To(Succeed())
+	g.Expect(a.watches()).To(Equal([]string{inN}))
+}
+
+// What selects nothing is refused: on its way to the API server it would select everything.
+func TestScopesThatSelectNothing(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	for _, nothing := range []Scope{{LabelSelector: labels.Nothing()}, {FieldSelector: fields.Nothing()}} {
+		_, err := c.Hold(t.Context(), configMap(), nothing, HoldOptions{})
+		g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
+	}
+	for _, opts := range []cache.Options{
+		{DefaultLabelSelector: labels.Nothing()},
+		{DefaultNamespaces: map[string]cache.Config{"n": {FieldSelector: fields.Nothing()}}},
+		{ByObject: map[client.Object]cache.ByObject{configMap(): {Label: labels.Nothing()}}},
+	} {
+		_, err := New(&rest.Config{Host: a.URL}, opts)
+		g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
+	}
+}
+
+// The same dependent holds a scope once by each name.
+func TestDependentsByName(t *testing.T) {
+	g := NewWithT(t)
+	c := newAPIServer(t).newCache(t)
+	hold := func(name, dependent string) *Handle {
+		held, err := c.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: name, Dependent: types.UID(dependent)})
+		g.Expect(err).NotTo(HaveOccurred())
+		return held
+	}
+	one, again, other := hold("a", "uid"), hold("a", "uid"), hold("b", "uid")
+	g.Expect(again).To(BeIdenticalTo(one))
+	g.Expect(one.State().Dependents).To(Equal([]string{"a uid", "b uid"}))
+	one.Release()
+	g.Expect(other.State().Dependents).To(Equal([]string{"b uid"}))
+	other.Release()
+	g.Expect(c.States()).To(BeEmpty())
+}
+
+// A person is told what may not be read, and that it may again; not that an informer begins.
+func TestLog(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	var mu sync.Mutex
+	var lines []string
+	c := a.newCache(t, func(o *Options) {
+		o.Logger = funcr.New(func(_, line string) {
+			mu.Lock()
+			defer mu.Unlock()
+			lines = append(lines, line)
+		}, funcr.Options{})
+	})
+	logged := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Join(lines, "\n")
+	}
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	g.Expect(logged()).To(BeEmpty())
+	a.deny(true)
+	g.Eventually(logged).WithTimeout(patience).Should(And(ContainSubstring(`"state"="Forbidden"`), ContainSubstring(`"scope"="namespace n"`), ContainSubstring(`cannot watch`)))
+	a.deny(false)
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring(`"state"="Synced"`))
+	g.Expect(strings.Count(logged(), "\n")).To(Equal(1))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -33,8 +34,24 @@ func newConfigs(opts cache.Options) (configs, error) {
 			return made, errors.Wrapf(err, "ByObject[%T]", object)
 		}
 		made.byObject[gvk] = settings
+		if err := refuseNothing(settings.Label, settings.Field, settings.Namespaces); err != nil {
+			return made, errors.WithMessagef(err, "ByObject[%T]", object)
+		}
 	}
-	return made, nil
+	return made, refuseNothing(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
+}
+
+// refuseNothing refuses selectors that select nothing: an API server would take them for everything.
+func refuseNothing(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
+	if noLabels(label) || noFields(field) {
+		return errors.New("a selector of the cache's options selects nothing: an API server would take that for everything")
+	}
+	for namespace, config := range namespaces {
+		if noLabels(config.LabelSelector) || noFields(config.FieldSelector) {
+			return errors.Errorf("a selector of the cache's options for namespace %q selects nothing: an API server would take that for everything", namespace)
+		}
+	}
+	return nil
 }
 
 // of returns what applies to a kind. What a namespace does not say its kind says, else the defaults of the namespace, else

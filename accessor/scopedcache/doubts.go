@@ -3,40 +3,54 @@ package scopedcache
 import "time"
 
 const (
-	// confirmAfter is how long a right must have been denied until it is believed lost, or a kind to be gone. A freshly
-	// started API server answers 403 to rightful requests for some milliseconds.
+	// confirmAfter is how long a right must have been denied until it is believed lost, or a kind to be gone, by an API server
+	// that says that it is ready. A freshly started one answers 403 to rightful requests for some moments.
 	confirmAfter = 2 * time.Second
-	// confirmUnready is the same where the API server does not tell us whether it is ready. How long its first moments last
+	// confirmUntold is the same where the API server does not tell whether it is ready. How long its first moments last
 	// depends on what it has to do.
-	confirmUnready = 10 * time.Second
+	confirmUntold = 10 * time.Second
+	// confirmUnready is the same where it says that it is not ready. It may serve all the same: what it needs to be ready is
+	// more than it needs to know of rights.
+	confirmUnready = time.Minute
 	// confirmEvery is how often the API server is asked meanwhile: if it fails in between, a denial before that says nothing.
 	confirmEvery = time.Second
 	// confirmations is how often it must have said no, without having failed or said yes in between.
 	confirmations = 3
 )
 
-// doubts count what speaks against a right that has worked.
+// doubts count what speaks against a right: denials in a row, with nothing else in between.
 type doubts struct {
-	first   time.Time // of the denials
-	denials int       // without anything else in between
+	denials int
+	first   time.Time // of them
+	told    int       // of them, by an API server that says that it is ready
+	tells   time.Time // when the first of those came
 }
 
-// judge takes an answer, and says whether the right is gone, having been denied for as long as certain, and else when to ask
-// again: soon, or 0 if there is no hurry.
-func (d *doubts) judge(v verdict, now time.Time, certain time.Duration) (gone bool, soon time.Duration) {
-	switch {
-	case v == denied && d.denials == 0:
-		d.first, d.denials = now, 1
-	case v == denied:
-		d.denials++
-	case v != unanswered || d.first.IsZero():
+// judge takes an answer, and says whether the right is gone, and else when to ask again: soon, or 0 if there is no hurry.
+func (d *doubts) judge(v verdict, now time.Time) (gone bool, soon time.Duration) {
+	if !v.isDenial() {
+		doubted := d.denials > 0
 		*d = doubts{}
+		if v == unanswered && doubted {
+			return false, confirmEvery
+		}
 		return false, 0
-	default: // it is in doubt and there is no answer: what was said before that says nothing
-		d.denials = 0
-		return false, confirmEvery
 	}
-	if d.denials >= confirmations && now.Sub(d.first) >= certain {
+	if d.denials++; d.denials == 1 {
+		d.first = now
+	}
+	if v == denied {
+		if d.told++; d.told == 1 {
+			d.tells = now
+		}
+	}
+	lasted := now.Sub(d.first)
+	switch {
+	case d.denials < confirmations:
+		return false, confirmEvery
+	case d.told >= confirmations && now.Sub(d.tells) >= confirmAfter,
+		v != deniedUnready && lasted >= confirmUntold,
+		lasted >= confirmUnready:
 		return true, 0
 	}
 	return false, confirmEvery

@@ -7,49 +7,50 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A right that has worked is lost when it was denied often and for long, with nothing else in between.
+// A right that has worked is lost when it was denied often and for long, with nothing else in between. How long depends on
+// what the API server says of itself.
 func TestDoubts(t *testing.T) {
 	type answer struct {
-		after time.Duration
+		after float64 // seconds
 		verdict
 		gone bool
-		soon time.Duration
+	}
+	steady := func(v verdict, seconds int) (answers []answer) {
+		for i := range seconds {
+			answers = append(answers, answer{1, v, i == seconds-1})
+		}
+		return answers
 	}
 	for name, answers := range map[string][]answer{
-		"allowed":                      {{0, allowed, false, 0}},
-		"three denials in two seconds": {{0, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, denied, true, 0}},
-		"three denials at once":        {{0, denied, false, confirmEvery}, {0, denied, false, confirmEvery}, {0, denied, false, confirmEvery}, {2, denied, true, 0}},
-		"two denials, long apart":      {{0, denied, false, confirmEvery}, {60, denied, false, confirmEvery}, {1, denied, true, 0}},
-		"allowed in between":           {{0, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, allowed, false, 0}, {1, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, denied, true, 0}},
-		"no answer in between":         {{0, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, unanswered, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, denied, true, 0}},
-		"not to be asked in between":   {{0, denied, false, confirmEvery}, {1, unknown, false, 0}, {1, denied, false, confirmEvery}, {1, denied, false, confirmEvery}, {1, denied, true, 0}},
-		"no answer, without a doubt":   {{0, unanswered, false, 0}, {1, unknown, false, 0}},
+		"allowed":                      {{0, allowed, false}},
+		"three denials in two seconds": {{0, denied, false}, {1, denied, false}, {1, denied, true}},
+		"three denials at once":        {{0, denied, false}, {0, denied, false}, {0, denied, false}, {2, denied, true}},
+		"two denials, long apart":      {{0, denied, false}, {60, denied, false}, {1, denied, true}},
+		"allowed in between":           {{0, denied, false}, {1, denied, false}, {1, allowed, false}, {1, denied, false}, {1, denied, false}, {1, denied, true}},
+		"no answer in between":         {{0, denied, false}, {1, denied, false}, {1, unanswered, false}, {1, denied, false}, {1, denied, false}, {1, denied, true}},
+		"not to be asked in between":   {{0, denied, false}, {1, unknown, false}, {1, denied, false}, {1, denied, false}, {1, denied, true}},
+		"first moments, then ready":    {{0, deniedUntold, false}, {1, deniedUnready, false}, {1, denied, false}, {1, denied, false}, {1, denied, true}},
+		"it does not tell":             steady(deniedUntold, 11),
+		"it is not ready":              steady(deniedUnready, 61),
+		"not ready, then silent":       append([]answer{{1, deniedUnready, false}, {5, deniedUnready, false}, {5, deniedUnready, false}}, answer{1, deniedUntold, true}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			var d doubts
 			now := time.Unix(0, 0)
 			for i, a := range answers {
-				now = now.Add(a.after * time.Second)
-				gone, soon := d.judge(a.verdict, now, confirmAfter)
+				now = now.Add(time.Duration(a.after * float64(time.Second)))
+				doubted := d.denials > 0
+				gone, soon := d.judge(a.verdict, now)
 				g.Expect(gone).To(Equal(a.gone), "answer %d", i)
-				g.Expect(soon).To(Equal(a.soon), "answer %d", i)
+				if hurry := a.isDenial() || doubted && a.verdict == unanswered; hurry && !gone {
+					g.Expect(soon).To(Equal(confirmEvery), "answer %d", i)
+				} else {
+					g.Expect(soon).To(BeZero(), "answer %d", i)
+				}
 			}
 		})
 	}
-}
-
-// Where the API server does not say whether it is ready, it takes longer.
-func TestDoubtsAboutAServerThatDoesNotTell(t *testing.T) {
-	g := NewWithT(t)
-	var d doubts
-	now := time.Unix(0, 0)
-	asked := 0
-	for gone := false; !gone; now = now.Add(confirmEvery) {
-		gone, _ = d.judge(denied, now, confirmUnready)
-		asked++
-	}
-	g.Expect(asked).To(Equal(int(confirmUnready/confirmEvery) + 1))
 }
 
 // An informer is believed against reviews and discovery when what it sent after they had spoken was refused often and for

@@ -2,6 +2,7 @@ package scopedcache_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -29,9 +30,8 @@ func ExampleNew() {
 // and their bindings for that; without it rights are asked for every 30 seconds.
 func ExampleNewWithOptions() {
 	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
-		PreferAllNamespaces: true,
-		WatchRBAC:           true,
-		CheckInterval:       30 * time.Second,
+		WatchRBAC:     true,
+		CheckInterval: 30 * time.Second,
 		Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 			ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now", now.State)
 		},
@@ -43,23 +43,32 @@ func ExampleNewWithOptions() {
 }
 
 // A part of a kind by label, with a handler and reads of its own. It lives until it is released.
-func ExampleCache() {
-	use := func(ctx context.Context, cache scopedcache.Cache) error {
-		owned, err := cache.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
+func ExampleHandle() {
+	use := func(ctx context.Context, mgr ctrl.Manager) error {
+		cached, ok := mgr.GetCache().(scopedcache.Cache)
+		if !ok {
+			return errors.New("the manager was made without NewCache: scopedcache.New")
+		}
+		owned, err := cached.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
 			Namespace:     "tenant",
 			LabelSelector: labels.SelectorFromSet(labels.Set{"owner": "red"}),
-		}, scopedcache.HoldOptions{Dependent: "uid-of-red"})
+		}, scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red", Observe: func(state scopedcache.ScopeState) {
+			if state.State == scopedcache.Forbidden {
+				fmt.Println("not now:", state.LastError) // tell whoever waits; do not call the cache here
+			}
+		}})
 		if err != nil {
 			return err
 		}
 		defer owned.Release()
-		_, err = owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		handle, err := owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    func(object any) { fmt.Println("there is", object.(client.Object).GetName()) },
 			DeleteFunc: func(object any) { fmt.Println("it is gone; it may be a toolscache.DeletedFinalStateUnknown") },
 		})
 		if err != nil {
 			return err
 		}
+		defer owned.RemoveEventHandler(handle)
 		list := &corev1.ConfigMapList{}
 		switch err := owned.List(ctx, list); {
 		case apierrors.IsForbidden(err):

@@ -18,14 +18,19 @@ type facade struct{ scopes []*scope }
 
 var _ cache.Informer = facade{}
 
+// AddEventHandler adds a handler that outlives informers: what comes back is told again, as creations, and what has gone
+// meanwhile as DeletedFinalStateUnknown. It is no error that the right, or the kind, is not there yet.
 func (f facade) AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{})
 }
 
+// AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer, one that is shorter than the
+// cache's SyncPeriod counts only for informers that start after this.
 func (f facade) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler, resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{ResyncPeriod: &resync})
 }
 
+// AddEventHandlerWithOptions is AddEventHandler with options.
 func (f facade) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
 	made := &registrations{done: make(chan struct{})}
 	made.left.Store(int64(len(f.scopes)))
@@ -72,6 +77,19 @@ func (f facade) AddIndexers(indexers toolscache.Indexers) error {
 func (s *scope) addIndexers(indexers toolscache.Indexers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for name := range indexers {
+		taken := name == toolscache.NamespaceIndex
+		for _, others := range s.indexers {
+			_, has := others[name]
+			taken = taken || has
+		}
+		for _, index := range s.cache.indexesOf(s.kind) {
+			taken = taken || name == "field:"+index.field // as controller-runtime calls it
+		}
+		if taken {
+			return errors.Errorf("there is an indexer %q of %s already", name, s.kind.gvk)
+		}
+	}
 	s.indexers = append(s.indexers, indexers)
 	if s.running == nil {
 		return nil
@@ -83,7 +101,8 @@ func (s *scope) addIndexers(indexers toolscache.Indexers) error {
 	return nil
 }
 
-// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is no such kind.
+// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is no such kind. So true does
+// not mean that there are objects.
 func (f facade) HasSynced() bool {
 	for _, s := range f.scopes {
 		select {

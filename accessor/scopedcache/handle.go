@@ -4,8 +4,10 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,10 +17,12 @@ import (
 
 // HoldOptions say who holds a scope.
 type HoldOptions struct {
-	// Dependent is who needs the scope. To hold the same scope again for the same dependent gives the same handle, which
-	// one Release ends. Empty gives a handle of its own each time.
+	// Dependent is who needs the scope, by UID. To hold the same scope again by the same Name for the same Dependent gives
+	// the same handle, which one Release ends; Observe of the later Hold is ignored. Empty gives a handle of its own each
+	// time.
 	Dependent types.UID
-	// Name is what ScopeState lists a handle under that has no Dependent.
+	// Name tells apart who holds a scope for the same dependent: the name of a controller, or of a watch. ScopeState lists
+	// it.
 	Name string
 	// Observe, if not nil, is told when the state of the scope changes, from any goroutine, but one after the other. It must
 	// not block, nor call the cache. What the state is when it is held it is told too, unless that is Syncing.
@@ -33,6 +37,7 @@ type Handle struct {
 	of      *scope
 	options HoldOptions
 	release func()
+	dead    atomic.Bool // it was released
 }
 
 var _ client.Reader = (*Handle)(nil)
@@ -43,6 +48,9 @@ func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, opti
 	if err != nil {
 		return nil, err
 	}
+	if where.selectsNothing() {
+		return nil, errors.Errorf("the scope of %s selects nothing (%s): an API server would take that for everything", kind.gvk, where)
+	}
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
@@ -50,13 +58,14 @@ func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, opti
 	}
 	of := s.scopeLocked(kind, where)
 	for handle := range of.handles {
-		if options.Dependent != "" && handle.options.Dependent == options.Dependent {
+		if options.Dependent != "" && handle.options.Dependent == options.Dependent && handle.options.Name == options.Name {
 			s.mu.Unlock()
 			return handle, nil
 		}
 	}
 	handle := &Handle{facade: facade{scopes: []*scope{of}}, of: of, options: options}
 	handle.release = sync.OnceFunc(func() {
+		handle.dead.Store(true)
 		of.unobserve(handle)
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -66,30 +75,37 @@ func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, opti
 	of.handles[handle] = struct{}{}
 	s.mu.Unlock()
 	if options.Observe != nil {
-		of.observe(handle, options.Observe)
+		if of.observe(handle, options.Observe); handle.dead.Load() {
+			of.unobserve(handle) // somebody who got the same one has released it
+		}
 	}
 	return handle, nil
 }
 
-// Release gives the scope back; it may be called again. Handlers that were added through it should have been removed:
-// with the last handle the informer stops, and what is read through them fails with ErrReleased.
+// Release gives the scope back; it may be called again. With the last handle the informer stops, and reads through any of
+// them fail with ErrReleased. Handlers that were added through this one are called on while others hold the scope: remove
+// them before.
 func (h *Handle) Release() { h.release() }
 
 // State is a picture of the scope. It takes time in proportion to the objects.
 func (h *Handle) State() ScopeState { return h.of.picture() }
 
-// Get reads an object from the scope. What the scope does not select is not found.
+// Get reads an object from the scope, of the kind and in the representation that is held. What the scope does not select is
+// not found, whether it exists or not.
 func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-	reader, err := h.reader(ctx)
+	reader, err := h.reader(ctx, object, key.Namespace)
 	if err != nil {
 		return err
 	}
 	return reader.Get(ctx, key, object, opts...)
 }
 
-// List reads from the scope, and only from it.
+// List reads from the scope, and only from it, what is of the kind and in the representation that is held. It is an error to
+// list another namespace than the scope's.
 func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	reader, err := h.reader(ctx)
+	var options client.ListOptions
+	options.ApplyOptions(opts)
+	reader, err := h.reader(ctx, list, options.Namespace)
 	if err != nil {
 		return err
 	}
@@ -97,7 +113,16 @@ func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...clien
 }
 
 // reader waits for the informer, as reads of the cache do.
-func (h *Handle) reader(ctx context.Context) (client.Reader, error) {
+func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace string) (client.Reader, error) {
+	asked, err := h.of.cache.kindOf(object)
+	switch {
+	case err != nil:
+		return nil, err
+	case asked != h.of.kind:
+		return nil, errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.of.kind.gvk, h.of.kind.representation, asked.gvk, asked.representation)
+	case namespace != "" && h.of.where.Namespace != "" && namespace != h.of.where.Namespace:
+		return nil, errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.of.kind.gvk, h.of.where.Namespace, namespace)
+	}
 	select {
 	case <-h.of.gone:
 		return nil, errors.Wrapf(ErrReleased, "reading %s", h.of.kind.gvk)
@@ -134,9 +159,11 @@ func (s *scoped) dependents(of *scope) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for handle := range of.handles {
-		name := string(handle.options.Dependent)
-		if name == "" {
-			name = handle.options.Name
+		name := handle.options.Name
+		if dependent := string(handle.options.Dependent); dependent != "" && name != "" {
+			name += " " + dependent
+		} else if dependent != "" {
+			name = dependent
 		}
 		names = append(names, name)
 	}

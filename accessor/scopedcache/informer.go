@@ -9,9 +9,9 @@ import (
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -32,7 +32,8 @@ type informer struct {
 	indexers  int            // guarded by scope.mu: how many of the scope's indexers it has
 	refusals  chan refusal   // holds the latest 403 or 404
 	mu        sync.Mutex
-	refusedAt time.Time // guarded by mu: of the first refusal since something was served; zero if there is none
+	refusedAt time.Time       // guarded by mu: of the first refusal since something was served; zero if there is none
+	watch     watch.Interface // guarded by mu: the latest, nil before the first
 }
 
 // refusal is an answer by which a right, or the kind, may be gone.
@@ -50,11 +51,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 	options := s.cache.options
 	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
 	options.Mapper = mapped{options.Mapper, mapping}
-	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector, config.FieldSelector
-	if namespace != "" {
-		// controller-runtime turns this selector into the path of the namespace, so a Role suffices.
-		options.DefaultFieldSelector = andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), config.FieldSelector)
-	}
+	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector, inNamespace(namespace, config.FieldSelector)
 	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
 	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy, config.EnableWatchBookmarks
 	newShared := options.NewInformer
@@ -66,6 +63,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
 			answered:                 func(verb string, sent time.Time, err error) bool { return s.answered(made, verb, sent, err) },
 			tellAll:                  s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
+			began:                    made.watches,
 			poll:                     poll,
 		}, object, resync, indexers)
 		made.store = shared.GetStore()
@@ -100,6 +98,22 @@ func (i *informer) has(key string) bool {
 	return found && err == nil
 }
 
+// watches notes a watch that has begun.
+func (i *informer) watches(begun watch.Interface) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.watch = begun
+}
+
+// watchAgain ends the watch. The informer begins another one where it ended, without a list.
+func (i *informer) watchAgain() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.watch != nil {
+		i.watch.Stop()
+	}
+}
+
 // served notes that something was served.
 func (i *informer) served() {
 	i.mu.Lock()
@@ -132,5 +146,8 @@ type mapped struct {
 }
 
 func (m mapped) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	if gk != m.mapping.GroupVersionKind.GroupKind() {
+		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions} // nobody asked whether that is allowed
+	}
 	return m.mapping, nil
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"time"
 
+	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -14,9 +16,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 )
 
-// afterEvent is how long after an event about RBAC the API server is asked: its own informers hear of it in that time.
-// It is asked once more after confirmAfter, in case they did not.
-const afterEvent = 250 * time.Millisecond
+const (
+	// afterEvent is how long after an event about RBAC the API server is asked: its own informers hear of it in that time.
+	// It is asked once more after confirmAfter, in case they did not.
+	afterEvent = 250 * time.Millisecond
+	// maxGap is how far apart questions get while events go on.
+	maxGap = 30 * time.Second
+)
 
 // keep runs the scope until ctx is done: it finds the kind, asks for the right, and runs an informer until that is lost.
 func (s *scope) keep(ctx context.Context) {
@@ -24,8 +30,9 @@ func (s *scope) keep(ctx context.Context) {
 	pending := retries{first: 2 * time.Second, most: 10 * time.Second}
 	s.idleness = newTicker(s.cache.own.IdleTimeout)
 	defer s.idleness.Stop()
-	denials := 0    // in a row, of reviews or of the informer
-	var doubt State // what the informer's own refusals said against what the API server says of right and kind
+	denials := 0      // in a row, of reviews or of the informer
+	var unsure doubts // about denials of an API server that is not ready
+	var doubt State   // what the informer's own refusals said against what the API server says of right and kind
 	for ctx.Err() == nil {
 		mapping, err := s.mapping(ctx)
 		switch {
@@ -37,23 +44,24 @@ func (s *scope) keep(ctx context.Context) {
 			s.pause(ctx, pending.next(), s.asked)
 			continue
 		case err != nil:
-			s.fail(err, doubt)
+			s.fail(err)
 			s.pause(ctx, failing.next(), nil)
 			continue
 		}
 
 		verdict, listOnly, err := s.rights(ctx, mapping)
+		gone, _ := unsure.judge(verdict, time.Now())
 		switch {
 		case ctx.Err() != nil:
 			return
-		case verdict == denied:
+		case verdict == denied, verdict == deniedUntold, gone:
 			doubt = ""
 			s.become(Forbidden, err)
 			denials++
 			s.pause(ctx, s.untilReview(denials), nil)
 			continue
-		case verdict == unanswered:
-			s.fail(err, doubt)
+		case verdict == deniedUnready, verdict == unanswered:
+			s.fail(err)
 			s.pause(ctx, failing.next(), nil)
 			continue
 		}
@@ -61,7 +69,7 @@ func (s *scope) keep(ctx context.Context) {
 		if doubt == "" {
 			s.become(Syncing, nil)
 		}
-		end := s.run(ctx, mapping, verdict, listOnly, doubt)
+		end := s.supervise(ctx, mapping, verdict, listOnly, doubt)
 		if ctx.Err() != nil {
 			return
 		}
@@ -79,6 +87,8 @@ func (s *scope) keep(ctx context.Context) {
 			s.pause(ctx, pending.next(), s.asked)
 		case end.failed:
 			s.pause(ctx, failing.next(), nil)
+		case !end.synced: // API servers behind one address may not agree about a kind
+			s.pause(ctx, pending.next(), s.asked)
 		}
 	}
 }
@@ -92,145 +102,22 @@ func (s *scope) untilReview(denials int) time.Duration {
 	return s.interval()
 }
 
-// fail notes an error that says nothing about rights, unless more is known.
-func (s *scope) fail(err error, doubt State) {
-	if doubt == "" {
+// fail notes an error that says nothing about rights, and so changes nothing if more is known.
+func (s *scope) fail(err error) {
+	s.mu.Lock()
+	known := s.state == Forbidden || s.state == NotServed
+	s.mu.Unlock()
+	if !known {
 		s.become(Failing, err)
 	}
-}
-
-// end is how the life of an informer ended.
-type end struct {
-	synced bool  // it had synced
-	failed bool  // it could not be started
-	doubt  State // set if the API server's answers to the informer and to reviews contradict each other
-}
-
-// run runs an informer until the right is lost, the kind is gone, or ctx is done.
-func (s *scope) run(ctx context.Context, mapping *meta.RESTMapping, verdict verdict, listOnly bool, doubt State) (ended end) {
-	var poll time.Duration
-	verb := "watch" // which cannot be had without being noticed; lists are not needed any more
-	if listOnly {
-		poll, verb = s.interval(), "list"
-	}
-	running, err := s.newInformer(mapping, poll)
-	if err == nil {
-		running.quiet.Store(doubt != "")
-		err = s.start(running)
-	}
-	if running != nil {
-		defer s.stop(running)
-	}
-	if err != nil {
-		s.fail(err, doubt)
-		return end{failed: true}
-	}
-	lost := func(state State, err error) {
-		s.stop(running) // before it is told
-		s.become(state, err)
-	}
-
-	q := s.question(mapping)
-	check := time.NewTimer(s.interval())
-	defer check.Stop()
-	again := time.Time{} // when to ask once more after an event
-	var doubts doubts
-	var contradictions contradictions
-	synced := running.shared.HasSyncedChecker().Done()
-	changed := s.rightsChanged
-	for {
-		select {
-		case <-ctx.Done():
-			return ended
-		case <-synced:
-			synced, ended.synced, doubt = nil, true, ""
-			s.synced(running)
-		case <-changed:
-			changed = nil // however many follow, until the API server was asked
-			again = time.Now().Add(confirmAfter)
-			check.Reset(soonAfterEvent())
-		case <-check.C:
-			changed = s.rightsChanged
-			next := s.interval()
-			if !again.IsZero() {
-				next, again = min(next, max(time.Until(again), 0)), time.Time{}
-			}
-			verdict, err := s.cache.reviewer.may(ctx, q, verb)
-			gone, soon := doubts.judge(verdict, time.Now(), s.cache.reviewer.certainAfter())
-			if gone && ctx.Err() == nil {
-				lost(Forbidden, err)
-				return ended
-			}
-			if soon > 0 {
-				next = soon
-			}
-			check.Reset(next)
-		case refused := <-running.refusals:
-			found, state, err := s.lookInto(ctx, refused, mapping, q, verb)
-			first := !ended.synced && doubt == "" && verdict == unknown // nobody but the informer can be asked
-			switch {
-			case ctx.Err() != nil:
-				return ended
-			case found == borneOut:
-				lost(state, err)
-				return ended
-			case found == doubtful && doubts.first.IsZero():
-				check.Reset(0) // let the doubts decide
-			case found == contradicted && (first || contradictions.certain(refused, time.Now())):
-				lost(state, refused.err)
-				ended.doubt = state
-				return ended
-			}
-		case <-s.idleness.C:
-			s.stopIfIdle()
-		}
-	}
-}
-
-// finding is what becomes of a refusal when it was looked into.
-type finding int
-
-const (
-	unclear      finding = iota // nobody answers; the informer goes on trying
-	borneOut                    // it is so
-	doubtful                    // reviews deny it too
-	contradicted                // reviews, or discovery, say otherwise
-)
-
-// lookInto asks reviews about a 403 to the informer, and discovery about a 404. state and err are what the scope is if that
-// is so.
-func (s *scope) lookInto(ctx context.Context, refused refusal, mapping *meta.RESTMapping, q question, verb string) (found finding, state State, err error) {
-	if apierrors.IsForbidden(refused.err) {
-		switch v, _ := s.cache.reviewer.may(ctx, q, "list", verb); v {
-		case denied:
-			return doubtful, Forbidden, nil
-		case allowed, unknown:
-			return contradicted, Forbidden, nil
-		}
-		return unclear, "", nil
-	}
-	if s.cache.reviewer.ready(ctx) != nil {
-		return unclear, "", nil
-	}
-	s.distrusted = true
-	fresh, err := s.mapping(ctx)
-	switch {
-	case meta.IsNoMatchError(err):
-		return borneOut, NotServed, err
-	case err != nil:
-		return unclear, "", nil
-	case !sameMapping(fresh, mapping):
-		return borneOut, Syncing, nil // the kind is another one now
-	}
-	return contradicted, NotServed, nil
 }
 
 // rights asks whether the informer may run. Without the right to watch it may list, if the author allows for that.
 func (s *scope) rights(ctx context.Context, mapping *meta.RESTMapping) (v verdict, listOnly bool, err error) {
 	q := s.question(mapping)
 	v, err = s.cache.reviewer.may(ctx, q, "list", "watch")
-	if v == denied && s.cache.own.AllowListOnly {
-		if v, err := s.cache.reviewer.may(ctx, q, "list"); v != denied {
+	if v.isDenial() && s.cache.own.AllowListOnly {
+		if v, err := s.cache.reviewer.may(ctx, q, "list"); !v.isDenial() {
 			return v, true, err
 		}
 	}
@@ -258,12 +145,21 @@ func (s *scope) namespaceIn(mapping *meta.RESTMapping) string {
 	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
 		return metav1.NamespaceAll
 	}
+	return s.namespace(s.configOf(mapping))
+}
+
+// namespace is the namespace to list of a kind that has some: that which was asked for, or which a selector requires.
+func (s *scope) namespace(config cache.Config) string {
+	if s.where.Namespace == metav1.NamespaceAll {
+		namespace, _ := requiredNamespace(config.FieldSelector)
+		return namespace
+	}
 	return s.where.Namespace
 }
 
-// interval is CheckInterval, with jitter.
+// interval is CheckInterval at most, with jitter.
 func (s *scope) interval() time.Duration {
-	return wait.Jitter(s.cache.own.CheckInterval*9/10, 2./9)
+	return wait.Jitter(s.cache.own.CheckInterval*8/10, .25)
 }
 
 // pause waits for a while, or until rights change, or hurry is sent to, which shortens it to a second.
@@ -288,15 +184,28 @@ func (s *scope) pause(ctx context.Context, d time.Duration, hurry <-chan struct{
 		case <-changed:
 			changed = nil // however many follow
 			s.again = time.Now().Add(confirmAfter)
-			over.Reset(soonAfterEvent())
+			over.Reset(s.pace.next(time.Now()))
 		case <-s.idleness.C:
 			s.stopIfIdle()
 		}
 	}
 }
 
-// soonAfterEvent spreads the questions of many scopes over a second.
-func soonAfterEvent() time.Duration { return afterEvent + rand.N(time.Second) }
+// pace says when to ask after an event about RBAC: soon, spread over a second for many scopes, but less and less often while
+// events go on.
+type pace struct {
+	last time.Time // when was asked, or is to be
+	gap  time.Duration
+}
+
+func (p *pace) next(now time.Time) time.Duration {
+	if now.Sub(p.last) > 2*maxGap {
+		p.gap = 0
+	}
+	delay := max(afterEvent+rand.N(time.Second), p.last.Add(p.gap).Sub(now))
+	p.last, p.gap = now.Add(delay), min(max(2*p.gap, time.Second), maxGap)
+	return delay
+}
 
 // stopIfIdle has the keeper stop if nobody has read the scope since it was last called, and nobody needs it else.
 func (s *scope) stopIfIdle() {
@@ -308,11 +217,11 @@ func (s *scope) stopIfIdle() {
 // answered notes what the API server answers to an informer, and says whether that may pass, so that it is worth trying
 // again. It is called by the informer.
 func (s *scope) answered(by *informer, verb string, sent time.Time, err error) (passes bool) {
-	switch {
+	switch err = s.cache.shown(err); {
 	case err == nil:
 		by.served()
 		s.recover(by)
-	case apierrors.IsForbidden(err), apierrors.IsNotFound(err), meta.IsNoMatchError(err):
+	case fromServer(err) && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)), meta.IsNoMatchError(err):
 		s.stumble(by, err)
 		by.refused(err, sent)
 		return true // as long as the keeper lets it try
@@ -327,8 +236,29 @@ func (s *scope) answered(by *informer, verb string, sent time.Time, err error) (
 	return false
 }
 
-// mapping finds out what the kind is called in URLs, and whether it has namespaces.
+// shown is an error of an informer as it is shown: short, and without the API server's words if they are not to be shown.
+func (s *scoped) shown(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	var status apierrors.APIStatus
+	if s.own.Discreet && fromServer(err) && errors.As(err, &status) {
+		text = "the API server answered " + http.StatusText(int(status.Status().Code))
+	}
+	if short := brief.Shorten(text); short != err.Error() {
+		return &shownError{shown: short, cause: err}
+	}
+	return err
+}
+
+// mapping finds out what the kind is called in URLs, and whether it has namespaces, unless that is known and not in doubt.
 func (s *scope) mapping(ctx context.Context) (*meta.RESTMapping, error) {
+	if known := s.kind.mapping.Load(); known != nil && !s.distrusted {
+		return known, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, discoveryTimeout, errDiscovery)
+	defer cancel()
 	find := s.cache.mapping
 	if s.distrusted && !s.cache.mapperForgets() {
 		find = s.cache.discover

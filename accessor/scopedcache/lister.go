@@ -24,8 +24,9 @@ type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
 	answered func(verb string, sent time.Time, err error) (passes bool)
-	tellAll  bool          // the informer is told of every error
-	poll     time.Duration // if not 0, there are no watches, but lists so far apart
+	began    func(watch.Interface) // told of every watch
+	tellAll  bool                  // the informer is told of every error
+	poll     time.Duration         // if not 0, there are no watches, but lists so far apart
 }
 
 // IsWatchListSemanticsUnSupported tells client-go to list when there are no watches, or when who is wrapped says so.
@@ -53,6 +54,7 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if err != nil {
 		return nil, err
 	}
+	l.began(stream)
 	return drainedWatch{stream}, nil
 }
 

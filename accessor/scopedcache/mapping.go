@@ -2,14 +2,22 @@ package scopedcache
 
 import (
 	"context"
+	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 )
+
+// discoveryTimeout bounds finding out about a kind.
+const discoveryTimeout = 30 * time.Second
+
+// errDiscovery is why finding out about a kind ends.
+var errDiscovery = errors.WithMessage(context.DeadlineExceeded, "looking for the kind")
 
 // contextMapper is a RESTMapper that can be told to give up, and that forgets what is not served any more.
 type contextMapper interface {
@@ -27,18 +35,20 @@ func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*met
 		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
 		return mapping, errors.WithStack(err)
 	}
-	return until(ctx, func() (*meta.RESTMapping, error) {
+	return until(ctx, &s.finding, gvk.String(), func() (*meta.RESTMapping, error) {
 		return s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	})
 }
 
 // discover asks the API server, for mappers that never forget cannot be asked about what has gone, or has changed.
 func (s *scoped) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	client, err := discovery.NewDiscoveryClientForConfigAndClient(s.config, s.options.HTTPClient)
+	bounded := *s.options.HTTPClient
+	bounded.Timeout = discoveryTimeout
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(s.config, &bounded)
 	if err != nil {
 		return nil, errors.Wrap(err, "making a discovery client")
 	}
-	served, err := until(ctx, func() (*metav1.APIResourceList, error) {
+	served, err := until(ctx, &s.finding, "discover "+gvk.GroupVersion().String(), func() (*metav1.APIResourceList, error) {
 		return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	})
 	if apierrors.IsNotFound(err) {
@@ -70,23 +80,17 @@ func isListed(resource metav1.APIResource) bool {
 	return false
 }
 
-// until returns what f returns, or gives it up when ctx is done: f then ends on its own time.
-func until[result any](ctx context.Context, f func() (result, error)) (result, error) {
-	type outcome struct {
-		result result
-		err    error
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		var o outcome
-		o.result, o.err = f()
-		done <- o
-	}()
+// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is in one flight for all who
+// ask by the same name.
+func until[result any](ctx context.Context, flights *singleflight.Group, name string, f func() (result, error)) (result, error) {
+	var none result
 	select {
-	case o := <-done:
-		return o.result, errors.WithStack(o.err)
+	case done := <-flights.DoChan(name, func() (any, error) { return f() }):
+		if done.Err != nil {
+			return none, errors.WithStack(done.Err)
+		}
+		return done.Val.(result), nil
 	case <-ctx.Done():
-		var none result
 		return none, errors.WithStack(context.Cause(ctx))
 	}
 }

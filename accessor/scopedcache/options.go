@@ -4,37 +4,49 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// Options are what a scoped cache can do beyond controller-runtime's. The zero value of each field is its default.
+// Options are what a scoped cache can do beyond controller-runtime's. The zero value of each field is its default, and so are
+// negative durations.
 type Options struct {
 	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
-	// it may now what it might not, with a fifth of jitter. Defaults to 60 s.
+	// it may now what it might not, up to a fifth more often. Defaults to 60 s. It costs a SelfSubjectAccessReview for each
+	// informer, outside of the identity's rate limit, and two for what is forbidden.
 	CheckInterval time.Duration
 	// IdleTimeout is how long an informer that was started by a read goes on without another one. It is never stopped
 	// earlier than that, nor later than twice as long. 0 keeps it.
 	IdleTimeout time.Duration
 	// ReadTimeout bounds a read that waits, beside its context. Defaults to 30 s.
 	ReadTimeout time.Duration
-	// WatchRBAC has the cache watch Roles, ClusterRoles and their bindings with its own identity, and ask again about
-	// rights when they change. If the identity may not, it is as without.
+	// WatchRBAC has the cache watch the metadata of Roles, ClusterRoles and their bindings with its own identity, and ask again
+	// about rights when they change, all of it for ClusterRoles and their bindings. config/rbac/rbac-events.yaml is the right
+	// that it takes; without it, as the log says, CheckInterval it is.
 	WatchRBAC bool
-	// RBACEvents, if not nil, has the cache ask again when they tell that rights may have changed. Many caches can share
-	// one, whose identity may watch RBAC while theirs may not.
+	// RBACEvents, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share
+	// them, and the identity that watches RBAC, which theirs may not.
 	RBACEvents *RBACEvents
-	// AllowListOnly has what may be listed and not watched listed every CheckInterval. Without it both rights are needed,
-	// for otherwise an informer would never learn of a change.
+	// AllowListOnly: where the identity may list and not watch, list every CheckInterval instead of watching; reads are up to
+	// that old. Without it such a kind is Forbidden, for an informer would never learn of a change.
 	AllowListOnly bool
-	// PreferAllNamespaces has reads in a namespace use the informer of all namespaces where the identity may have one, as
-	// controller-runtime's cache does; otherwise, and where it may not, each namespace that is read has an informer.
-	PreferAllNamespaces bool
-	// Username is whom errors name. Empty means to ask the API server when it is needed.
+	// PerNamespace has every namespace that is read use an informer of its own, unless there is one of all namespaces
+	// already: nothing is cached but what is read. By default a read in a namespace uses the informer of all namespaces where
+	// the identity may have one, as with controller-runtime's cache, and that of the namespace where it may not.
+	PerNamespace bool
+	// Username is whom errors name, for who knows it. Empty means to ask the API server when it is needed.
 	Username string
+	// Discreet has errors show the status of what the API server answers, and none of its words: for servers that are not
+	// trusted with them.
+	Discreet bool
+	// Logger is told when a scope becomes Forbidden or NotServed, and when it is served after that; at verbosity 1 also when it
+	// fails. Defaults to controller-runtime's.
+	Logger logr.Logger
 	// Observe, if not nil, is told when the state of any scope changes, from any goroutine, but of one scope one after the
 	// other. before is what reads got when that was last known: Synced, Forbidden, NotServed, or Syncing if it never was.
 	// It must not block, nor call the cache.
@@ -48,6 +60,9 @@ func (o *Options) setDefaults() {
 	if o.ReadTimeout <= 0 {
 		o.ReadTimeout = 30 * time.Second
 	}
+	if o.Logger.GetSink() == nil {
+		o.Logger = log.Log.WithName("scopedcache")
+	}
 }
 
 // New makes a cache, which is a [Cache]. It is a cache.NewCacheFunc and does what controller-runtime's cache.New does,
@@ -55,7 +70,7 @@ func (o *Options) setDefaults() {
 //
 //	ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 func New(config *rest.Config, opts cache.Options) (cache.Cache, error) {
-	return NewWithOptions(Options{PreferAllNamespaces: true})(config, opts)
+	return NewWithOptions(Options{})(config, opts)
 }
 
 // NewWithOptions returns a cache.NewCacheFunc whose caches are as options say. Each is a [Cache].
@@ -86,7 +101,9 @@ func withDefaults(config *rest.Config, opts cache.Options) (*rest.Config, cache.
 	}
 	if opts.Mapper == nil {
 		var err error
-		if opts.Mapper, err = apiutil.NewDynamicRESTMapper(config, opts.HTTPClient); err != nil {
+		bounded := *opts.HTTPClient
+		bounded.Timeout = discoveryTimeout
+		if opts.Mapper, err = apiutil.NewDynamicRESTMapper(config, &bounded); err != nil {
 			return nil, opts, errors.Wrap(err, "making a RESTMapper")
 		}
 	}

@@ -37,9 +37,16 @@ func NewRBACEvents(with Cache) (*RBACEvents, error) {
 	for _, kind := range []string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} {
 		object := &metav1.PartialObjectMetadata{}
 		object.SetGroupVersionKind(rbacv1.SchemeGroupVersion.WithKind(kind))
+		lost := false // told one after the other
 		handle, err := with.Hold(context.Background(), object, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
-			if state.State == Synced {
-				made.notify("") // what happened before was not seen
+			switch state.State {
+			case Forbidden, NotServed:
+				lost = true
+			case Synced:
+				if lost {
+					made.notify("") // what happened meanwhile was not seen
+				}
+				lost = false
 			}
 		}})
 		if err == nil {

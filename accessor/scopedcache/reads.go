@@ -23,6 +23,8 @@ func (s *scoped) Get(ctx context.Context, name client.ObjectKey, object client.O
 	if running := kind.ready(name.Namespace); running != nil {
 		return running.cache.Get(ctx, name, object, opts...)
 	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
 	if len(kind.config.namespaces) > 0 {
 		where, err := s.configuredNamespace(ctx, kind, name.Namespace)
 		if err != nil {
@@ -52,6 +54,8 @@ func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...clien
 	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 {
 		return running.cache.List(ctx, list, opts...)
 	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
 	namespace := options.Namespace
 	if len(kind.config.namespaces) > 0 {
 		namespaced, err := s.namespaced(ctx, kind)
@@ -103,10 +107,8 @@ func (s *scope) isRead() {
 }
 
 // reading waits for the informer that serves a namespace, and makes its scope if need be: that of the exact namespace if it
-// is there, else that of all namespaces if somebody needs it, or that is preferred, and it may be had.
+// is there, else that of all namespaces, unless it is not wanted or may not be had.
 func (s *scoped) reading(ctx context.Context, k *kind, namespace string) (*informer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.own.ReadTimeout, errReadTimeout)
-	defer cancel()
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
 		if _, exact := k.scopes.Load(namespace); !exact {
 			running, err := s.everywhere(ctx, k)
@@ -123,7 +125,7 @@ var errReadTimeout = errors.WithMessage(context.DeadlineExceeded, "a cached read
 
 // everywhere waits for the informer of all namespaces, and returns nothing if there is none or it may not be had.
 func (s *scoped) everywhere(ctx context.Context, k *kind) (*informer, error) {
-	if _, exists := k.scopes.Load(metav1.NamespaceAll); !exists && !s.own.PreferAllNamespaces {
+	if _, exists := k.scopes.Load(metav1.NamespaceAll); !exists && s.own.PerNamespace {
 		return nil, nil
 	}
 	running, err := s.awaitScope(ctx, k, metav1.NamespaceAll)
@@ -147,8 +149,12 @@ func (s *scoped) awaitScope(ctx context.Context, k *kind, namespace string) (*in
 		}
 		of := s.scopeLocked(k, Scope{Namespace: namespace})
 		of.isRead()
+		of.waiting++
 		s.mu.Unlock()
 		running, err := of.await(ctx)
+		s.mu.Lock()
+		of.waiting--
+		s.mu.Unlock()
 		if errors.Is(err, ErrReleased) && of.idle {
 			continue // it went just before it was read
 		}
@@ -164,9 +170,21 @@ func (s *scoped) awaitReading(ctx context.Context, of *scope) (*informer, error)
 	if running := of.current.Load(); running != nil {
 		return running, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.own.ReadTimeout, errReadTimeout)
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	return of.await(ctx)
+}
+
+// bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has stopped.
+func (s *scoped) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.own.ReadTimeout, errReadTimeout)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.life, func() { cancel(s.stopError()) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		cancelTimeout()
+	}
 }
 
 // namespaced tells whether a kind has namespaces.
@@ -174,7 +192,9 @@ func (s *scoped) namespaced(ctx context.Context, k *kind) (bool, error) {
 	mapping := k.mapping.Load()
 	if mapping == nil {
 		var err error
-		if mapping, err = s.mapping(ctx, k.gvk); err != nil && ctx.Err() != nil {
+		if mapping, err = s.mapping(ctx, k.gvk); err != nil && s.check() != nil {
+			return false, s.check()
+		} else if err != nil && ctx.Err() != nil {
 			return false, &NotSyncedError{GVK: k.gvk, State: Syncing, Since: time.Now(), Last: err, Cause: context.Cause(ctx)}
 		}
 		if err != nil {
@@ -322,7 +342,9 @@ func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
 		if of.kind == k {
 			of.pinned = false
 			of.recent.Store(false)
-			s.dropUnusedLocked(of)
+			if len(of.handles) == 0 {
+				s.dropLocked(of) // whoever waits for it
+			}
 		}
 	}
 	return nil
@@ -355,7 +377,7 @@ func (s *scoped) rightsMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for of := range s.scopes {
-		if namespace == "" || of.where.Namespace == namespace {
+		if namespace == "" || of.namespace(of.kind.config.everywhere) == namespace {
 			poke(of.rightsChanged)
 		}
 	}

@@ -38,13 +38,13 @@ func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.
 		return nil, s.cache.stopError()
 	default:
 	}
-	switch {
-	case s.running != nil:
+	if s.running != nil {
 		if err := r.attachLocked(s.running); err != nil {
 			return nil, err
 		}
-	case s.state.settled():
-		r.settle()
+	}
+	if s.state.settled() && s.current.Load() == nil {
+		r.settle() // there is nothing to be told of
 	}
 	s.registrations[r] = struct{}{}
 	return r, nil
@@ -78,6 +78,7 @@ func (r *registration) attachLocked(to *informer) error {
 		case <-inner.HasSyncedChecker().Done():
 			source.TellMissing(to.has)
 			r.settle()
+		case <-source.Superseded():
 		case <-to.life.Done():
 		}
 	})

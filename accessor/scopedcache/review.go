@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/pkg/errors"
 	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -17,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationv1client "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
@@ -35,13 +35,20 @@ type verdict int
 
 const (
 	allowed verdict = iota
-	// denied: it said no. One no is not believed of what has worked.
+	// denied: it said no, and that it is ready. One no is not believed of what has worked.
 	denied
+	// deniedUntold: it said no, and nothing about whether it is ready.
+	deniedUntold
+	// deniedUnready: it said no, and that it is not ready.
+	deniedUnready
 	// unknown: it may not be asked. So the right has to be tried.
 	unknown
 	// unanswered: it failed, or did not answer.
 	unanswered
 )
+
+// isDenial reports whether the API server said no, whatever that is worth.
+func (v verdict) isDenial() bool { return v == denied || v == deniedUntold || v == deniedUnready }
 
 // reviewer asks the API server what the identity may, outside of the identity's rate limit.
 type reviewer struct {
@@ -49,14 +56,19 @@ type reviewer struct {
 	identities authenticationv1client.SelfSubjectReviewInterface
 	readiness  rest.Interface
 	turn       *semaphore.Weighted
-	tells      atomic.Bool // the API server has told us once that it is ready
-	asked      atomic.Bool // it was asked, and answered
+	discreet   bool // the API server's words are not shown
 
 	mu       sync.Mutex
 	username string // guarded by mu; empty while it is not known
 }
 
-func newReviewer(config *rest.Config, httpClient *http.Client, username string) (*reviewer, error) {
+func newReviewer(config *rest.Config, httpClient *http.Client, username string, discreet bool) (*reviewer, error) {
+	limited := *httpClient
+	if limited.Transport == nil {
+		limited.Transport = http.DefaultTransport
+	}
+	limited.Transport = brief.Limit(limited.Transport)
+	httpClient = &limited
 	config = rest.CopyConfig(config)
 	config.RateLimiter, config.QPS, config.Burst = nil, -1, 0
 	config.NegotiatedSerializer = nil
@@ -69,13 +81,13 @@ func newReviewer(config *rest.Config, httpClient *http.Client, username string) 
 		return nil, errors.Wrap(err, "making a client for self reviews")
 	}
 	return &reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(), readiness: authorization.RESTClient(),
-		turn: semaphore.NewWeighted(reviewsAtOnce), username: username}, nil
+		turn: semaphore.NewWeighted(reviewsAtOnce), username: username, discreet: discreet}, nil
 }
 
 // question is what an informer needs: verbs on a resource, as far as selectors go.
 type question struct {
 	mapping   *meta.RESTMapping
-	namespace string
+	namespace string // of the path; empty for all, and for kinds that have none
 	labels    labels.Selector
 	fields    fields.Selector
 }
@@ -89,15 +101,12 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (verdic
 	}
 	answers := make([]answer, len(verbs))
 	var asking sync.WaitGroup
-	if !r.asked.Load() {
-		asking.Go(func() { _ = r.ready(ctx) }) // only to know whether it tells us
-	}
 	for i, verb := range verbs {
 		asking.Go(func() { answers[i].verdict, answers[i].err = r.ask(ctx, q, verb) })
 	}
 	asking.Wait()
 	worst := answer{}
-	for _, wanted := range []verdict{unknown, unanswered, denied} {
+	for _, wanted := range []verdict{unknown, unanswered, deniedUnready, deniedUntold, denied} {
 		for _, a := range answers {
 			if a.verdict == wanted && worst.verdict != wanted {
 				worst = a
@@ -119,51 +128,69 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (verdict, e
 	}, metav1.CreateOptions{})
 	r.turn.Release(1)
 	switch {
-	case apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
-		if unready := r.ready(ctx); unready != nil {
-			return unanswered, unready
+	case fromServer(err) && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
+		if r.ready(ctx) == deniedUnready {
+			return unanswered, r.failed(err)
 		}
-		return unknown, errors.Wrap(err, "asking for access")
+		return unknown, r.failed(err)
 	case err != nil:
-		return unanswered, errors.Wrap(err, "asking for access")
+		return unanswered, r.failed(err)
 	case review.Status.Allowed:
 		return allowed, nil
 	case review.Status.EvaluationError != "" && !review.Status.Denied:
-		return unanswered, errors.Errorf("asking for access: the API server could not tell whether %s of %s is allowed: %s", verb, q.mapping.Resource.GroupResource(), review.Status.EvaluationError)
+		return unanswered, r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb, q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
 	default:
-		if unready := r.ready(ctx); unready != nil {
-			return unanswered, unready
-		}
-		return denied, r.forbidden(ctx, q, verb, review.Status.Reason)
+		return r.ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
 	}
 }
 
-// ready returns an error if the API server says that it is not ready: until it is, it denies what is rightful, /readyz
-// included, and does not know of all kinds, for its own informers have not synced. One that never told us that it is ready
-// may not tell us at all; then nil says nothing.
-func (r *reviewer) ready(ctx context.Context) error {
+// fromServer reports whether an error is a server's answer, and not that of something on the way to it: a credential that
+// could not be had has an API server's status too.
+func fromServer(err error) bool {
+	var local *url.Error
+	return err != nil && !errors.As(err, &local)
+}
+
+// failed is the error of a question that was not answered.
+func (r *reviewer) failed(err error) error {
+	var status apierrors.APIStatus
+	if r.discreet && fromServer(err) && errors.As(err, &status) {
+		err = errors.New(http.StatusText(int(status.Status().Code)))
+	}
+	return &shownError{shown: brief.Shorten("asking for access: " + err.Error()), cause: err}
+}
+
+// shownError is an error in fewer words.
+type shownError struct {
+	shown string
+	cause error
+}
+
+func (e *shownError) Error() string { return e.shown }
+func (e *shownError) Unwrap() error { return e.cause }
+
+// words are what the API server says, to be put behind something; nothing if its words are not shown.
+func (r *reviewer) words(said string) string {
+	if said == "" || r.discreet {
+		return ""
+	}
+	return ": " + brief.Shorten(said)
+}
+
+// ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and does not know of all kinds,
+// for its own informers have not synced; in its first moments it does not tell whether it is ready either.
+func (r *reviewer) ready(ctx context.Context) verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	err := r.readiness.Get().AbsPath("/readyz").Do(ctx).Error()
-	refused := apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
-	if err == nil {
-		r.tells.Store(true)
+	switch {
+	case err == nil:
+		return denied
+	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
+		return deniedUntold
+	default:
+		return deniedUnready
 	}
-	if err == nil || refused {
-		r.asked.Store(true)
-	}
-	if err == nil || refused && !r.tells.Load() {
-		return nil
-	}
-	return errors.Wrap(err, "the API server is not ready; what it denies says nothing")
-}
-
-// certainAfter is for how long a right must have been denied until it is believed lost.
-func (r *reviewer) certainAfter() time.Duration {
-	if r.tells.Load() {
-		return confirmAfter
-	}
-	return confirmUnready
 }
 
 // forbidden is the error of a denied verb, in the words of the API server.
@@ -179,9 +206,7 @@ func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason strin
 	if selected := (Scope{LabelSelector: q.labels, FieldSelector: q.fields}).String(); selected != "" {
 		where += " with " + selected
 	}
-	if reason != "" {
-		where += ": " + reason
-	}
+	where += r.words(reason)
 	resource := q.mapping.Resource
 	return apierrors.NewForbidden(resource.GroupResource(), "", fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, where))
 }
@@ -208,46 +233,34 @@ func (r *reviewer) name(ctx context.Context) string {
 func (q question) attributes(verb string) *authorizationv1.ResourceAttributes {
 	attributes := &authorizationv1.ResourceAttributes{Namespace: q.namespace, Verb: verb,
 		Group: q.mapping.Resource.Group, Version: q.mapping.Resource.Version, Resource: q.mapping.Resource.Resource}
-	if q.fields != nil && !q.fields.Empty() {
-		if name, exact := q.fields.RequiresExactMatch("metadata.name"); exact {
+	if selector := inNamespace(q.namespace, q.fields); selector != nil && !selector.Empty() {
+		if name, exact := selector.RequiresExactMatch("metadata.name"); exact {
 			attributes.Name = name // and so does the API server, for the sake of resourceNames
 		}
-		attributes.FieldSelector = &authorizationv1.FieldSelectorAttributes{Requirements: fieldRequirements(q.fields)}
+		attributes.FieldSelector = &authorizationv1.FieldSelectorAttributes{RawSelector: selector.String()}
 	}
 	if q.labels != nil && !q.labels.Empty() {
-		attributes.LabelSelector = &authorizationv1.LabelSelectorAttributes{Requirements: labelRequirements(q.labels)}
+		attributes.LabelSelector = &authorizationv1.LabelSelectorAttributes{RawSelector: q.labels.String()}
 	}
 	return attributes
 }
 
-func fieldRequirements(selector fields.Selector) (made []metav1.FieldSelectorRequirement) {
-	for _, r := range selector.Requirements() {
-		operator := metav1.FieldSelectorOpIn
-		if r.Operator == selection.NotEquals {
-			operator = metav1.FieldSelectorOpNotIn
-		}
-		made = append(made, metav1.FieldSelectorRequirement{Key: r.Field, Operator: operator, Values: []string{r.Value}})
+// inNamespace is the field selector that is sent: controller-runtime turns that of the namespace into the path, so that a
+// Role suffices, and sends it too.
+func inNamespace(namespace string, selector fields.Selector) fields.Selector {
+	if namespace == "" {
+		return selector
 	}
-	return made
+	if exact, found := requiredNamespace(selector); found && exact == namespace {
+		return selector
+	}
+	return andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), selector)
 }
 
-func labelRequirements(selector labels.Selector) (made []metav1.LabelSelectorRequirement) {
-	requirements, _ := selector.Requirements()
-	for _, r := range requirements {
-		requirement := metav1.LabelSelectorRequirement{Key: r.Key(), Values: r.Values().List()}
-		switch r.Operator() {
-		case selection.Equals, selection.DoubleEquals, selection.In:
-			requirement.Operator = metav1.LabelSelectorOpIn
-		case selection.NotEquals, selection.NotIn:
-			requirement.Operator = metav1.LabelSelectorOpNotIn
-		case selection.Exists:
-			requirement.Operator = metav1.LabelSelectorOpExists
-		case selection.DoesNotExist:
-			requirement.Operator = metav1.LabelSelectorOpDoesNotExist
-		default: // greater and less than have no word here, and selecting less than asked for asks for more
-			continue
-		}
-		made = append(made, requirement)
+// requiredNamespace is the namespace that a selector restricts a kind to.
+func requiredNamespace(selector fields.Selector) (namespace string, found bool) {
+	if selector == nil || selector.Empty() {
+		return "", false
 	}
-	return made
+	return selector.RequiresExactMatch("metadata.namespace")
 }

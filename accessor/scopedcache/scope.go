@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
@@ -20,6 +21,7 @@ type scope struct {
 
 	handles map[*Handle]struct{} // guarded by cache.mu: those who hold it
 	pinned  bool                 // guarded by cache.mu: somebody has its informer
+	waiting int                  // guarded by cache.mu: readers that wait
 	recent  atomic.Bool          // somebody reads it: set by reads, taken back when the scope was idle
 	gone    chan struct{}        // closed under cache.mu when nobody needs it any more
 	idle    bool                 // set before gone is closed: because nobody read it
@@ -30,6 +32,7 @@ type scope struct {
 	distrusted    bool          // the keeper's: the mapper names what is not there
 	again         time.Time     // the keeper's: when to ask once more after an event
 	idleness      *time.Ticker  // the keeper's
+	pace          pace          // the keeper's
 
 	current atomic.Pointer[informer] // that reads are served from, nil while they are not
 
@@ -179,7 +182,7 @@ func (s *scope) becomeOf(by *informer, state State, err error) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	s.mu.Lock()
-	if s.running != by || state == Synced && s.current.Load() != by { // the keeper is about to say so
+	if isRead := s.current.Load() == by; s.running != by || (state == Synced) != isRead && state != Failing { // the keeper is about to say so, or has
 		s.mu.Unlock()
 		return
 	}
@@ -196,7 +199,14 @@ func (s *scope) become(state State, err error) {
 
 // becomeLocked unlocks mu. telling is held.
 func (s *scope) becomeLocked(state State, err error) {
+	if state == NotServed && !meta.IsNoMatchError(err) {
+		// A 404 of a list must not look as if an object were not there.
+		err = errors.WithMessage(&meta.NoKindMatchError{GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version}}, errorText(err))
+	}
 	before := s.lastSettled
+	if state.settled() {
+		s.settleLocked()
+	}
 	if s.state == state && errorText(s.lastError) == errorText(err) {
 		s.mu.Unlock()
 		return
@@ -209,7 +219,6 @@ func (s *scope) becomeLocked(state State, err error) {
 	s.changed = make(chan struct{})
 	if state.settled() {
 		s.lastSettled = state
-		s.settleLocked()
 	}
 	observers := slices.Collect(maps.Values(s.observers))
 	picture := s.pictureLocked()
@@ -217,9 +226,28 @@ func (s *scope) becomeLocked(state State, err error) {
 	for _, observe := range observers {
 		observe(picture)
 	}
+	s.log(before, picture)
 	if s.cache.own.Observe != nil {
 		s.cache.own.Observe(before, picture)
 	}
+}
+
+// log says what a person must see: that something may not be read, or can be read again.
+func (s *scope) log(before State, now ScopeState) {
+	verbosity := 0
+	switch {
+	case now.State == before:
+		return // it is as it was after the last failure
+	case now.State == Failing:
+		verbosity = 1
+	case now.State == Syncing, now.State == Synced && before == Syncing:
+		return
+	}
+	reason := []any{}
+	if now.LastError != nil {
+		reason = []any{"error", now.LastError.Error()}
+	}
+	s.cache.own.Logger.V(verbosity).Info("Informer changed its state", append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
 }
 
 // settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled when they were told all.
@@ -229,7 +257,7 @@ func (s *scope) settleLocked() {
 	default:
 		close(s.settled)
 	}
-	if s.running == nil {
+	if s.current.Load() == nil { // there is nothing to be told of
 		for r := range s.registrations {
 			r.settle()
 		}

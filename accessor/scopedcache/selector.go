@@ -15,16 +15,29 @@ type Scope struct {
 	// Namespace restricts a namespaced kind; it means nothing for kinds that have none.
 	Namespace string
 	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to what the cache's own options
-	// say of the kind. nil selects everything.
+	// say of the kind. nil selects everything; what selects nothing, as labels.Nothing, is refused. Which fields there are
+	// the API server knows, for most kinds metadata.name and metadata.namespace; another one is Failing. With metadata.name a
+	// right that is restricted by resourceNames suffices.
 	LabelSelector labels.Selector
 	FieldSelector fields.Selector
 }
 
-// Equal reports whether two scopes select the same by the same words.
+// Equal reports whether two scopes select the same by the same words, in any order: a=x and a in (x) differ.
 func (s Scope) Equal(other Scope) bool { return s.key() == other.key() }
 
-// IsZero reports whether the scope is all of its kind.
-func (s Scope) IsZero() bool { return s.key() == scopeKey{} }
+// selectsNothing reports whether there is nothing to be selected. Such selectors have no words, so an API server would be
+// asked for everything.
+func (s Scope) selectsNothing() bool { return noLabels(s.LabelSelector) || noFields(s.FieldSelector) }
+
+func noLabels(selector labels.Selector) bool {
+	if selector == nil {
+		return false
+	}
+	_, selectable := selector.Requirements()
+	return !selectable
+}
+
+func noFields(selector fields.Selector) bool { return selector != nil && selector == fields.Nothing() }
 
 // String tells a person what is selected; "" is everything.
 func (s Scope) String() string {
@@ -65,7 +78,7 @@ func fieldKey(selector fields.Selector) string {
 	if selector == nil || selector.Empty() {
 		return ""
 	}
-	if selector == fields.Nothing() {
+	if noFields(selector) {
 		return "nothing"
 	}
 	requirements := selector.Requirements()

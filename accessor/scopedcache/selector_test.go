@@ -7,7 +7,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,27 +44,17 @@ func TestScopeEqual(t *testing.T) {
 		g.Expect(tc.one.Equal(tc.other)).To(Equal(tc.want), "%q and %q", tc.one, tc.other)
 		g.Expect(tc.one.String() == tc.other.String()).To(Equal(tc.want), "%q and %q", tc.one, tc.other)
 	}
-	NewWithT(t).Expect(Scope{LabelSelector: labels.Everything()}.IsZero()).To(BeTrue())
 }
 
 // What is asked is what the API server would ask about the request itself.
 func TestQuestion(t *testing.T) {
 	g := NewWithT(t)
 	mapping := &meta.RESTMapping{Resource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}}
-	q := question{mapping: mapping, namespace: "n", fields: fields.ParseSelectorOrDie("metadata.name=x,status!=y"), labels: parse(t, "a=1,b!=2,c,!d,e in (f,g)")}
+	q := question{mapping: mapping, namespace: "n", fields: fields.ParseSelectorOrDie("metadata.name=x,status!=y"), labels: parse(t, "a=1,n>5")}
 	g.Expect(q.attributes("list")).To(Equal(&authorizationv1.ResourceAttributes{
 		Namespace: "n", Verb: "list", Group: "apps", Version: "v1", Resource: "deployments", Name: "x",
-		FieldSelector: &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{
-			{Key: "metadata.name", Operator: metav1.FieldSelectorOpIn, Values: []string{"x"}},
-			{Key: "status", Operator: metav1.FieldSelectorOpNotIn, Values: []string{"y"}},
-		}},
-		LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{
-			{Key: "a", Operator: metav1.LabelSelectorOpIn, Values: []string{"1"}},
-			{Key: "b", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"2"}},
-			{Key: "c", Operator: metav1.LabelSelectorOpExists, Values: []string{}},
-			{Key: "d", Operator: metav1.LabelSelectorOpDoesNotExist, Values: []string{}},
-			{Key: "e", Operator: metav1.LabelSelectorOpIn, Values: []string{"f", "g"}},
-		}},
+		FieldSelector: &authorizationv1.FieldSelectorAttributes{RawSelector: "metadata.namespace=n,metadata.name=x,status!=y"},
+		LabelSelector: &authorizationv1.LabelSelectorAttributes{RawSelector: "a=1,n>5"},
 	}))
 	g.Expect(question{mapping: mapping}.attributes("watch")).To(Equal(&authorizationv1.ResourceAttributes{Verb: "watch", Group: "apps", Version: "v1", Resource: "deployments"}))
 }

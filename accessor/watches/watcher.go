@@ -61,7 +61,7 @@ type WatchError struct {
 	Scope scopedcache.Scope
 	// Identity is who watches.
 	Identity healthprobe.Identity
-	// State is how the informer does now; Synced when it has recovered.
+	// State is how the informer does now: scopedcache.Syncing, Synced (it has recovered), Forbidden, NotServed, or Failing.
 	State scopedcache.State
 	// Err is why, nil when Syncing or Synced. It never holds a secret.
 	Err error
@@ -86,7 +86,7 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 	Scope scopedcache.Scope
 	// Dependent is who needs the watch: it ends when its last dependent is gone. "" stands for the name itself.
 	Dependent types.UID
-	// OnError, if set, is told when the informer fails, is forbidden, or recovers: the latest state, once per change,
+	// OnError, if set, is told when the informer fails, is forbidden, its kind is not served, or recovers: the latest state, once per change,
 	// from a goroutine of its own. ctx ends with the connection. It may call Unwatch. A panic is logged.
 	OnError func(ctx context.Context, err WatchError)
 }

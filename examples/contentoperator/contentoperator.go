@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -37,7 +38,7 @@ const (
 	// Installed says whether all of the content is applied.
 	Installed = "Installed"
 
-	// ownerLabel marks what was applied for an extension.
+	// ownerLabel marks what was applied for an extension, by its UID: a name may be too long for a label.
 	ownerLabel = "contentoperator.latchkey.dev/extension"
 )
 
@@ -138,7 +139,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		if with == nil {
 			with = map[string]string{}
 		}
-		with[ownerLabel] = key.Name
+		with[ownerLabel] = string(extension.GetUID())
 		object.SetLabels(with)
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name), client.ForceOwnership); err != nil {
 			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
@@ -150,7 +151,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	}
 	// Exactly the kinds of the content are watched from here on, where the content is, and nothing but what is ours: the
 	// API server sends, and we keep, no more than that.
-	owned := clustercache.Scope{LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: key.Name})}
+	owned := clustercache.Scope{LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())})}
 	return r.watch(ctx, extension, "content", owned, nil, kinds...)
 }
 
@@ -168,6 +169,10 @@ func (r *reconciler) watch(ctx context.Context, extension client.Object, what st
 			return []ctrl.Request{{NamespacedName: key}}
 		}),
 		Predicates: predicates,
+		// What the ServiceAccount may not watch is watched when it may; until then nobody notices drift of it.
+		OnError: func(ctx context.Context, problem clustercache.WatchError) {
+			log.FromContext(ctx).Info("A watch changed its state", "extension", key, "kind", problem.Kind, "state", problem.State, "error", problem.Err)
+		},
 	}))
 }
 

@@ -118,7 +118,9 @@ func TestContentOperator(t *testing.T) {
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
 	greeting := &corev1.ConfigMap{}
 	g.Expect(admin.Get(ctx, client.ObjectKey{Namespace: "default", Name: "greeting"}, greeting)).To(Succeed())
-	g.Expect(greeting.Labels).To(HaveKeyWithValue(ownerLabel, "red"))
+	red := newExtension()
+	g.Expect(admin.Get(ctx, client.ObjectKey{Name: "red"}, red)).To(Succeed())
+	g.Expect(greeting.Labels).To(HaveKeyWithValue(ownerLabel, string(red.GetUID())))
 
 	// Drift is repaired: an edit, and a deletion.
 	greeting.Data["hello"] = "moon"

@@ -28,14 +28,15 @@ var mayImport = map[string][]string{
 
 	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
 	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists", "internal/metrics"},
-	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/feed", "internal/metrics"},
+	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/brief", "internal/feed", "internal/metrics"},
 	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
 	"accessor/credential":  {"healthprobe", "internal/metrics"},
-	"accessor/scopedcache": {"internal/feed"},
+	"accessor/scopedcache": {"internal/brief", "internal/feed"},
 	"accessor/target":      {"healthprobe"},
 	"healthprobe":          {},
 
 	"config":                       {},
+	"internal/brief":               {},
 	"internal/architecture":        {},
 	"internal/conformance":         {"internal/controlplane/assets"},
 	"internal/extensionsource":     {"internal/metrics"},

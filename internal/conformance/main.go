@@ -131,7 +131,7 @@ func copyTests(from, to string) (copied int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	constructor := regexp.MustCompile(`\bcache\.New\b`)
+	constructor, replaced := regexp.MustCompile(`\bcache\.New\b`), 0
 	for _, file := range files {
 		source, err := os.ReadFile(file)
 		if err != nil {
@@ -141,6 +141,7 @@ func copyTests(from, to string) (copied int, err error) {
 			continue // of its insides
 		}
 		if constructor.Match(source) {
+			replaced++
 			source = constructor.ReplaceAll(source, []byte("scopedcache.New"))
 			source = bytes.Replace(source, []byte("import (\n"), []byte("import (\n\t\"github.com/latchkey-dev/latchkey/accessor/scopedcache\"\n"), 1)
 		}
@@ -149,8 +150,8 @@ func copyTests(from, to string) (copied int, err error) {
 		}
 		copied++
 	}
-	if copied == 0 {
-		return 0, fmt.Errorf("no tests in %s", from)
+	if copied == 0 || replaced == 0 {
+		return 0, fmt.Errorf("no tests of cache.New in %s", from)
 	}
 	return copied, nil
 }

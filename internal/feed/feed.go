@@ -92,6 +92,9 @@ type Source struct {
 
 var _ toolscache.ResourceEventHandler = (*Source)(nil)
 
+// Superseded is closed when events of this source are not passed on any more.
+func (s *Source) Superseded() <-chan struct{} { return s.superseded }
+
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {
 	var gone *toolscache.DeletedFinalStateUnknown

@@ -27,7 +27,7 @@ func TestFlappingRights(t *testing.T) {
 	const scopes = 200
 	u := newUser(t)
 	var lost, won atomic.Int64
-	c := u.start(t, scopedcache.Options{CheckInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 		switch {
 		case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
 			lost.Add(1)

@@ -37,6 +37,8 @@ const (
 	// bound is how long after a change of rights the cache may still go by the old ones: CheckInterval, the time it takes to
 	// believe a denial, and generous room for a loaded machine.
 	bound = 10 * time.Second
+	// restartingSeed is of a recorded sequence that restarts the API server in any case.
+	restartingSeed = 2
 	// readTimeout is what reads are bounded by.
 	readTimeout = 5 * time.Second
 )
@@ -49,9 +51,13 @@ func TestRandomRights(t *testing.T) {
 		newSequence(t, *fuzzSeed).run()
 		return
 	}
+	judged := 0
 	for _, seed := range recordedSeeds(t) {
-		newSequence(t, seed).run()
+		s := newSequence(t, seed)
+		s.run()
+		judged += s.judged
 	}
+	NewWithT(t).Expect(judged).To(BeNumerically(">", 2), "reads whose right was lost for longer than the bound")
 	begun := time.Now()
 	for seed, n := uint64(begun.UnixNano()), 1; time.Since(begun) < *fuzzFor; seed, n = seed+1, n+1 {
 		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { newSequence(t, seed).run() }) {
@@ -123,6 +129,7 @@ type sequence struct {
 	objects    map[string]client.Object // by kind, namespace and name
 	restarted  time.Time
 	steps      []string // what was done, for a report
+	judged     int      // reads without a right that was lost for longer than the bound
 }
 
 func newSequence(t *testing.T, seed uint64) *sequence {
@@ -135,7 +142,7 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 		a := &actor{user: newUser(t), rights: map[string]*right{}}
 		a.options = scopedcache.Options{
 			CheckInterval: 300 * time.Millisecond, ReadTimeout: readTimeout,
-			PreferAllNamespaces: s.chance(2), WatchRBAC: s.chance(2), AllowListOnly: s.chance(4),
+			PerNamespace: s.chance(2), WatchRBAC: s.chance(2), AllowListOnly: s.chance(4),
 		}
 		if s.chance(3) {
 			a.options.IdleTimeout = 500 * time.Millisecond
@@ -182,7 +189,7 @@ func (s *sequence) run() {
 		case 11:
 			s.release(a)
 		case 12:
-			if s.chance(12) {
+			if s.chance(12) || s.seed == restartingSeed && s.restarted.IsZero() {
 				s.restart()
 			}
 		case 13:
@@ -274,6 +281,9 @@ func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, 
 	s.t.Helper()
 	held, since := a.may(kind, ns)
 	settled := time.Since(since) > bound
+	if settled && !held && !since.IsZero() {
+		s.judged++
+	}
 	restarting := time.Since(s.restarted) < 30*time.Second
 	switch {
 	case took > readTimeout+5*time.Second:
@@ -333,9 +343,29 @@ func (s *sequence) restart() {
 	s.note("restarted the API server")
 }
 
-// settle waits until everybody is served as the model says: everything that may be read is, and was told; the rest is refused.
+// settle waits for the bound. Then everybody must be served as the model says: everything that may be read is, and was told;
+// the rest is refused.
 func (s *sequence) settle() {
 	s.note("settling")
+	last := s.restarted
+	for _, a := range s.actors {
+		for _, r := range a.rights {
+			if r.changed.After(last) {
+				last = r.changed
+			}
+		}
+	}
+	<-time.After(time.Until(last.Add(bound + time.Second)))
+	for _, a := range s.actors {
+		for kind := range fuzzKinds {
+			for _, ns := range append([]string{""}, s.namespaces...) {
+				list := fuzzKinds[kind].list()
+				begun := time.Now()
+				err := a.cache.List(context.Background(), list, client.InNamespace(ns))
+				s.judge(a, kind, ns, list, err, time.Since(begun))
+			}
+		}
+	}
 	for _, a := range s.actors {
 		for kind := range fuzzKinds {
 			for _, ns := range append([]string{""}, s.namespaces...) {

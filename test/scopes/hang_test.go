@@ -24,8 +24,9 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			create(t, configMap(ns, "a"))
 			u.grant(t, ns, "configmaps", "list", "watch")
 			u.grant(t, ns, "services", "list", "watch")
+			u.grant(t, ns, "secrets", "list", "watch")
 			f := newFaults(t, u)
-			c := u.startAt(t, f.config, scopedcache.Options{CheckInterval: often, ReadTimeout: 2 * time.Second}, cache.Options{})
+			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often, ReadTimeout: 2 * time.Second}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 			f.hangOn(hangs)
 
@@ -53,6 +54,9 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 				g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 				g.Expect(time.Since(begun)).To(BeNumerically("<", time.Second))
 			}
+			if name == "the list" { // a healthy one that is new
+				g.Expect(c.List(ctx, &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
+			}
 			f.do(nil)
 			f.CloseClientConnections() // what hangs now hangs for ever
 			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
@@ -69,7 +73,7 @@ func TestStopDuringSync(t *testing.T) {
 	u.grant(t, ns, "configmaps", "list", "watch")
 	u.grant(t, ns, "services", "list", "watch")
 	f := newFaults(t, u)
-	c := u.startAt(t, f.config, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 	g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 	f.hangOn("/configmaps")
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
@@ -87,7 +91,9 @@ func TestStopDuringSync(t *testing.T) {
 		go func() { waits <- call() }()
 	}
 	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(1), "one of them waits for the right to all namespaces, which it has not got")
+	begun := time.Now()
 	c.stop()
+	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second), "a safety bound: what hangs would hang for ever")
 	stopped := 0
 	for range calls {
 		var err error

@@ -23,7 +23,7 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &events{}
@@ -58,7 +58,7 @@ func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
 	right.revoke(t)
 	last := c.readUntilRefused(t, ns)
@@ -74,19 +74,32 @@ func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
 	u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-	c := u.start(t, scopedcache.Options{CheckInterval: never, WatchRBAC: true}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
+	u.quiet(t)
 	right.revoke(t)
 	last := c.readUntilRefused(t, ns)
 	t.Logf("The last stale read was %s after the revocation; 5 s are expected", last.Round(10*time.Millisecond))
 	g.Expect(last).To(BeNumerically("<", 10*time.Second))
 
 	// And so is what is granted.
+	u.quiet(t)
 	right.again(t)
 	begun := time.Now()
 	g.Eventually(func() ([]string, error) { return c.names(t.Context(), ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
 	t.Logf("The first read was %s after the grant", time.Since(begun).Round(10*time.Millisecond))
 	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second))
+}
+
+// quiet waits until the cache of the user has no reason to ask for rights any more, but for what comes.
+func (u *user) quiet(t *testing.T) {
+	t.Helper()
+	asked := -1
+	NewWithT(t).Eventually(func() bool {
+		before := asked
+		asked = u.sent.reviews()
+		return asked == before
+	}).WithTimeout(patience).WithPolling(4 * time.Second).Should(BeTrue())
 }
 
 // readUntilRefused reads in a tight loop until that is forbidden, and returns when the last read succeeded. Nothing else than
@@ -115,7 +128,7 @@ func TestGrantedAgain(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "stays"), configMap(ns, "goes"), configMap(ns, "is-another"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 	informer, err := c.Hold(t.Context(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &events{}
@@ -134,6 +147,7 @@ func TestGrantedAgain(t *testing.T) {
 		"add stays", "add new", "delete unseen is-another", "add is-another", "delete unseen goes"))
 	create(t, configMap(ns, "later"))
 	g.Eventually(told.seen).WithTimeout(patience).Should(ContainElement("add later"))
+	g.Expect(told.seen()).To(ConsistOf("add stays", "add new", "delete unseen is-another", "add is-another", "delete unseen goes", "add later"), "each once")
 	g.Expect(informer.List(t.Context(), &corev1.ConfigMapList{})).To(Succeed())
 	informer.Release()
 }
@@ -142,8 +156,8 @@ func TestGrantedAgain(t *testing.T) {
 // never a part of the truth.
 func TestNamespacedOnlyRights(t *testing.T) {
 	for name, options := range map[string]scopedcache.Options{
-		"each namespace on its own": {CheckInterval: often},
-		"all namespaces if allowed": {CheckInterval: often, PreferAllNamespaces: true},
+		"each namespace on its own": {CheckInterval: often, PerNamespace: true},
+		"all namespaces if allowed": {CheckInterval: often},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -181,7 +195,7 @@ func TestListOnlyAndWatchOnly(t *testing.T) {
 			ns, u := namespace(t), newUser(t)
 			create(t, configMap(ns, "a"))
 			u.grant(t, ns, "configmaps", only)
-			c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+			c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 			_, err := c.names(t.Context(), ns)
 			g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 			g.Expect(err).To(MatchError(ContainSubstring("cannot " + missing)))
@@ -197,7 +211,7 @@ func TestListOnlyAllowed(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list")
-	c := u.start(t, scopedcache.Options{CheckInterval: often, AllowListOnly: true}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often, AllowListOnly: true}, cache.Options{})
 	g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 	create(t, configMap(ns, "b"))
 	remove(t, configMap(ns, "a"))
@@ -214,7 +228,7 @@ func TestResourceNames(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"), configMap(ns, "b"))
 	u.grantRule(t, ns, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"}, Verbs: []string{"get", "list", "watch"}})
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
 	hold := func(name string) *scopedcache.Handle {
 		held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns, FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -234,7 +248,7 @@ func TestResourceNames(t *testing.T) {
 func TestNobodyAsksForWhatNobodyNeeds(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
-	c := u.start(t, scopedcache.Options{CheckInterval: 50 * time.Millisecond}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 50 * time.Millisecond}, cache.Options{})
 	held, err := c.Hold(context.Background(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(func() int { return u.sent.reviews() }).WithTimeout(patience).Should(BeNumerically(">", 4))

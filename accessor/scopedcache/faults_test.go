@@ -1,0 +1,319 @@
+package scopedcache
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// answers has the API server answer as answer says where that returns true.
+func (a *apiServer) answers(answer func(w http.ResponseWriter, req *http.Request) bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answer = answer
+}
+
+// listed is how often a path was listed.
+func (a *apiServer) listed(path string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lists[path]
+}
+
+func isReview(req *http.Request) bool {
+	return strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews")
+}
+
+func isList(req *http.Request) bool {
+	return strings.HasSuffix(req.URL.Path, "/configmaps") && req.URL.Query().Get("watch") == ""
+}
+
+// hold holds the ConfigMaps of namespace n until the test ends.
+func hold(t *testing.T, c Cache, options HoldOptions) *Handle {
+	t.Helper()
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, options)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(held.Release)
+	return held
+}
+
+// An API server that says no and does not tell any more whether it is ready is believed later, but it is: /readyz may be
+// among what was revoked.
+func TestDeniedByAServerThatDoesNotTell(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if req.URL.Path != "/readyz" {
+			return false
+		}
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		return true
+	})
+	a.deny(true)
+	begun := time.Now()
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	g.Expect(time.Since(begun)).To(BeNumerically(">", confirmUntold-time.Second))
+}
+
+// A 404 to lists of a kind that is served, as of a proxy that has lost its way, must not look as if the objects were gone.
+func TestLostPath(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		switch {
+		case strings.HasSuffix(req.URL.Path, "/configmaps"):
+			http.NotFound(w, req)
+		case req.URL.Path == "/api/v1": // discovery knows better
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","kind":"ConfigMap","namespaced":true,"verbs":["list","watch"]}]}`))
+		default:
+			return false
+		}
+		return true
+	})
+	held := hold(t, c, HoldOptions{})
+	g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(NotServed))
+	err := c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+	g.Expect(apierrors.IsNotFound(err)).To(BeFalse())
+	g.Expect(err).To(MatchError(ContainSubstring("could not find")), "it says why")
+
+	// Who comes while it is tried again has nothing to wait for.
+	for range 20 {
+		handle, err := held.AddEventHandler(toolscache.ResourceEventHandlerFuncs{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(handle.HasSynced()).To(BeTrue())
+		<-time.After(50 * time.Millisecond)
+	}
+	a.answers(nil)
+	g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(Synced))
+}
+
+// Who may watch and not list any more is not served for ever from what there was, although the right to watch is there.
+func TestListLostWhileWatching(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t)
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	var asked atomic.Pointer[string]
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		switch {
+		case isReview(req):
+			body := make([]byte, 4096)
+			n, _ := req.Body.Read(body)
+			what := string(body[:n])
+			if !strings.Contains(what, "list") {
+				return false
+			}
+			asked.Store(&what)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = w.Write([]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false}}`))
+		case req.URL.Query().Get("sendInitialEvents") == "true": // it does not stream lists
+			refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		case req.URL.Query().Get("watch") != "":
+			refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+		case isList(req):
+			refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		default:
+			return false
+		}
+		return true
+	})
+	a.cut()
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	g.Expect(asked.Load()).NotTo(BeNil())
+}
+
+// What is forbidden stays so, at once, while the API server fails: nothing has been said against it.
+func TestForbiddenWhileFailing(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.deny(true)
+	c := a.newCache(t)
+	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
+	failed := make(chan struct{}, 1000)
+	a.answers(func(w http.ResponseWriter, _ *http.Request) bool {
+		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+		failed <- struct{}{}
+		return true
+	})
+	for range 3 {
+		g.Eventually(failed).WithTimeout(patience).Should(Receive())
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		g.Expect(apierrors.IsForbidden(list(ctx, c, "n"))).To(BeTrue())
+		cancel()
+	}
+}
+
+// A reader that waits needs what it waits for, however soon idle informers are stopped.
+func TestIdleWhileWaiting(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.answers(func(_ http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, "/configmaps") {
+			<-time.After(time.Second)
+		}
+		return false
+	})
+	c := a.newCache(t, func(o *Options) { o.IdleTimeout = 50 * time.Millisecond })
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	read := make(chan error, 1)
+	go func() { read <- list(t.Context(), c, "n") }()
+	<-time.After(300 * time.Millisecond)
+	held.Release() // the reader still waits
+	g.Eventually(read).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Expect(a.listed(inN)).To(Equal(1))
+	g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
+}
+
+// Where the identity may not ask for access the informer's own answers count, and the watch is begun anew from time to time,
+// where it was: the API server authorises that.
+func TestReviewsThatMayNotBeAsked(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if !isReview(req) {
+			return false
+		}
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		return true
+	})
+	// client-go lists again after a watch of less than a second.
+	c := a.newCache(t, func(o *Options) { o.CheckInterval = 1500 * time.Millisecond })
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	begun := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.begun
+	}
+	before := begun()
+	g.Eventually(begun).WithTimeout(patience).Should(BeNumerically(">", before+2))
+	g.Expect(a.listed(inN)).To(Equal(1), "nothing is listed for that")
+	a.deny(true)
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	a.deny(false)
+	g.Eventually(func() error { return list(t.Context(), c, "n") }).WithTimeout(patience).Should(Succeed())
+
+	// Who has never read it is told at once.
+	a.deny(true)
+	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "m"))).To(BeTrue())
+}
+
+// Indexes of the same name are refused, also while nothing runs that could.
+func TestIndexesOfTheSameName(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.deny(true)
+	c := a.newCache(t)
+	none := func(any) ([]string, error) { return nil, nil }
+	g.Expect(c.IndexField(t.Context(), configMap(), "f", func(client.Object) []string { return nil })).To(Succeed())
+	informer, err := c.GetInformer(t.Context(), configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(informer.AddIndexers(toolscache.Indexers{"mine": none})).To(Succeed())
+	for _, name := range []string{"mine", "field:f", toolscache.NamespaceIndex} {
+		g.Expect(informer.AddIndexers(toolscache.Indexers{name: none})).NotTo(Succeed(), name)
+	}
+	a.deny(false)
+	g.Eventually(func() error { return list(t.Context(), c, "") }).WithTimeout(patience).Should(Succeed())
+}
+
+// A server that is not trusted with words is quoted with its status.
+func TestDiscreet(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	const words = "words of the server"
+	long := strings.Repeat("x", 10_000)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		w.Header().Set("Content-Type", "application/json")
+		if !isReview(req) {
+			return false
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write([]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false,"reason":"` + words + long + `"}}`))
+		return true
+	})
+	discreet := a.newCache(t, func(o *Options) { o.Discreet = true })
+	err := list(t.Context(), discreet, "n")
+	g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
+	g.Expect(err).NotTo(MatchError(ContainSubstring(words)))
+	err = list(t.Context(), a.newCache(t), "n")
+	g.Expect(err).To(MatchError(ContainSubstring(words)))
+	g.Expect(len(err.Error())).To(BeNumerically("<", 2000), "nobody reads more")
+
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if !isReview(req) && strings.HasSuffix(req.URL.Path, "/configmaps") {
+			w.WriteHeader(http.StatusTeapot)
+			_, _ = w.Write([]byte(words))
+			return true
+		}
+		return false
+	})
+	held := hold(t, a.newCache(t, func(o *Options) { o.Discreet = true }), HoldOptions{})
+	g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(Failing))
+	g.Expect(held.State().LastError).To(MatchError("the API server answered I'm a teapot"))
+}
+
+// An informer that was stopped has no say in the state any more; and when a loss is told reads are refused already.
+func TestStoppedInformersSayNothing(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	var of *scope
+	var served []bool // when a loss was told
+	c := a.newCache(t, func(o *Options) {
+		o.Observe = func(before State, now ScopeState) {
+			if before == Synced && now.State == Forbidden {
+				served = append(served, of.current.Load() != nil)
+			}
+		}
+	}).(*scoped)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	of = newScope(c, kind, Scope{})
+	mapping, err := c.mapping(t.Context(), configMaps)
+	g.Expect(err).NotTo(HaveOccurred())
+	stopped, err := of.newInformer(mapping, 0)
+	g.Expect(err).NotTo(HaveOccurred())
+	stopped.end()
+	of.become(Forbidden, apierrors.NewForbidden(schema.GroupResource{}, "", nil))
+	for _, err := range []error{nil, apierrors.NewInternalError(context.Canceled), apierrors.NewForbidden(schema.GroupResource{}, "", nil)} {
+		of.answered(stopped, "watch", time.Now(), err)
+		g.Expect(of.picture().State).To(Equal(Forbidden))
+	}
+
+	running, err := of.newInformer(mapping, 0)
+	g.Expect(err).NotTo(HaveOccurred())
+	of.mu.Lock()
+	of.running = running // which does not run
+	of.mu.Unlock()
+	of.synced(running)
+	s := &supervision{scope: of, running: running}
+	s.lost(Forbidden, apierrors.NewForbidden(schema.GroupResource{}, "", nil))
+	g.Expect(served).To(Equal([]bool{false}))
+	g.Expect(of.current.Load()).To(BeNil())
+	g.Expect(s.over).To(BeTrue())
+	g.Expect(running.life.Err()).To(HaveOccurred())
+}

@@ -1,0 +1,14 @@
+// Package brief keeps what servers send from being more than anybody reads.
+//
+// # Setup
+//
+// None.
+//
+// # Usage
+//
+// [Limit] bounds the bodies of answers to short questions, [Shorten] the texts that are shown to people.
+//
+// # Considerations
+//
+//   - A server that a tenant chose may answer as much as it likes, and every text of an error may be its.
+package brief
