@@ -50,12 +50,12 @@ func (l *ledger) OnAdd(added any, _ bool) {
 func (l *ledger) OnUpdate(before, updated any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	object := updated.(client.Object)
-	if _, known := l.there[object.GetUID()]; !known {
+	object, earlier := updated.(client.Object), before.(client.Object)
+	if _, known := l.there[earlier.GetUID()]; !known {
 		l.wrongs = append(l.wrongs, "an update of the unknown "+object.GetName())
 	}
-	if before.(client.Object).GetUID() != object.GetUID() { // client-go tells of a recreation that it has not seen so
-		delete(l.there, before.(client.Object).GetUID())
+	if earlier.GetUID() != object.GetUID() { // client-go tells so of a recreation that it has not seen
+		delete(l.there, earlier.GetUID())
 	}
 	l.there[object.GetUID()] = object.GetResourceVersion()
 }
