@@ -1,0 +1,81 @@
+package scopedcache
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+// quiet waits until nobody asks about rights any more: who does so after that was told to.
+func (a *apiServer) quiet(t *testing.T) {
+	t.Helper()
+	asks := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.asks
+	}
+	NewWithT(t).Eventually(func() bool {
+		before := asks()
+		<-time.After(confirmAfter + soonest)
+		return asks() == before
+	}).WithTimeout(patience).Should(BeTrue())
+}
+
+// soonest is when a question that follows an event was asked by.
+const soonest = 1500 * time.Millisecond
+
+// Events have rights asked for, once more for an authorizer that hears of it late, and as often as they come.
+func TestEventsHaveRightsAsked(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t, func(o *Options) { o.CheckInterval = time.Hour }).(*scoped)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer held.Release()
+	state := func() State { return held.State().State }
+	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	for _, late := range []time.Duration{0, soonest} {
+		c.rightsMayHaveChanged("n") // which changes nothing
+		a.quiet(t)
+		c.rightsMayHaveChanged("n")
+		<-time.After(late) // the first question is answered as before
+		a.deny(true)
+		g.Eventually(state).WithTimeout(patience).Should(Equal(Forbidden))
+		a.quiet(t)
+		c.rightsMayHaveChanged("n")
+		<-time.After(late)
+		a.deny(false)
+		g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	}
+}
+
+// The first denial is looked into soon, the next ones are not.
+func TestUntilReview(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t, func(o *Options) { o.CheckInterval = time.Hour }).(*scoped)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	of := newScope(c, kind, Scope{})
+	of.idleness = newTicker(0)
+	g.Expect(of.untilReview(1)).To(Equal(confirmAfter))
+	g.Expect(of.untilReview(2)).To(And(BeNumerically(">=", 48*time.Minute), BeNumerically("<=", time.Hour)))
+	// Who reads what is not served shortens the pause to a second.
+	poke(of.asked)
+	begun := time.Now()
+	of.pause(t.Context(), time.Minute, of.asked)
+	g.Expect(time.Since(begun)).To(BeNumerically("~", time.Second, 500*time.Millisecond))
+	one := &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"), Scope: meta.RESTScopeNamespace}
+	other := *one
+	g.Expect(sameMapping(one, &other)).To(BeTrue())
+	other.Scope = meta.RESTScopeRoot
+	g.Expect(sameMapping(one, &other)).To(BeFalse())
+	of.asked = make(chan struct{}, 1)
+	of.state, of.lastError = NotServed, ErrReleased
+	_, err = of.await(t.Context())
+	g.Expect(err).To(MatchError(ErrReleased))
+	g.Expect(of.asked).To(Receive())
+}

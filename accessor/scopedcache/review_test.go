@@ -1,0 +1,273 @@
+package scopedcache
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/pkg/errors"
+)
+
+// It is a timeout, with the reasons why.
+func TestNotSyncedError(t *testing.T) {
+	g := NewWithT(t)
+	last := apierrors.NewInternalError(errors.New("it burns"))
+	err := error(&NotSyncedError{GVK: configMaps, State: Failing, Last: last, Cause: context.DeadlineExceeded})
+	g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
+	g.Expect(err).To(MatchError(context.DeadlineExceeded))
+	g.Expect(errors.Is(err, last)).To(BeTrue())
+	g.Expect(err).To(MatchError(And(ContainSubstring("Failing"), ContainSubstring("it burns"))))
+}
+
+// say has reviews answered as f says of a verb: "yes", "no", "error", "never" (it may not be asked), "cannot tell".
+func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked func() []string) {
+	var mu sync.Mutex
+	var verbs []string
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answer = func(w http.ResponseWriter, req *http.Request) bool {
+		if req.URL.Path == "/readyz" {
+			w.WriteHeader(readyz())
+			return true
+		}
+		if !strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews") {
+			return false
+		}
+		body, _ := io.ReadAll(req.Body)
+		sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // of protobuf
+		if err != nil {
+			return false
+		}
+		verb := sent.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes.Verb
+		mu.Lock()
+		verbs = append(verbs, verb)
+		mu.Unlock()
+		status := map[string]any{}
+		switch f(verb) {
+		case "yes":
+			status["allowed"] = true
+		case "error":
+			refuse(w, 500, metav1.StatusReasonInternalError)
+			return true
+		case "never":
+			refuse(w, 403, metav1.StatusReasonForbidden)
+			return true
+		case "cannot tell":
+			status["evaluationError"] = "the webhook is away"
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": status})
+		return true
+	}
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(verbs)
+	}
+}
+
+// A no is a no, whatever became of the other verbs; what it is worth depends on whether the API server says that it is ready.
+func TestMay(t *testing.T) {
+	q := question{mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"), Scope: meta.RESTScopeNamespace}, namespace: "n"}
+	for name, tc := range map[string]struct {
+		list, watch string
+		readyz      int
+		want        verdict
+	}{
+		"both":                       {"yes", "yes", 200, allowed},
+		"no and yes":                 {"no", "yes", 200, denied},
+		"error and no":               {"error", "no", 200, denied},
+		"no and may not be asked":    {"no", "never", 200, denied},
+		"error and yes":              {"error", "yes", 200, unanswered},
+		"error and may not be asked": {"error", "never", 200, unanswered},
+		"may not be asked":           {"never", "yes", 200, unknown},
+		"it cannot tell":             {"cannot tell", "yes", 200, unanswered},
+		"no, but not ready":          {"no", "no", 500, deniedUnready},
+		"never, but not ready":       {"never", "never", 500, unanswered},
+		"no, and it does not tell":   {"no", "no", 403, deniedUntold},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			a := newAPIServer(t)
+			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] }, func() int { return tc.readyz })
+			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scoped)
+			v, err := c.reviewer.may(t.Context(), q, "list", "watch")
+			g.Expect(v).To(Equal(tc.want), "%v", err)
+			g.Expect(err == nil).To(Equal(v == allowed))
+			if v.isDenial() {
+				g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
+				g.Expect(err).To(MatchError(ContainSubstring(`User "blue" cannot `)))
+			}
+		})
+	}
+}
+
+// Both verbs are asked for before anything is listed; then the one that cannot be lost unnoticed.
+func TestWhatIsAsked(t *testing.T) {
+	ready := func() int { return 200 }
+	for name, tc := range map[string]struct {
+		may        string
+		listOnly   bool
+		want       State
+		first      []string // in any order
+		afterwards string
+	}{
+		"both":                  {"list watch", false, Synced, []string{"list", "watch"}, "watch"},
+		"list only":             {"list", false, Forbidden, []string{"list", "watch"}, ""},
+		"watch only":            {"watch", false, Forbidden, []string{"list", "watch"}, ""},
+		"list only, allowed":    {"list", true, Synced, []string{"list", "watch", "list"}, "list"},
+		"watch only, list only": {"watch", true, Forbidden, []string{"list", "watch", "list"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			a := newAPIServer(t)
+			asked := a.say(func(verb string) string {
+				return map[bool]string{true: "yes", false: "no"}[strings.Contains(tc.may, verb)]
+			}, ready)
+			c := a.newCache(t, func(o *Options) { o.AllowListOnly, o.CheckInterval = tc.listOnly, 600*time.Millisecond })
+			held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer held.Release()
+			g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(tc.want))
+			n := len(tc.first)
+			g.Expect(asked()[:n]).To(ConsistOf(tc.first))
+			if tc.afterwards != "" {
+				g.Eventually(func() int { return len(asked()) }).WithTimeout(patience).Should(BeNumerically(">", n+1))
+				g.Expect(asked()[n:]).To(HaveEach(tc.afterwards))
+			}
+			if tc.listOnly && tc.want == Synced {
+				before := a.listed(inN)
+				g.Expect(before).To(BeNumerically("<", 5), "it is not listed all the time")
+				g.Eventually(func() int { return a.listed(inN) }).WithTimeout(patience).Should(BeNumerically(">", before))
+				g.Expect(a.watches()).To(BeEmpty())
+			}
+		})
+	}
+}
+
+// Observers of the cache hear what reads got before, through failures.
+func TestObserveBefore(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	var mu sync.Mutex
+	var told []string
+	c := a.newCache(t, func(o *Options) {
+		o.Observe = func(before State, now ScopeState) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, string(before)+">"+string(now.State))
+		}
+	}).(*scoped)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	of := newScope(c, kind, Scope{})
+	for _, state := range []State{Failing, Synced, Failing, Synced, Forbidden, Syncing, Failing, Synced} {
+		of.become(state, nil)
+	}
+	g.Expect(told).To(Equal([]string{"Syncing>Failing", "Syncing>Synced", "Synced>Failing", "Synced>Synced", "Synced>Forbidden", "Forbidden>Syncing", "Forbidden>Failing", "Forbidden>Synced"}))
+}
+
+// Scopes of the namespace ask again, all others do not; for all namespaces all of them do.
+func TestRightsMayHaveChanged(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	c := a.newCache(t).(*scoped)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	scopes := map[string]*scope{}
+	c.mu.Lock()
+	for _, ns := range []string{"", "n", "m"} {
+		scopes[ns] = newScope(c, kind, Scope{Namespace: ns}) // without a keeper
+		c.scopes[scopes[ns]] = struct{}{}
+	}
+	c.mu.Unlock()
+	poked := func() (of []string) {
+		for _, ns := range []string{"", "n", "m"} {
+			select {
+			case <-scopes[ns].rightsChanged:
+				of = append(of, ns)
+			default:
+			}
+		}
+		return of
+	}
+	c.rightsMayHaveChanged("n")
+	g.Expect(poked()).To(Equal([]string{"n"}))
+	c.rightsMayHaveChanged("")
+	g.Expect(poked()).To(Equal([]string{"", "n", "m"}))
+}
+
+// Whoever waits for what nobody needs any more, or what is removed, is told.
+func TestWhoWaitsIsTold(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	block := make(chan struct{})
+	defer close(block)
+	a.mu.Lock()
+	a.answer = func(_ http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, "/configmaps") {
+			select {
+			case <-block:
+			case <-req.Context().Done():
+			}
+			return true
+		}
+		return false
+	}
+	a.mu.Unlock()
+	c := a.newCache(t)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	waits, reads := make(chan error, 1), make(chan error, 1)
+	go func() { waits <- held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()
+	go func() { reads <- list(t.Context(), c, "n") }()
+	g.Eventually(c.States).WithTimeout(patience).Should(HaveLen(2))
+	g.Consistently(waits, 200*time.Millisecond).ShouldNot(Receive())
+	held.Release()
+	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
+	g.Consistently(reads, 200*time.Millisecond).ShouldNot(Receive(), "it waits for another scope")
+	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+	g.Eventually(reads).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
+	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(MatchError(ErrReleased))
+}
+
+// Idle scopes end, whether allowed or not; what is held, pinned, or read goes on.
+func TestIdle(t *testing.T) {
+	for _, denied := range []bool{false, true} {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.deny(denied)
+		c := a.newCache(t, func(o *Options) { o.IdleTimeout = 400 * time.Millisecond })
+		for begun := time.Now(); time.Since(begun) < time.Second; <-time.After(20 * time.Millisecond) {
+			_ = list(t.Context(), c, "n")
+		}
+		g.Expect(c.States()).To(HaveLen(1))
+		if !denied {
+			g.Expect(a.listed(inN)).To(Equal(1))
+		}
+		g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
+		pinned, err := c.GetInformer(t.Context(), configMap())
+		g.Expect(err).NotTo(HaveOccurred())
+		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Consistently(c.States, 1200*time.Millisecond).Should(HaveLen(2))
+		g.Expect(pinned.IsStopped()).To(BeFalse())
+		held.Release()
+	}
+}
