@@ -258,9 +258,14 @@ func (s *scoped) scopeLocked(k *kind, where Scope) *scope {
 	return made
 }
 
+// neededLocked reports whether somebody needs the scope. cache.mu is held.
+func (s *scope) neededLocked() bool {
+	return len(s.handles) > 0 || s.pinned || s.recent.Load() || s.waiting > 0
+}
+
 // dropUnusedLocked ends a scope that nobody needs. mu is held.
 func (s *scoped) dropUnusedLocked(of *scope) {
-	if len(of.handles) == 0 && !of.pinned && !of.recent.Load() && of.waiting == 0 {
+	if !of.neededLocked() {
 		s.dropLocked(of)
 	}
 }
@@ -286,7 +291,7 @@ func (s *scoped) dropLocked(of *scope) {
 func (s *scoped) dropIfIdle(of *scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(of.handles) == 0 && !of.pinned && !of.recent.Load() && of.waiting == 0 {
+	if !of.neededLocked() {
 		of.idle = true
 		s.dropLocked(of)
 	}

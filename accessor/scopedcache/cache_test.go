@@ -176,6 +176,12 @@ const (
 // newCache makes a cache that runs until the test ends and asks for its rights often.
 func (a *apiServer) newCache(t *testing.T, options ...func(*Options)) Cache {
 	t.Helper()
+	return a.newCacheOf(t, cache.Options{}, options...)
+}
+
+// newCacheOf is newCache with options of controller-runtime.
+func (a *apiServer) newCacheOf(t *testing.T, opts cache.Options, options ...func(*Options)) Cache {
+	t.Helper()
 	g := NewWithT(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
@@ -184,7 +190,8 @@ func (a *apiServer) newCache(t *testing.T, options ...func(*Options)) Cache {
 	for _, option := range options {
 		option(&own)
 	}
-	made, err := NewWithOptions(own)(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Mapper: mapper, Scheme: runtime.NewScheme()})
+	opts.HTTPClient, opts.Mapper, opts.Scheme = httpClient, mapper, runtime.NewScheme()
+	made, err := NewWithOptions(own)(&rest.Config{Host: a.URL}, opts)
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

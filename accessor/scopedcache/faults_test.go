@@ -12,8 +12,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -316,4 +318,36 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	g.Expect(of.current.Load()).To(BeNil())
 	g.Expect(s.over).To(BeTrue())
 	g.Expect(running.life.Err()).To(HaveOccurred())
+}
+
+// An index that one informer cannot have is had by none to come, and the others go on being indexed.
+func TestIndexThatOneInformerRefuses(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	c := newAPIServer(t).newCache(t)
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	informer, err := c.GetInformer(t.Context(), configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	none := func(client.Object) []string { return nil }
+	g.Expect(informer.AddIndexers(toolscache.Indexers{"field:f": func(any) ([]string, error) { return nil, nil }})).To(Succeed())
+	for range 20 { // whichever of the two is first
+		g.Expect(c.IndexField(t.Context(), configMap(), "f", none)).NotTo(Succeed())
+	}
+	g.Expect(c.IndexField(t.Context(), configMap(), "a", none)).To(Succeed())
+	indexed := &unstructured.UnstructuredList{}
+	indexed.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
+	g.Expect(c.List(t.Context(), indexed, client.InNamespace("n"), client.MatchingFields{"a": "x"})).To(Succeed())
+}
+
+// Who sets a DefaultWatchErrorHandler is told of every error, that something is forbidden too.
+func TestDefaultWatchErrorHandler(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	told := make(chan error, 1000)
+	c := a.newCacheOf(t, cache.Options{DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) { told <- err }})
+	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+	a.deny(true)
+	a.cut()
+	g.Eventually(told).WithTimeout(patience).Should(Receive(Satisfy(apierrors.IsForbidden)))
 }

@@ -26,11 +26,11 @@ type informer struct {
 	life   context.Context // ends when it is stopped
 	end    context.CancelFunc
 
-	quiet     atomic.Bool    // it says nothing about the scope's state until it has synced
-	helpers   sync.WaitGroup // of the registrations; grows only under scope.mu, while the scope runs this informer
-	indexes   int            // guarded by scope.mu: how many of the kind's indexes it has
-	indexers  int            // guarded by scope.mu: how many of the scope's indexers it has
-	refusals  chan refusal   // holds the latest 403 or 404
+	quiet     atomic.Bool     // it says nothing about the scope's state until it has synced
+	helpers   sync.WaitGroup  // of the registrations; grows only under scope.mu, while the scope runs this informer
+	indexed   map[string]bool // guarded by scope.mu: the fields by which it is indexed
+	indexers  int             // guarded by scope.mu: how many of the scope's indexers it has
+	refusals  chan refusal    // holds the latest 403 or 404
 	mu        sync.Mutex
 	refusedAt time.Time       // guarded by mu: of the first refusal since something was served; zero if there is none
 	watch     watch.Interface // guarded by mu: the latest, nil before the first
@@ -45,7 +45,7 @@ type refusal struct {
 
 // newInformer makes an informer that does not run yet. It does no I/O.
 func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*informer, error) {
-	made := &informer{refusals: make(chan refusal, 1)}
+	made := &informer{refusals: make(chan refusal, 1), indexed: map[string]bool{}}
 	made.life, made.end = context.WithCancel(context.Background())
 	namespace, config := s.namespaceIn(mapping), s.configOf(mapping)
 	options := s.cache.options
@@ -70,13 +70,13 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 		return shared
 	}
 	options.DefaultWatchErrorHandler = func(ctx context.Context, r *toolscache.Reflector, err error) {
+		if handler := s.cache.options.DefaultWatchErrorHandler; handler != nil {
+			handler(ctx, r, err)
+			return
+		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.
 			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind", s.kind.gvk, "scope", s.where.String(), "error", err.Error())
-			return
-		}
-		if handler := s.cache.options.DefaultWatchErrorHandler; handler != nil {
-			handler(ctx, r, err)
 			return
 		}
 		toolscache.DefaultWatchErrorHandler(ctx, r, err)
@@ -108,9 +108,10 @@ func (i *informer) watches(begun watch.Interface) {
 // watchAgain ends the watch. The informer begins another one where it ended, without a list.
 func (i *informer) watchAgain() {
 	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.watch != nil {
-		i.watch.Stop()
+	latest := i.watch
+	i.mu.Unlock()
+	if latest != nil {
+		latest.Stop()
 	}
 }
 

@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pkg/errors"
@@ -58,7 +59,7 @@ func (s *scoped) discover(ctx context.Context, gvk schema.GroupVersionKind) (*me
 		return nil, errors.Wrapf(err, "discovering %s", gvk.GroupVersion())
 	}
 	for _, resource := range served.APIResources {
-		if resource.Kind != gvk.Kind || !isListed(resource) {
+		if resource.Kind != gvk.Kind || !slices.Contains(resource.Verbs, "list") { // a subresource, or what can only be created
 			continue
 		}
 		scope := meta.RESTScope(meta.RESTScopeRoot)
@@ -68,16 +69,6 @@ func (s *scoped) discover(ctx context.Context, gvk schema.GroupVersionKind) (*me
 		return &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource(resource.Name), GroupVersionKind: gvk, Scope: scope}, nil
 	}
 	return nil, errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})
-}
-
-// isListed tells resources from their subresources and from what can only be created.
-func isListed(resource metav1.APIResource) bool {
-	for _, verb := range resource.Verbs {
-		if verb == "list" {
-			return true
-		}
-	}
-	return false
 }
 
 // until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is in one flight for all who

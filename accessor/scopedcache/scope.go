@@ -303,11 +303,14 @@ func (s *scope) pictureLocked() ScopeState {
 
 // indexLocked adds to an informer the indexes that it has not got yet.
 func (s *scope) indexLocked(to *informer) error {
-	for _, index := range s.cache.indexesOf(s.kind)[to.indexes:] {
+	for _, index := range s.cache.indexesOf(s.kind) {
+		if to.indexed[index.field] {
+			continue
+		}
 		if err := to.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
 			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
 		}
-		to.indexes++
+		to.indexed[index.field] = true
 	}
 	for _, indexers := range s.indexers[to.indexers:] {
 		if err := to.shared.AddIndexers(indexers); err != nil {
