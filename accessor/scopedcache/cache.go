@@ -48,6 +48,18 @@ type kind struct {
 
 	mapping atomic.Pointer[meta.RESTMapping] // as last found out; only to know whether there are namespaces
 	scopes  sync.Map                         // of *scope by namespace: those without selectors of their own. Written under cache.mu
+	count   int                              // of those; guarded by cache.mu
+	only    atomic.Pointer[scope]            // that of all namespaces while there is no other, for reads to find it in one step. Written under cache.mu
+}
+
+// countLocked notes that a scope has come or gone. cache.mu is held.
+func (k *kind) countLocked(change int) {
+	var only *scope
+	everywhere, ok := k.scopes.Load(metav1.NamespaceAll)
+	if k.count += change; ok && k.count == 1 && len(k.config.namespaces) == 0 {
+		only = everywhere.(*scope)
+	}
+	k.only.Store(only)
 }
 
 // example returns a new object of the kind.
@@ -190,13 +202,12 @@ func (s *scoped) check() error {
 
 // kindOf returns what is known of the kind of an object or list.
 func (s *scoped) kindOf(object runtime.Object) (*kind, error) {
-	representation := representationOf(object)
-	if representation != Typed {
-		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()), representation: representation}, nil)
-	}
 	goType := reflect.TypeOf(object)
 	if known, ok := s.types.Load(goType); ok {
 		return known.(*kind), nil
+	}
+	if representation := representationOf(object); representation != Typed {
+		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()), representation: representation}, nil)
 	}
 	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
 	if err != nil {
@@ -253,6 +264,7 @@ func (s *scoped) scopeLocked(k *kind, where Scope) *scope {
 		s.selected[selectedKey{k, key}] = made
 	} else {
 		k.scopes.Store(key.namespace, made)
+		k.countLocked(1)
 	}
 	s.startLocked(made)
 	return made
@@ -280,6 +292,7 @@ func (s *scoped) dropLocked(of *scope) {
 		delete(s.selected, selectedKey{of.kind, key})
 	} else {
 		of.kind.scopes.Delete(key.namespace)
+		of.kind.countLocked(-1)
 	}
 	close(of.gone)
 	if of.end != nil {

@@ -87,6 +87,10 @@ func (s *scoped) readable(object runtime.Object) (*kind, error) {
 // ready returns the informer that serves a namespace if reads can be served from it at once: that of the namespace, or, if
 // there is no such scope, that of all.
 func (k *kind) ready(namespace string) *informer {
+	if of := k.only.Load(); of != nil {
+		of.isRead()
+		return of.current.Load()
+	}
 	existing, ok := k.scopes.Load(namespace)
 	if !ok && len(k.config.namespaces) == 0 {
 		existing, ok = k.scopes.Load(metav1.NamespaceAll)
