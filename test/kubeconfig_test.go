@@ -2,9 +2,7 @@ package test
 
 import (
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -81,22 +79,11 @@ func startRemoteOperator(t *testing.T, namespace string) *operator {
 }
 
 // listsCounted is how many LISTs of ConfigMaps the API server has counted.
-func listsCounted(t *testing.T) (n int) {
+func listsCounted(t *testing.T) int {
 	t.Helper()
 	g := NewWithT(t)
-	resp, err := adminHTTP.Get(strings.TrimSuffix(cp.Config().Host, "/") + "/metrics")
+	n, err := cp.Metric(adminHTTP, "apiserver_request_total", `resource="configmaps"`, `verb="LIST"`)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer resp.Body.Close()
-	g.Expect(resp.StatusCode).To(Equal(http.StatusOK))
-	metrics, err := io.ReadAll(resp.Body)
-	g.Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(metrics)) {
-		if strings.HasPrefix(line, "apiserver_request_total{") && strings.Contains(line, `resource="configmaps"`) && strings.Contains(line, `verb="LIST"`) {
-			count, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndex(line, " "):]))
-			g.Expect(err).NotTo(HaveOccurred())
-			n += count
-		}
-	}
 	return n
 }
 

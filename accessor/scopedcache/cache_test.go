@@ -337,15 +337,17 @@ func TestStateOfErrors(t *testing.T) {
 		verb    string
 		want    State
 		refused bool
+		fresh   bool
 	}{
-		"403":               {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true},
-		"404":               {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true},
-		"500":               {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false},
-		"429":               {apierrors.NewTooManyRequests("later", 1), "list", Failing, false},
-		"410":               {apierrors.NewResourceExpired("too old"), "watch", Syncing, false},
-		"end of the stream": {io.EOF, "watch", Syncing, false},
-		"no streamed lists": {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false},
-		"a bad list":        {apierrors.NewBadRequest("selector"), "list", Failing, false},
+		"403":                          {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true, false},
+		"404":                          {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true, false},
+		"500":                          {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false, false},
+		"429":                          {apierrors.NewTooManyRequests("later", 1), "list", Failing, false, false},
+		"410":                          {apierrors.NewResourceExpired("too old"), "watch", Syncing, false, false},
+		"410 to what names no version": {apierrors.NewResourceExpired("too old"), "list", Failing, false, true},
+		"end of the stream":            {io.EOF, "watch", Syncing, false, false},
+		"no streamed lists":            {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false, false},
+		"a bad list":                   {apierrors.NewBadRequest("selector"), "list", Failing, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -356,10 +358,10 @@ func TestStateOfErrors(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			defer running.end()
 			of.running = running // which does not run
-			of.answered(running, tc.verb, time.Now(), tc.err)
+			of.answered(running, request{verb: tc.verb, fresh: tc.fresh}, time.Now(), tc.err)
 			g.Expect(of.picture().State).To(Equal(tc.want))
 			g.Expect(running.refusals).To(HaveLen(map[bool]int{true: 1}[tc.refused]))
-			of.answered(running, tc.verb, time.Now(), nil)
+			of.answered(running, request{verb: tc.verb}, time.Now(), nil)
 			g.Expect(of.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
 			g.Expect(running.refusals).To(BeEmpty(), "it was served since")
 		})

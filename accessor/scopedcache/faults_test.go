@@ -302,7 +302,7 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	stopped.end()
 	of.become(Forbidden, apierrors.NewForbidden(schema.GroupResource{}, "", nil))
 	for _, err := range []error{nil, apierrors.NewInternalError(context.Canceled), apierrors.NewForbidden(schema.GroupResource{}, "", nil)} {
-		of.answered(stopped, "watch", time.Now(), err)
+		of.answered(stopped, request{verb: "watch"}, time.Now(), err)
 		g.Expect(of.picture().State).To(Equal(Forbidden))
 	}
 

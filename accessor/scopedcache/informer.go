@@ -61,7 +61,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		shared := newShared(&listerWatcher{
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			answered:                 func(verb string, sent time.Time, err error) bool { return s.answered(made, verb, sent, err) },
+			answered:                 func(what request, sent time.Time, err error) bool { return s.answered(made, what, sent, err) },
 			tellAll:                  s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
 			began:                    made.watches,
 			poll:                     poll,

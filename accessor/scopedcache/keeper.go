@@ -24,10 +24,15 @@ const (
 	maxGap = 30 * time.Second
 )
 
+// Pauses that get longer, with jitter: after an error, and while there is no such kind.
+var (
+	whileFailing = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second}
+	whilePending = wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
+)
+
 // keep runs the scope until ctx is done: it finds the kind, asks for the right, and runs an informer until that is lost.
 func (s *scope) keep(ctx context.Context) {
-	failing := retries{first: time.Second, most: 30 * time.Second}
-	pending := retries{first: 2 * time.Second, most: 10 * time.Second}
+	failing, pending := whileFailing, whilePending
 	s.idleness = newTicker(s.cache.own.IdleTimeout)
 	defer s.idleness.Stop()
 	denials := 0      // in a row, of reviews or of the informer
@@ -41,11 +46,11 @@ func (s *scope) keep(ctx context.Context) {
 		case meta.IsNoMatchError(err):
 			doubt = ""
 			s.become(NotServed, err)
-			s.pause(ctx, pending.next(), s.asked)
+			s.pause(ctx, pending.Step(), s.asked)
 			continue
 		case err != nil:
 			s.fail(err)
-			s.pause(ctx, failing.next(), nil)
+			s.pause(ctx, failing.Step(), nil)
 			continue
 		}
 
@@ -62,7 +67,7 @@ func (s *scope) keep(ctx context.Context) {
 			continue
 		case verdict == deniedUnready, verdict == unanswered:
 			s.fail(err)
-			s.pause(ctx, failing.next(), nil)
+			s.pause(ctx, failing.Step(), nil)
 			continue
 		}
 
@@ -75,8 +80,7 @@ func (s *scope) keep(ctx context.Context) {
 		}
 		if end.synced {
 			denials = 0
-			failing.reset()
-			pending.reset()
+			failing, pending = whileFailing, whilePending
 		}
 		doubt = end.doubt
 		switch {
@@ -84,11 +88,11 @@ func (s *scope) keep(ctx context.Context) {
 			denials++
 			s.pause(ctx, s.untilReview(denials), nil)
 		case doubt != "":
-			s.pause(ctx, pending.next(), s.asked)
+			s.pause(ctx, pending.Step(), s.asked)
 		case end.failed:
-			s.pause(ctx, failing.next(), nil)
+			s.pause(ctx, failing.Step(), nil)
 		case !end.synced: // API servers behind one address may not agree about a kind
-			s.pause(ctx, pending.next(), s.asked)
+			s.pause(ctx, pending.Step(), s.asked)
 		}
 	}
 }
@@ -216,7 +220,7 @@ func (s *scope) stopIfIdle() {
 
 // answered notes what the API server answers to an informer, and says whether that may pass, so that it is worth trying
 // again. It is called by the informer.
-func (s *scope) answered(by *informer, verb string, sent time.Time, err error) (passes bool) {
+func (s *scope) answered(by *informer, what request, sent time.Time, err error) (passes bool) {
 	switch err = s.cache.shown(err); {
 	case err == nil:
 		by.served()
@@ -225,9 +229,9 @@ func (s *scope) answered(by *informer, verb string, sent time.Time, err error) (
 		s.stumble(by, err)
 		by.refused(err, sent)
 		return true // as long as the keeper lets it try
-	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge), errors.Is(err, io.EOF):
+	case !what.fresh && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)), apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge), errors.Is(err, io.EOF):
 		// It happens to every informer now and then, and says nothing.
-	case verb == "watch" && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
+	case what.verb == "watch" && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
 		// An API server that does not stream lists. A list follows.
 	default:
 		s.stumble(by, err)
@@ -273,16 +277,6 @@ func (s *scope) mapping(ctx context.Context) (*meta.RESTMapping, error) {
 func sameMapping(one, other *meta.RESTMapping) bool {
 	return one.Resource == other.Resource && one.Scope.Name() == other.Scope.Name()
 }
-
-// retries are pauses that get longer, with jitter.
-type retries struct{ first, most, last time.Duration }
-
-func (r *retries) next() time.Duration {
-	r.last = min(max(2*r.last, r.first), r.most)
-	return wait.Jitter(r.last*9/10, 2./9)
-}
-
-func (r *retries) reset() { r.last = 0 }
 
 // newTicker never ticks if d is 0.
 func newTicker(d time.Duration) *time.Ticker {

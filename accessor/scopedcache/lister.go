@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
@@ -23,7 +24,7 @@ import (
 type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
-	answered func(verb string, sent time.Time, err error) (passes bool)
+	answered func(what request, sent time.Time, err error) (passes bool)
 	began    func(watch.Interface) // told of every watch
 	tellAll  bool                  // the informer is told of every error
 	poll     time.Duration         // if not 0, there are no watches, but lists so far apart
@@ -39,7 +40,7 @@ func (l *listerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 }
 
 func (l *listerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	return served(ctx, l, "list", func() (runtime.Object, error) { return l.ListerWatcherWithContext.ListWithContext(ctx, options) })
+	return served(ctx, l, request{"list", options.ResourceVersion == ""}, func() (runtime.Object, error) { return l.ListerWatcherWithContext.ListWithContext(ctx, options) })
 }
 
 func (l *listerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
@@ -50,7 +51,7 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if l.poll > 0 {
 		return newPoll(l.poll), nil
 	}
-	stream, err := served(ctx, l, "watch", func() (watch.Interface, error) { return l.ListerWatcherWithContext.WatchWithContext(ctx, options) })
+	stream, err := served(ctx, l, request{"watch", options.ResourceVersion == ""}, func() (watch.Interface, error) { return l.ListerWatcherWithContext.WatchWithContext(ctx, options) })
 	if err != nil {
 		return nil, err
 	}
@@ -58,17 +59,23 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	return drainedWatch{stream}, nil
 }
 
+// request is what an informer asks the API server for.
+type request struct {
+	verb  string
+	fresh bool // it names no resourceVersion, so it cannot be too old
+}
+
 // served sends a request until it is served, or refused for good.
-func served[result any](ctx context.Context, l *listerWatcher, verb string, send func() (result, error)) (result, error) {
-	pauses := retries{first: 500 * time.Millisecond, most: 10 * time.Second}
+func served[result any](ctx context.Context, l *listerWatcher, what request, send func() (result, error)) (result, error) {
+	pauses := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
 	for {
 		sent := time.Now()
 		r, err := send()
-		if ctx.Err() != nil || !l.answered(verb, sent, err) || l.tellAll {
+		if ctx.Err() != nil || !l.answered(what, sent, err) || l.tellAll {
 			return r, err
 		}
 		select {
-		case <-time.After(pauses.next()):
+		case <-time.After(pauses.Step()):
 		case <-ctx.Done():
 			return r, err
 		}

@@ -1,11 +1,7 @@
 package scopes
 
 import (
-	"io"
-	"net/http"
 	"runtime"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 	"weak"
@@ -21,22 +17,11 @@ import (
 )
 
 // watchesOf is how many watches of a resource the API server serves, by its own metric.
-func watchesOf(t testing.TB, resource string) (open int) {
+func watchesOf(t testing.TB, resource string) int {
 	t.Helper()
 	g := NewWithT(t)
-	resp, err := adminHTTP.Get(strings.TrimSuffix(cp.Config().Host, "/") + "/metrics")
+	open, err := cp.Metric(adminHTTP, "apiserver_longrunning_requests", `resource="`+resource+`"`, `verb="WATCH"`)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer resp.Body.Close()
-	g.Expect(resp.StatusCode).To(Equal(http.StatusOK))
-	metrics, err := io.ReadAll(resp.Body)
-	g.Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(metrics)) {
-		if strings.HasPrefix(line, "apiserver_longrunning_requests{") && strings.Contains(line, `resource="`+resource+`"`) && strings.Contains(line, `verb="WATCH"`) {
-			count, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndex(line, " "):]))
-			g.Expect(err).NotTo(HaveOccurred())
-			open += count
-		}
-	}
 	return open
 }
 
