@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -98,8 +99,8 @@ type scoped struct {
 	configs  configs
 	reviewer *reviewer
 
-	kinds sync.Map // of *kind by kindKey
-	types sync.Map // of *kind by the reflect.Type of a typed object or list
+	kinds sync.Map                               // of *kind by kindKey
+	types atomic.Pointer[map[reflect.Type]*kind] // of typed objects and lists. Copied to be written: every read looks here first
 
 	started chan struct{} // closed by Start
 	over    chan struct{} // closed when the cache has stopped
@@ -129,9 +130,11 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 	if err != nil {
 		return nil, err
 	}
-	return &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
+	made := &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
 		started: make(chan struct{}), over: make(chan struct{}),
-		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}, nil
+		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
+	made.types.Store(&map[reflect.Type]*kind{})
+	return made, nil
 }
 
 // NeedLeaderElection tells managers to start the cache on every replica.
@@ -203,8 +206,9 @@ func (s *scoped) check() error {
 // kindOf returns what is known of the kind of an object or list.
 func (s *scoped) kindOf(object runtime.Object) (*kind, error) {
 	goType := reflect.TypeOf(object)
-	if known, ok := s.types.Load(goType); ok {
-		return known.(*kind), nil
+	types := s.types.Load()
+	if known, ok := (*types)[goType]; ok {
+		return known, nil
 	}
 	if representation := representationOf(object); representation != Typed {
 		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()), representation: representation}, nil)
@@ -222,10 +226,13 @@ func (s *scoped) kindOf(object runtime.Object) (*kind, error) {
 		return nil, errors.Errorf("%T is no client.Object", example)
 	}
 	k, err := s.kind(kindKey{gvk: gvk, representation: Typed}, reflect.TypeOf(example).Elem())
-	if err == nil {
-		s.types.Store(goType, k)
+	if err != nil {
+		return nil, err
 	}
-	return k, err
+	more := maps.Clone(*types)
+	more[goType] = k
+	s.types.CompareAndSwap(types, &more) // or else the next read tries again
+	return k, nil
 }
 
 func (s *scoped) kind(key kindKey, goType reflect.Type) (*kind, error) {

@@ -16,12 +16,20 @@ import (
 
 // Get reads an object from the informer of its namespace, or of all namespaces.
 func (s *scoped) Get(ctx context.Context, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-	kind, err := s.readable(object)
+	kind, err := s.kindOf(object)
 	if err != nil {
 		return err
 	}
-	if running := kind.ready(name.Namespace); running != nil {
+	if running := kind.ready(name.Namespace); running != nil && s.runs() {
 		return running.cache.Get(ctx, name, object, opts...)
+	}
+	return s.getWaiting(ctx, kind, name, object, opts...)
+}
+
+// getWaiting is Get if there is no informer yet that could be read.
+func (s *scoped) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	if err := s.check(); err != nil {
+		return err
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -45,14 +53,17 @@ func (s *scoped) getFrom(ctx context.Context, kind *kind, namespace string, name
 
 // List reads from the informer of the namespace that opts name, or of all.
 func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	kind, err := s.readable(list)
+	kind, err := s.kindOf(list)
 	if err != nil {
 		return err
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 {
+	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && s.runs() {
 		return running.cache.List(ctx, list, opts...)
+	}
+	if err := s.check(); err != nil {
+		return err
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -76,13 +87,8 @@ func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...clien
 	return running.cache.List(ctx, list, opts...)
 }
 
-// readable returns the kind of what is read, unless the cache does not run.
-func (s *scoped) readable(object runtime.Object) (*kind, error) {
-	if err := s.check(); err != nil {
-		return nil, err
-	}
-	return s.kindOf(object)
-}
+// runs tells whether the cache has not stopped since it was started, as it was if there is an informer.
+func (s *scoped) runs() bool { return s.life.Err() == nil }
 
 // ready returns the informer that serves a namespace if reads can be served from it at once: that of the namespace, or, if
 // there is no such scope, that of all.

@@ -136,7 +136,7 @@ func TestBurstsOfErrors(t *testing.T) {
 		}
 		reads <- nil
 	}()
-	answered := [5]int{} // by kind of error
+	answered := [5]int{}          // by kind of error
 	for burst := range answered { // each ends a watch, after which client-go waits twice as long as before, up to a minute
 		count := func() int {
 			mu.Lock()
