@@ -27,8 +27,14 @@ func newWidget() widget {
 
 func (w widget) resource() string { return "widgets." + w.group }
 
-// define installs the kind; version is its only one.
+// define installs the kind; version is its only one. It takes what it is given.
 func (w widget) define(t testing.TB, scope, version string) {
+	t.Helper()
+	w.defineWith(t, scope, version, map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+// defineWith installs the kind with a schema.
+func (w widget) defineWith(t testing.TB, scope, version string, schema map[string]any) {
 	t.Helper()
 	g := NewWithT(t)
 	crd := &unstructured.Unstructured{Object: map[string]any{
@@ -37,7 +43,7 @@ func (w widget) define(t testing.TB, scope, version string) {
 		"spec": map[string]any{"group": w.group, "scope": scope,
 			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
 			"versions": []any{map[string]any{"name": version, "served": true, "storage": true,
-				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}},
+				"schema": map[string]any{"openAPIV3Schema": schema}}}},
 	}}
 	g.Expect(admin.Create(context.Background(), crd)).To(Succeed())
 	// It is served a moment after it says so.
@@ -134,5 +140,66 @@ func TestKindsComeAndGo(t *testing.T) {
 	g.Eventually(func() ([]string, error) { return w.names(ctx, c, "v2", ns) }).WithTimeout(patience).Should(Equal([]string{"c"}))
 	held.Release()
 	inNamespace.Release()
+	w.remove(t)
+}
+
+// A kind that comes back with another schema is read as it is now, and so is one whose schema changes while it is watched.
+func TestKindWithAnotherSchema(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns, u, w := namespace(t), newUser(t), newWidget()
+	u.grant(t, ns, w.resource(), "list", "watch")
+	c := u.start(t, scopedcache.Options{CheckInterval: often, PerNamespace: true}, cache.Options{})
+	held, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	told := &events{}
+	_, err = held.AddEventHandler(told)
+	g.Expect(err).NotTo(HaveOccurred())
+	sized := func(as string) map[string]any {
+		return map[string]any{"type": "object", "properties": map[string]any{"size": map[string]any{"type": as}}}
+	}
+	create := func(name string, size any) {
+		t.Helper()
+		made := w.object("v1", ns, name)
+		made.Object["size"] = size
+		createVia(t, made)
+	}
+	size := func(name string) func() (any, error) {
+		return func() (any, error) {
+			got := w.object("v1", "", "")
+			err := held.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, got)
+			return got.Object["size"], err
+		}
+	}
+
+	w.defineWith(t, "Namespaced", "v1", sized("integer"))
+	create("one", int64(7))
+	g.Eventually(size("one")).WithTimeout(patience).Should(Equal(int64(7)))
+
+	// Recreated at once, so that nobody may have seen that it was gone.
+	w.remove(t)
+	w.defineWith(t, "Namespaced", "v1", sized("string"))
+	create("one", "large")
+	g.Eventually(size("one")).WithTimeout(patience).Should(Equal("large"))
+	g.Eventually(told.seen).WithTimeout(patience).Should(Or(
+		ConsistOf("add one", Or(Equal("delete one"), Equal("delete unseen one")), "add one"),
+		ConsistOf("add one", "update one"), // as client-go tells of what was recreated unseen
+	))
+
+	// Changed in place: objects that do not fit stay, and new ones are of the new form.
+	crd := &unstructured.Unstructured{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	g.Expect(admin.Get(ctx, client.ObjectKey{Name: w.resource()}, crd)).To(Succeed())
+	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	g.Expect(err).NotTo(HaveOccurred())
+	versions[0].(map[string]any)["schema"] = map[string]any{"openAPIV3Schema": sized("boolean")}
+	g.Expect(unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions")).To(Succeed())
+	g.Expect(admin.Update(ctx, crd)).To(Succeed())
+	made := w.object("v1", ns, "two")
+	made.Object["size"] = true
+	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(ctx, made.DeepCopy())) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(size("two")).WithTimeout(patience).Should(BeTrue())
+	g.Expect(size("one")()).To(Equal("large"))
+	held.Release()
 	w.remove(t)
 }
