@@ -27,10 +27,11 @@ import (
 type ledger struct {
 	refeeds bool // what is known may be added again, as it is when a right is won back
 
-	mu     sync.Mutex
-	there  map[types.UID]string // guarded by mu; resourceVersion
-	adds   map[types.UID]int    // guarded by mu
-	wrongs []string             // guarded by mu
+	mu      sync.Mutex
+	there   map[types.UID]string // guarded by mu; resourceVersion
+	adds    map[types.UID]int    // guarded by mu
+	updates int                  // guarded by mu
+	wrongs  []string             // guarded by mu
 }
 
 func newLedger() *ledger { return &ledger{there: map[types.UID]string{}, adds: map[types.UID]int{}} }
@@ -49,6 +50,7 @@ func (l *ledger) OnAdd(added any, _ bool) {
 func (l *ledger) OnUpdate(before, updated any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.updates++
 	object, earlier := updated.(client.Object), before.(client.Object)
 	if _, known := l.there[earlier.GetUID()]; !known {
 		l.wrongs = append(l.wrongs, "an update of the unknown "+object.GetName())
@@ -199,14 +201,14 @@ func fail(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
 		Code: code, Reason: reason, Message: strings.ToLower(string(reason))})
 }
 
-// total is how many objects the handler was told of, each time counted.
+// total is how many additions and updates the handler was told of.
 func (l *ledger) total() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, times := range l.adds {
 		n += times
 	}
-	return n
+	return n + l.updates
 }
 
 // versions are the resourceVersions of what there is.

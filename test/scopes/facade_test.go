@@ -137,6 +137,9 @@ func TestConfiguredNamespaces(t *testing.T) {
 
 	right := u.grant(t, two, "configmaps", "list", "watch")
 	g.Eventually(func() ([]string, error) { return c.names(ctx, "") }).WithTimeout(patience).Should(ConsistOf("a", "b"))
+	limited := &corev1.ConfigMapList{}
+	g.Expect(c.List(ctx, limited, client.Limit(1))).To(Succeed())
+	g.Expect(limited.Items).To(HaveLen(1), "of both namespaces")
 	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
 	g.Eventually(handle.HasSynced).WithTimeout(patience).Should(BeTrue())
 	right.revoke(t)

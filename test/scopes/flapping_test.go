@@ -56,6 +56,7 @@ func TestFlappingRights(t *testing.T) {
 		if i%2 == 0 {
 			steady = append(steady, m)
 		} else {
+			m.told.refeeds = true
 			moody = append(moody, m)
 		}
 	}
@@ -87,6 +88,9 @@ func TestFlappingRights(t *testing.T) {
 	}
 	for _, m := range append(append([]*member{}, steady...), moody...) {
 		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).Should(BeEmpty())
+	}
+	for _, m := range moody {
+		g.Expect(m.told.wrong()).To(BeEmpty())
 	}
 	events := 0
 	for _, m := range steady {

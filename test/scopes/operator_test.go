@@ -105,6 +105,7 @@ func TestPlainOperatorWithDefaults(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	u.grant(t, "", "configmaps", "get", "list", "watch")
 	create(t, configMap(ns, "a"))
+	before := leaks()
 	mgr, seen, err := plainOperator(u, scopedcache.New)
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,6 +115,8 @@ func TestPlainOperatorWithDefaults(t *testing.T) {
 	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "twice CacheSyncTimeout")
 	cancel()
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
+	leftNothing(t, before)
 }
 
 func TestPlainOperatorWithTheOtherCache(t *testing.T) {

@@ -103,6 +103,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	t.Logf("%d reads, %d access reviews, states: %v", reads.Load(), reviews, states)
 	g.Expect(lost).To(BeEmpty())
 	g.Expect(refused.Load()).To(BeZero())
+	g.Expect(states[scopedcache.Failing]).To(BeNumerically(">=", caches), "they noticed")
 	for _, m := range members {
 		m.held.Release()
 	}

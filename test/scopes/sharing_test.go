@@ -62,7 +62,9 @@ func TestOneKindThreeSelectors(t *testing.T) {
 		g.Expect(handle.List(ctx, list)).To(Succeed())
 		g.Expect(namesOf(list)).To(Equal([]string{one.want}))
 	}
-	g.Expect(watchesOf(t, "configmaps")-before).To(Equal(3), "of four holders")
+	// They begin when the list has been read.
+	watches := func() int { return watchesOf(t, "configmaps") - before }
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(3), "of four holders")
 	g.Expect(c.States()).To(HaveLen(3))
 
 	// What begins or ceases to be selected comes and goes.
@@ -79,11 +81,11 @@ func TestOneKindThreeSelectors(t *testing.T) {
 
 	// Reads of the cache select nothing, so they have an informer of their own.
 	g.Expect(c.names(ctx, ns)).To(ConsistOf("a", "b", "c", "d"))
-	g.Expect(watchesOf(t, "configmaps") - before).To(Equal(4))
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(4))
 	for _, handle := range held {
 		handle.Release()
 	}
-	g.Eventually(func() int { return watchesOf(t, "configmaps") - before }).WithTimeout(patience).Should(Equal(1))
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(1))
 }
 
 // A scope lives as long as a dependent needs it. The same dependent twice counts once. When the last one leaves the watch ends,
@@ -120,11 +122,12 @@ func TestLastDependentLeaves(t *testing.T) {
 	runtime.GC()
 	g.Expect(object.Value()).NotTo(BeNil(), "it is what the informer keeps")
 	one.Release()
+	watches := func() int { return watchesOf(t, "configmaps") - before }
 	g.Expect(other.List(ctx, &corev1.ConfigMapList{})).To(Succeed(), "the other still needs it")
-	g.Expect(watchesOf(t, "configmaps") - before).To(Equal(1))
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(1))
 	other.Release()
 	other.Release()
-	g.Eventually(func() int { return watchesOf(t, "configmaps") - before }).WithTimeout(patience).Should(BeZero())
+	g.Eventually(watches).WithTimeout(patience).Should(BeZero())
 	g.Expect(c.States()).To(BeEmpty())
 	g.Expect(one.List(ctx, &corev1.ConfigMapList{})).To(MatchError(scopedcache.ErrReleased))
 	g.Expect(one.IsStopped()).To(BeTrue())
