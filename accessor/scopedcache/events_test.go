@@ -52,6 +52,41 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	}
 }
 
+// Events, by which rights are asked for less and less often while they go on, put off nothing that would be asked without them.
+func TestEventsPutOffNothing(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	const interval = 300 * time.Millisecond
+	c := a.newCache(t, func(o *Options) { o.CheckInterval = interval }).(*scoped)
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer held.Release()
+	state := func() State { return held.State().State }
+	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	asks := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.asks
+	}
+	const soon = 10 * time.Second // a third of the gap between questions because of events
+	storm := func() {
+		for range 10 {
+			before := asks()
+			c.rightsMayHaveChanged("n")
+			g.Eventually(asks).WithTimeout(soon).Should(BeNumerically(">", before))
+		}
+	}
+	storm()
+	a.deny(true)
+	c.rightsMayHaveChanged("n")
+	g.Eventually(state).WithTimeout(soon).Should(Equal(Forbidden))
+	storm()
+	a.deny(false)
+	c.rightsMayHaveChanged("n")
+	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
+}
+
 // The first denial is looked into soon, the next ones are not.
 func TestUntilReview(t *testing.T) {
 	g := NewWithT(t)

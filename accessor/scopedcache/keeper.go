@@ -171,7 +171,7 @@ func (s *scope) pause(ctx context.Context, d time.Duration, hurry <-chan struct{
 	if !s.again.IsZero() {
 		d, s.again = min(d, max(time.Until(s.again), 0)), time.Time{}
 	}
-	over, aSecond := time.NewTimer(d), time.NewTimer(time.Second)
+	over, aSecond := newAlarm(d), time.NewTimer(time.Second)
 	defer over.Stop()
 	defer aSecond.Stop()
 	var hurried <-chan struct{}
@@ -188,10 +188,30 @@ func (s *scope) pause(ctx context.Context, d time.Duration, hurry <-chan struct{
 		case <-changed:
 			changed = nil // however many follow
 			s.again = time.Now().Add(confirmAfter)
-			over.Reset(s.pace.next(time.Now()))
+			over.within(s.pace.next(time.Now()))
 		case <-s.idleness.C:
 			s.stopIfIdle()
 		}
+	}
+}
+
+// alarm is a timer that can be brought forward.
+type alarm struct {
+	*time.Timer
+	due time.Time
+}
+
+func newAlarm(d time.Duration) *alarm { return &alarm{time.NewTimer(d), time.Now().Add(d)} }
+
+func (a *alarm) in(d time.Duration) {
+	a.due = time.Now().Add(d)
+	a.Reset(d)
+}
+
+// within has it go off after d, unless it does so sooner.
+func (a *alarm) within(d time.Duration) {
+	if time.Now().Add(d).Before(a.due) {
+		a.in(d)
 	}
 }
 

@@ -18,7 +18,7 @@ type supervision struct {
 	started  verdict // on the question whether it may
 	doubt    State   // what it is said to be against reviews, until it has synced
 
-	check   *time.Timer // of the right
+	check   *alarm      // of the right
 	again   time.Time   // when to ask once more after an event
 	answers chan func() // what to do about the answer to the question under way
 	asking  bool        // a question is under way
@@ -63,7 +63,7 @@ func (s *scope) supervise(ctx context.Context, mapping *meta.RESTMapping, starte
 }
 
 func (s *supervision) run(ctx context.Context) {
-	s.check = time.NewTimer(s.interval())
+	s.check = newAlarm(s.interval())
 	defer s.check.Stop()
 	synced, changed := s.running.shared.HasSyncedChecker().Done(), s.rightsChanged
 	for !s.over {
@@ -80,7 +80,7 @@ func (s *supervision) run(ctx context.Context) {
 		case <-changed:
 			changed = nil // however many follow, until the API server was asked
 			s.again = time.Now().Add(confirmAfter)
-			s.check.Reset(s.pace.next(time.Now()))
+			s.check.within(s.pace.next(time.Now()))
 		case <-check:
 			changed = s.rightsChanged
 			verbs := []string{s.verb}
@@ -143,7 +143,7 @@ func (s *supervision) judge(verdict verdict, err error) {
 	if soon > 0 {
 		next = soon
 	}
-	s.check.Reset(next)
+	s.check.in(next)
 }
 
 // conclude takes what was found out about a refusal.
@@ -154,7 +154,7 @@ func (s *supervision) conclude(refused refusal, found finding, state State, err 
 		s.lost(state, err)
 	case found == doubtful:
 		if s.suspected = true; s.doubts.denials == 0 {
-			s.check.Reset(0) // let the doubts decide
+			s.check.in(0) // let the doubts decide
 		}
 	case found == contradicted && (first || s.contradictions.certain(refused, time.Now())):
 		s.lost(state, refused.err)
