@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/pkg/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -72,25 +71,11 @@ func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACEvents, erro
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}
-	own, err := scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: o.Cache.CheckInterval, Logger: mgr.GetLogger().WithName(controllerName).WithValues("for", "RBAC events")})(o.Cluster.GetConfig(),
-		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(), Mapper: o.Cluster.GetRESTMapper(), DefaultTransform: onlyNames})
+	watched, err := scopedcache.NewRBACEvents(o.Cluster.GetConfig(),
+		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(), Mapper: o.Cluster.GetRESTMapper()},
+		scopedcache.Options{CheckInterval: o.Cache.CheckInterval, Logger: mgr.GetLogger().WithName(controllerName)})
 	if err != nil {
 		return nil, err
 	}
-	watched, err := scopedcache.NewRBACEvents(own.(scopedcache.Cache))
-	if err != nil {
-		return nil, err
-	}
-	return watched, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		defer watched.Close()
-		return own.Start(ctx)
-	}))
-}
-
-// onlyNames keeps of an object what it takes to hear of its changes.
-func onlyNames(object any) (any, error) {
-	if found, ok := object.(*metav1.PartialObjectMetadata); ok {
-		found.ObjectMeta = metav1.ObjectMeta{Namespace: found.Namespace, Name: found.Name, UID: found.UID, ResourceVersion: found.ResourceVersion}
-	}
-	return object, nil
+	return watched, mgr.Add(watched)
 }

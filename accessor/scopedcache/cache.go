@@ -93,11 +93,12 @@ type selectedKey struct {
 }
 
 type scoped struct {
-	config   *rest.Config
-	options  cache.Options
-	own      Options
-	configs  configs
-	reviewer *reviewer
+	config     *rest.Config
+	options    cache.Options
+	own        Options
+	configs    configs
+	reviewer   *reviewer
+	rbacEvents *RBACEvents // its own, if it watches RBAC
 
 	kinds sync.Map                               // of *kind by kindKey
 	types atomic.Pointer[map[reflect.Type]*kind] // of typed objects and lists. Copied to be written: every read looks here first
@@ -134,6 +135,11 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 		started: make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
 	made.types.Store(&map[reflect.Type]*kind{})
+	if own.WatchRBAC {
+		if made.rbacEvents, err = NewRBACEvents(config, opts, own); err != nil {
+			return nil, err
+		}
+	}
 	return made, nil
 }
 
@@ -152,10 +158,10 @@ func (s *scoped) Start(ctx context.Context) error {
 	for of := range s.scopes {
 		s.startLocked(of)
 	}
+	stopListening := s.listenToRBACLocked()
 	close(s.started)
 	s.mu.Unlock()
 	context.AfterFunc(ctx, func() { close(s.over) })
-	stopListening := s.listenToRBAC()
 
 	<-ctx.Done()
 	s.mu.Lock()

@@ -5,11 +5,15 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -17,11 +21,14 @@ import (
 const gathering = 50 * time.Millisecond
 
 // RBACEvents tell caches that Roles, ClusterRoles or their bindings have changed. They are watched by their metadata, with
-// one cache for all who want to know; whether its identity may is asked and re-checked like all rights. Without the
-// right nobody is told anything. Roles and RoleBindings change the rights in their namespace; whom a change is about is
-// not looked at.
+// one identity for all caches that want to know; whether it may is asked and re-checked like all rights. Without the
+// right nobody is told anything, and the log says so. Roles and RoleBindings change the rights in their namespace; whom a
+// change is about is not looked at. Methods may be called from any goroutine.
 type RBACEvents struct {
-	handles []*Handle
+	cache    *scoped
+	logger   logr.Logger
+	observer func(before State, now ScopeState) // nil for nobody
+	silent   atomic.Bool                        // the log says that RBAC may not be watched
 
 	mu        sync.Mutex
 	closed    bool                           // guarded by mu
@@ -31,59 +38,95 @@ type RBACEvents struct {
 	timer     *time.Timer                    // guarded by mu: set while something is gathered
 }
 
-// NewRBACEvents watches RBAC with a cache until Close. The watches begin when the cache runs.
-func NewRBACEvents(with Cache) (*RBACEvents, error) {
-	made := &RBACEvents{listeners: map[int]func(string){}, changed: map[string]bool{}}
+// NewRBACEvents makes what Start runs: add it to a manager, and give it to Options.RBACEvents of as many caches as there are.
+// It does no I/O. config is of the identity that watches, which needs config/rbac/rbac-events.yaml. Of opts HTTPClient, Scheme
+// and Mapper are used, of options CheckInterval, Username, Discreet, Logger and Observe.
+func NewRBACEvents(config *rest.Config, opts cache.Options, options Options) (*RBACEvents, error) {
+	options.setDefaults()
+	made := &RBACEvents{logger: options.Logger, observer: options.Observe, listeners: map[int]func(string){}, changed: map[string]bool{}}
+	var err error
+	// A cache of its own: what the options of others select does not apply here.
+	made.cache, err = newScoped(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: opts.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyNames}, Options{
+		CheckInterval: options.CheckInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, Discreet: options.Discreet,
+		Logger: options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
+	})
+	if err != nil {
+		return nil, err
+	}
 	for _, kind := range []string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} {
 		object := &metav1.PartialObjectMetadata{}
 		object.SetGroupVersionKind(rbacv1.SchemeGroupVersion.WithKind(kind))
-		lost := false // told one after the other
-		handle, err := with.Hold(context.Background(), object, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
+		unseen := true // what happens; told one after the other
+		handle, err := made.cache.Hold(context.Background(), object, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
 			switch state.State {
 			case Forbidden, NotServed:
-				lost = true
+				unseen = true
 			case Synced:
-				if lost {
-					made.notify("") // what happened meanwhile was not seen
+				if unseen {
+					made.notify("") // it may have happened before
 				}
-				lost = false
+				unseen = false
 			}
 		}})
-		if err == nil {
-			made.handles = append(made.handles, handle)
-			_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerDetailedFuncs{
-				AddFunc: func(object any, isInInitialList bool) {
-					if !isInInitialList {
-						made.notifyOf(object)
-					}
-				},
-				UpdateFunc: func(before, object any) {
-					if one, ok := before.(client.Object); !ok || one.GetResourceVersion() != object.(client.Object).GetResourceVersion() {
-						made.notifyOf(object)
-					}
-				},
-				DeleteFunc: made.notifyOf,
-			})
-		}
 		if err != nil {
-			made.Close()
+			return nil, err
+		}
+		_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerDetailedFuncs{
+			AddFunc: func(object any, isInInitialList bool) {
+				if !isInInitialList {
+					made.notifyOf(object)
+				}
+			},
+			UpdateFunc: func(before, object any) {
+				if one, ok := before.(client.Object); !ok || one.GetResourceVersion() != object.(client.Object).GetResourceVersion() {
+					made.notifyOf(object)
+				}
+			},
+			DeleteFunc: made.notifyOf,
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
 	return made, nil
 }
 
-// Close ends the watches. Nobody is told anything any more.
-func (e *RBACEvents) Close() {
+// Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody is told anything any more.
+func (e *RBACEvents) Start(ctx context.Context) error {
+	defer e.close()
+	return e.cache.Start(ctx)
+}
+
+func (e *RBACEvents) close() {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.closed = true
 	if e.timer != nil {
 		e.timer.Stop()
 	}
-	e.mu.Unlock()
-	for _, handle := range e.handles {
-		handle.Release()
+}
+
+// observe says once that rights are not noticed as quickly as somebody wants.
+func (e *RBACEvents) observe(before State, now ScopeState) {
+	if e.observer != nil {
+		e.observer(before, now)
 	}
+	switch now.State {
+	case Forbidden, NotServed:
+		if !e.silent.Swap(true) {
+			e.logger.Info("RBAC may not be watched, so rights are asked for every CheckInterval only; config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error", now.LastError.Error())
+		}
+	case Synced:
+		e.silent.Store(false)
+	}
+}
+
+// onlyNames keeps of an object what it takes to hear of its changes.
+func onlyNames(object any) (any, error) {
+	if found, ok := object.(*metav1.PartialObjectMetadata); ok {
+		found.ObjectMeta = metav1.ObjectMeta{Namespace: found.Namespace, Name: found.Name, UID: found.UID, ResourceVersion: found.ResourceVersion}
+	}
+	return object, nil
 }
 
 // listen has f told of namespaces in which rights may have changed, "" for all, until stop is called.
@@ -139,16 +182,15 @@ func (e *RBACEvents) tell() {
 	}
 }
 
-// listenToRBAC has the cache ask again about rights when RBAC changes, as its options say.
-func (s *scoped) listenToRBAC() (stop func()) {
+// listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu is held.
+func (s *scoped) listenToRBACLocked() (stop func()) {
 	var stops []func()
 	if s.own.RBACEvents != nil {
 		stops = append(stops, s.own.RBACEvents.listen(s.rightsMayHaveChanged))
 	}
-	if s.own.WatchRBAC {
-		if events, err := NewRBACEvents(s); err == nil { // else the cache has stopped already
-			stops = append(stops, events.listen(s.rightsMayHaveChanged), events.Close)
-		}
+	if s.rbacEvents != nil {
+		stops = append(stops, s.rbacEvents.listen(s.rightsMayHaveChanged))
+		s.running.Go(func() { _ = s.rbacEvents.Start(s.life) }) // ends with it and never fails otherwise
 	}
 	return func() {
 		for _, stop := range stops {

@@ -10,6 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -67,14 +68,14 @@ func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	g.Expect(c.States()).To(HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0))))
 }
 
-// The same without waiting for an interval: the cache hears of the change.
+// The same without waiting for an interval: the cache hears of the change, whatever it selects of other kinds.
 func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
-	create(t, configMap(ns, "a"))
+	create(t, coloured(ns, "a", "red"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
 	u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
 	u.quiet(t)
 	right.revoke(t)
