@@ -2,21 +2,26 @@ package clustercache
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -135,10 +140,8 @@ func (o *Options) validate() error {
 			return errors.Wrapf(err, "Options.Cache.ByObject[%T]", object)
 		}
 	}
-	for _, index := range o.Cache.Indexes {
-		if _, err := apiutil.GVKForObject(index.Object, o.Scheme); err != nil {
-			return errors.Wrapf(err, "Options.Cache.Indexes, field %q", index.Field)
-		}
+	if err := o.tryCache(); err != nil {
+		return errors.WithMessage(err, "Options.Cache")
 	}
 	for _, object := range o.Client.Cache.DisableFor {
 		if _, err := apiutil.GVKForObject(object, o.Scheme); err != nil {
@@ -156,6 +159,20 @@ func (o *Options) validate() error {
 		return errors.New("Options.ConnectBackoff.Duration must be positive")
 	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 || o.HealthProbe.FailureThreshold < 0:
 		return errors.New("Options.HealthProbe: no field may be negative")
+	}
+	return nil
+}
+
+// tryCache makes a cache as connections will, which asks nobody.
+func (o *Options) tryCache() error {
+	tried, err := scopedcache.New(&rest.Config{}, cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil), ByObject: o.Cache.ByObject})
+	if err != nil {
+		return err
+	}
+	for _, index := range o.Cache.Indexes {
+		if err := tried.IndexField(context.Background(), index.Object, index.Field, index.ExtractValue); err != nil {
+			return errors.Wrapf(err, "Indexes, field %q", index.Field)
+		}
 	}
 	return nil
 }

@@ -7,8 +7,10 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -22,6 +24,8 @@ func TestOptionsAreValidated(t *testing.T) {
 		"UserAgent must be set": {},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
+		"there is an index":     {Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},
+		"selects nothing":       {Scheme: scheme.Scheme, Cache: CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.Nothing()}}}},
 	} {
 		NewWithT(t).Expect(options.validate()).To(MatchError(ContainSubstring(problem)))
 	}
