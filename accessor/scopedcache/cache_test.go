@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -332,22 +333,25 @@ func TestStateOfErrors(t *testing.T) {
 	c := newAPIServer(t).newCache(t).(*scoped)
 	kind, err := c.kindOf(configMap())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	old := metav1.ListOptions{ResourceVersion: "1"}
 	for name, tc := range map[string]struct {
 		err     error
 		verb    string
 		want    State
 		refused bool
-		fresh   bool
+		what    metav1.ListOptions
 	}{
-		"403":                          {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true, false},
-		"404":                          {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true, false},
-		"500":                          {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false, false},
-		"429":                          {apierrors.NewTooManyRequests("later", 1), "list", Failing, false, false},
-		"410":                          {apierrors.NewResourceExpired("too old"), "watch", Syncing, false, false},
-		"410 to what names no version": {apierrors.NewResourceExpired("too old"), "list", Failing, false, true},
-		"end of the stream":            {io.EOF, "watch", Syncing, false, false},
-		"no streamed lists":            {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false, false},
-		"a bad list":                   {apierrors.NewBadRequest("selector"), "list", Failing, false, false},
+		"403":                              {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true, old},
+		"404":                              {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true, old},
+		"500":                              {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false, old},
+		"429":                              {apierrors.NewTooManyRequests("later", 1), "list", Failing, false, old},
+		"410":                              {apierrors.NewResourceExpired("too old"), "watch", Syncing, false, old},
+		"410 to what names no version":     {apierrors.NewResourceExpired("too old"), "list", Failing, false, metav1.ListOptions{}},
+		"410 to a page":                    {apierrors.NewResourceExpired("too old"), "list", Syncing, false, metav1.ListOptions{Continue: "page 2"}},
+		"end of the stream":                {io.EOF, "watch", Syncing, false, old},
+		"no streamed lists":                {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false, metav1.ListOptions{SendInitialEvents: ptr.To(true)}},
+		"a watch that is refused for good": {apierrors.NewBadRequest("resourceVersion"), "watch", Failing, false, old},
+		"a bad list":                       {apierrors.NewBadRequest("selector"), "list", Failing, false, old},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -358,10 +362,11 @@ func TestStateOfErrors(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			defer running.end()
 			of.running = running // which does not run
-			of.answered(running, request{verb: tc.verb, fresh: tc.fresh}, time.Now(), tc.err)
+			passes := of.answered(running, requestOf(tc.verb, tc.what), time.Now(), tc.err)
 			g.Expect(of.picture().State).To(Equal(tc.want))
 			g.Expect(running.refusals).To(HaveLen(map[bool]int{true: 1}[tc.refused]))
-			of.answered(running, request{verb: tc.verb}, time.Now(), nil)
+			g.Expect(passes).To(Equal(tc.want == Failing && tc.err.Error() != "resourceVersion"), "else client-go knows what to do")
+			of.answered(running, requestOf(tc.verb, tc.what), time.Now(), nil)
 			g.Expect(of.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
 			g.Expect(running.refusals).To(BeEmpty(), "it was served since")
 		})

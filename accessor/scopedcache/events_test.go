@@ -6,6 +6,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
 )
 
 // quiet waits until nobody asks about rights any more: who does so after that was told to.
@@ -85,6 +86,39 @@ func TestEventsPutOffNothing(t *testing.T) {
 	a.deny(false)
 	c.rightsMayHaveChanged("n")
 	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
+}
+
+// While events go on questions get rarer; what was not waited for because of them does not count; and when they have ended they
+// are as quick as ever.
+func TestPace(t *testing.T) {
+	g := NewWithT(t)
+	var p pace
+	start := time.Unix(0, 0)
+	now, asked := start, 0
+	for now.Before(start.Add(10 * time.Minute)) { // there is an event when a question is asked, and it is asked again as told
+		_, again := p.next(now, now)
+		now = now.Add(again)
+		asked++
+	}
+	g.Expect(asked).To(BeNumerically("~", 24, 4), "of 300, one every two seconds")
+	delay, again := p.next(now, now.Add(time.Hour))
+	g.Expect(delay).To(BeNumerically("<=", maxGap))
+	g.Expect(again).To(Equal(maxGap))
+	now = now.Add(delay + 2*maxGap + time.Second)
+	delay, again = p.next(now, now.Add(time.Hour))
+	g.Expect(delay).To(BeNumerically("<=", afterEvent+time.Second))
+	g.Expect(again).To(Equal(confirmAfter))
+}
+
+// A change in a namespace concerns scopes that select it, whichever way.
+func TestWhomEventsConcern(t *testing.T) {
+	g := NewWithT(t)
+	c := newAPIServer(t).newCache(t).(*scoped)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(newScope(c, kind, Scope{}).concerns()).To(BeEmpty())
+	g.Expect(newScope(c, kind, Scope{Namespace: "n"}).concerns()).To(Equal("n"))
+	g.Expect(newScope(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).concerns()).To(Equal("n"))
 }
 
 // The first denial is looked into soon, the next ones are not.

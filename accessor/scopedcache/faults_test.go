@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -221,6 +222,52 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 	// Who has never read it is told at once.
 	a.deny(true)
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "m"))).To(BeTrue())
+}
+
+// A list by pages whose second page has expired is read again as a whole, as client-go does: the page would be refused for ever.
+func TestExpiredPage(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	pages := make(chan string, 100)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		query := req.URL.Query()
+		switch {
+		case query.Get("sendInitialEvents") == "true":
+			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+		case !isList(req):
+			return false
+		case query.Get("continue") != "":
+			pages <- query.Get("continue")
+			refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+		case len(pages) == 0:
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"ConfigMapList","metadata":{"resourceVersion":"1","continue":"two"},"items":[]}`))
+		default:
+			return false
+		}
+		return true
+	})
+	g.Expect(list(t.Context(), a.newCache(t), "n")).To(Succeed())
+	g.Expect(pages).To(HaveLen(1))
+}
+
+// A watch that is to be authorised anew begins where it was. One that has not listed all there is yet would begin from nothing.
+func TestWatchAgain(t *testing.T) {
+	g := NewWithT(t)
+	version := ""
+	i := &informer{version: func() string { return version }}
+	i.watchAgain() // there is none
+	listing, watching := watch.NewFake(), watch.NewFake()
+	i.watches(listing, true)
+	i.watchAgain()
+	g.Expect(listing.IsStopped()).To(BeFalse())
+	version = "7"
+	i.watchAgain()
+	g.Expect(listing.IsStopped()).To(BeTrue())
+	i.watches(watching, false)
+	i.watchAgain()
+	g.Expect(watching.IsStopped()).To(BeTrue())
 }
 
 // Indexes of the same name are refused, also while nothing runs that could.

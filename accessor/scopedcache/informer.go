@@ -20,11 +20,12 @@ import (
 // informer is one life of a scope's informer: a controller-runtime cache that is restricted to the scope and has the one
 // informer. When the right is lost, or the kind is gone, the next one starts from nothing.
 type informer struct {
-	cache  cache.Cache
-	shared cache.Informer
-	store  toolscache.Store
-	life   context.Context // ends when it is stopped
-	end    context.CancelFunc
+	cache   cache.Cache
+	shared  cache.Informer
+	store   toolscache.Store
+	version func() string   // of what is in the store, empty before the first list
+	life    context.Context // ends when it is stopped
+	end     context.CancelFunc
 
 	quiet     atomic.Bool     // it says nothing about the scope's state until it has synced
 	helpers   sync.WaitGroup  // of the registrations; grows only under scope.mu, while the scope runs this informer
@@ -34,6 +35,8 @@ type informer struct {
 	mu        sync.Mutex
 	refusedAt time.Time       // guarded by mu: of the first refusal since something was served; zero if there is none
 	watch     watch.Interface // guarded by mu: the latest, nil before the first
+	lists     bool            // guarded by mu: that watch lists first
+	listed    string          // guarded by mu: the version before it
 }
 
 // refusal is an answer by which a right, or the kind, may be gone.
@@ -66,7 +69,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 			began:                    made.watches,
 			poll:                     poll,
 		}, object, resync, indexers)
-		made.store = shared.GetStore()
+		made.store, made.version = shared.GetStore(), shared.LastSyncResourceVersion
 		return shared
 	}
 	options.DefaultWatchErrorHandler = func(ctx context.Context, r *toolscache.Reflector, err error) {
@@ -99,16 +102,20 @@ func (i *informer) has(key string) bool {
 }
 
 // watches notes a watch that has begun.
-func (i *informer) watches(begun watch.Interface) {
+func (i *informer) watches(begun watch.Interface, lists bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.watch = begun
+	i.watch, i.lists, i.listed = begun, lists, i.version()
 }
 
-// watchAgain ends the watch. The informer begins another one where it ended, without a list.
+// watchAgain ends the watch. The informer begins another one where it ended, without a list. One that still lists, which would
+// begin from nothing, goes on.
 func (i *informer) watchAgain() {
 	i.mu.Lock()
 	latest := i.watch
+	if i.lists && i.version() == i.listed {
+		latest = nil
+	}
 	i.mu.Unlock()
 	if latest != nil {
 		latest.Stop()

@@ -74,6 +74,7 @@ func (s *scope) keep(ctx context.Context) {
 		if doubt == "" {
 			s.become(Syncing, nil)
 		}
+		s.again = time.Time{}
 		end := s.supervise(ctx, mapping, verdict, listOnly, doubt)
 		if ctx.Err() != nil {
 			return
@@ -187,8 +188,7 @@ func (s *scope) pause(ctx context.Context, d time.Duration, hurry <-chan struct{
 			return
 		case <-changed:
 			changed = nil // however many follow
-			s.again = time.Now().Add(confirmAfter)
-			over.within(s.pace.next(time.Now()))
+			s.again = s.pace.event(over)
 		case <-s.idleness.C:
 			s.stopIfIdle()
 		}
@@ -222,13 +222,24 @@ type pace struct {
 	gap  time.Duration
 }
 
-func (p *pace) next(now time.Time) time.Duration {
+// event brings the next question forward, and returns when to ask once more.
+func (p *pace) event(next *alarm) (again time.Time) {
+	now := time.Now()
+	delay, more := p.next(now, next.due)
+	next.within(delay)
+	return now.Add(more)
+}
+
+// next says after how long to ask, and after how long once more, if it is asked by due in any case.
+func (p *pace) next(now, due time.Time) (delay, again time.Duration) {
 	if now.Sub(p.last) > 2*maxGap {
 		p.gap = 0
 	}
-	delay := max(afterEvent+rand.N(time.Second), p.last.Add(p.gap).Sub(now))
-	p.last, p.gap = now.Add(delay), min(max(2*p.gap, time.Second), maxGap)
-	return delay
+	delay = min(max(afterEvent+rand.N(time.Second), p.last.Add(p.gap).Sub(now)), maxGap)
+	again = max(confirmAfter, p.gap)
+	p.last = now.Add(min(delay, max(due.Sub(now), 0)))
+	p.gap = min(max(2*p.gap, time.Second), maxGap)
+	return delay, again
 }
 
 // stopIfIdle has the keeper stop if nobody has read the scope since it was last called, and nobody needs it else.
@@ -251,8 +262,10 @@ func (s *scope) answered(by *informer, what request, sent time.Time, err error) 
 		return true // as long as the keeper lets it try
 	case !what.fresh && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)), apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge), errors.Is(err, io.EOF):
 		// It happens to every informer now and then, and says nothing.
-	case what.verb == "watch" && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
+	case what.lists && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
 		// An API server that does not stream lists. A list follows.
+	case what.verb == "watch" && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
+		s.stumble(by, err) // a list follows here too, for what it names may be what is wrong
 	default:
 		s.stumble(by, err)
 		return true

@@ -25,9 +25,9 @@ type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
 	answered func(what request, sent time.Time, err error) (passes bool)
-	began    func(watch.Interface) // told of every watch
-	tellAll  bool                  // the informer is told of every error
-	poll     time.Duration         // if not 0, there are no watches, but lists so far apart
+	began    func(stream watch.Interface, lists bool) // told of every watch, and whether it lists first
+	tellAll  bool                                     // the informer is told of every error
+	poll     time.Duration                            // if not 0, there are no watches, but lists so far apart
 }
 
 // IsWatchListSemanticsUnSupported tells client-go to list when there are no watches, or when who is wrapped says so.
@@ -40,7 +40,7 @@ func (l *listerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 }
 
 func (l *listerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	return served(ctx, l, request{"list", options.ResourceVersion == ""}, func() (runtime.Object, error) { return l.ListerWatcherWithContext.ListWithContext(ctx, options) })
+	return served(ctx, l, requestOf("list", options), func() (runtime.Object, error) { return l.ListerWatcherWithContext.ListWithContext(ctx, options) })
 }
 
 func (l *listerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
@@ -51,18 +51,24 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if l.poll > 0 {
 		return newPoll(l.poll), nil
 	}
-	stream, err := served(ctx, l, request{"watch", options.ResourceVersion == ""}, func() (watch.Interface, error) { return l.ListerWatcherWithContext.WatchWithContext(ctx, options) })
+	what := requestOf("watch", options)
+	stream, err := served(ctx, l, what, func() (watch.Interface, error) { return l.ListerWatcherWithContext.WatchWithContext(ctx, options) })
 	if err != nil {
 		return nil, err
 	}
-	l.began(stream)
+	l.began(stream, what.lists)
 	return drainedWatch{stream}, nil
 }
 
 // request is what an informer asks the API server for.
 type request struct {
 	verb  string
-	fresh bool // it names no resourceVersion, so it cannot be too old
+	fresh bool // it names no resourceVersion, nor a page by which there is one, so it cannot be too old
+	lists bool // it is a watch that begins with what there is, which not every API server can do
+}
+
+func requestOf(verb string, options metav1.ListOptions) request {
+	return request{verb: verb, fresh: options.ResourceVersion == "" && options.Continue == "", lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
 }
 
 // served sends a request until it is served, or refused for good.

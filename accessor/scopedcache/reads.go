@@ -302,10 +302,11 @@ func (s *scoped) informer(ctx context.Context, k *kind, opts ...cache.InformerGe
 	namespaces := []string{metav1.NamespaceAll}
 	if len(k.config.namespaces) > 0 {
 		namespaced, err := s.namespaced(ctx, k)
-		if err != nil {
+		unserved := meta.IsNoMatchError(err) // for now, and then it has namespaces, or why would there be options for some?
+		if err != nil && !unserved {
 			return nil, err
 		}
-		if namespaced {
+		if namespaced || unserved {
 			namespaces = namespaces[:0]
 			for namespace := range k.config.namespaces {
 				namespaces = append(namespaces, namespace)
@@ -387,8 +388,15 @@ func (s *scoped) rightsMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for of := range s.scopes {
-		if namespace == "" || of.namespace(of.kind.config.everywhere) == namespace {
+		if namespace == "" || of.concerns() == namespace {
 			poke(of.rightsChanged)
 		}
 	}
+}
+
+// concerns is the namespace whose rights the scope needs if the kind has namespaces, empty for all.
+func (s *scope) concerns() string {
+	config := s.kind.config.everywhere
+	config.FieldSelector = andFields(config.FieldSelector, s.where.FieldSelector)
+	return s.namespace(config)
 }

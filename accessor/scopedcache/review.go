@@ -118,12 +118,12 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (verdic
 
 // ask asks for one verb.
 func (r *reviewer) ask(ctx context.Context, q question, verb string) (verdict, error) {
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	bounded, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	if err := r.turn.Acquire(ctx, 1); err != nil {
+	if err := r.turn.Acquire(bounded, 1); err != nil {
 		return unanswered, errors.Wrap(err, "asking for access: too many questions are unanswered")
 	}
-	review, err := r.access.Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+	review, err := r.access.Create(bounded, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.attributes(verb)},
 	}, metav1.CreateOptions{})
 	r.turn.Release(1)
@@ -219,6 +219,8 @@ func (r *reviewer) name(ctx context.Context) string {
 	if name != "" {
 		return name
 	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
 	review, err := r.identities.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
 		return ""

@@ -79,8 +79,7 @@ func (s *supervision) run(ctx context.Context) {
 			s.synced(s.running)
 		case <-changed:
 			changed = nil // however many follow, until the API server was asked
-			s.again = time.Now().Add(confirmAfter)
-			s.check.within(s.pace.next(time.Now()))
+			s.again = s.pace.event(s.check)
 		case <-check:
 			changed = s.rightsChanged
 			verbs := []string{s.verb}

@@ -143,6 +143,31 @@ func TestKindsComeAndGo(t *testing.T) {
 	w.remove(t)
 }
 
+// An operator whose options name the namespaces that it caches stays up without a kind too, and begins when it is there.
+func TestLateKindInConfiguredNamespaces(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	one, two, other, u, w := namespace(t), namespace(t), namespace(t), newUser(t), newWidget()
+	u.grant(t, one, w.resource(), "list", "watch")
+	u.grant(t, two, w.resource(), "list", "watch")
+	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
+	informer, err := c.GetInformer(ctx, w.object("v1", "", ""))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(informer.HasSynced()).To(BeTrue(), "it is known that there is nothing")
+	told := &events{}
+	_, err = informer.AddEventHandler(told)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = w.names(ctx, c, "v1", one)
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
+	w.define(t, "Namespaced", "v1")
+	for name, ns := range map[string]string{"a": one, "b": two, "c": other} {
+		createVia(t, w.object("v1", ns, name))
+	}
+	g.Eventually(told.seen).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
+	g.Expect(w.names(ctx, c, "v1", "")).To(ConsistOf("a", "b"))
+	w.remove(t)
+}
+
 // A kind that comes back with another schema is read as it is now, and so is one whose schema changes while it is watched.
 func TestKindWithAnotherSchema(t *testing.T) {
 	g := NewWithT(t)
