@@ -41,7 +41,7 @@ func TestRBACExamples(t *testing.T) {
 		"tokens-in-a-namespace":     {tokens, clustercache.GuardedByAdmission, true, "unknown namespace for the cache"},
 		"impersonation":             {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
 		"constrained-impersonation": {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
-		"kubeconfig-secrets":        {kubeconfigs, nil, false, "cannot"},
+		"kubeconfig-secrets":        {kubeconfigs, nil, false, `cannot list resource "secrets"`},
 	} {
 		t.Run(example, func(t *testing.T) {
 			g := NewWithT(t)

@@ -327,6 +327,17 @@ func TestObserve(t *testing.T) {
 	held.Release()
 }
 
+// What New does where nobody says otherwise.
+func TestDefaults(t *testing.T) {
+	g := NewWithT(t)
+	options := Options{CheckInterval: -1}
+	options.setDefaults()
+	g.Expect(options.CheckInterval).To(Equal(time.Minute))
+	g.Expect(options.ReadTimeout).To(Equal(30 * time.Second))
+	g.Expect(options.IdleTimeout).To(BeZero())
+	g.Expect(options.PerNamespace || options.WatchRBAC || options.AllowListOnly).To(BeFalse())
+}
+
 // Errors that pass by themselves are Failing, and nothing else; watches that end are nothing at all. What is said against a
 // right or a kind is looked into, and Failing meanwhile.
 func TestStateOfErrors(t *testing.T) {

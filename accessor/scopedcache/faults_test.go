@@ -204,7 +204,7 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 		return true
 	})
 	// client-go lists again after a watch of less than a second.
-	c := a.newCache(t, func(o *Options) { o.CheckInterval = 1500 * time.Millisecond })
+	c := a.newCache(t, func(o *Options) { o.CheckInterval = 4 * time.Second })
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	begun := func() int {
 		a.mu.Lock()
@@ -222,6 +222,29 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 	// Who has never read it is told at once.
 	a.deny(true)
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "m"))).To(BeTrue())
+}
+
+// A watch that ends and cannot be begun anew for a while is begun where it was when it can: nothing is listed for that.
+func TestWatchAfterErrors(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	g.Expect(list(t.Context(), a.newCache(t), "n")).To(Succeed())
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}))
+	<-time.After(1500 * time.Millisecond) // client-go lists again after a watch of less than a second
+	errs := make(chan struct{}, 100)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if isReview(req) || isList(req) || len(errs) == 2 {
+			return false
+		}
+		errs <- struct{}{}
+		refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+		return true
+	})
+	a.cut()
+	g.Eventually(errs).WithTimeout(patience).Should(HaveLen(2))
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}))
+	g.Expect(a.listed(inN)).To(Equal(1))
 }
 
 // A list by pages whose second page has expired is read again as a whole, as client-go does: the page would be refused for ever.

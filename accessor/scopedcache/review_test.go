@@ -255,7 +255,7 @@ func TestIdle(t *testing.T) {
 		a.deny(denied)
 		c := a.newCache(t, func(o *Options) { o.IdleTimeout = 400 * time.Millisecond })
 		for begun := time.Now(); time.Since(begun) < time.Second; <-time.After(20 * time.Millisecond) {
-			_ = list(t.Context(), c, "n")
+			g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(Equal(denied))
 		}
 		g.Expect(c.States()).To(HaveLen(1))
 		if !denied {

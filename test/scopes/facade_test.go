@@ -56,6 +56,7 @@ func TestInformersOutliveRights(t *testing.T) {
 			g.Expect(c.List(ctx, list, client.InNamespace(ns), client.MatchingFields{field: want})).To(Succeed())
 			g.Expect(namesOf(list)).To(Equal([]string{"a"}), field)
 			g.Expect(list.Items[0].Annotations).To(HaveKeyWithValue("seen", "yes"))
+			g.Expect(list.Items[0].Labels).To(HaveKeyWithValue("colour", "red"), "not what another reader did to its own")
 			list.Items[0].Labels["colour"] = "changed" // which is the reader's own
 		}
 		toldOf := func() []string {
@@ -68,7 +69,7 @@ func TestInformersOutliveRights(t *testing.T) {
 			return mine
 		}
 		g.Eventually(toldOf).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
-		g.Expect(handle.HasSynced()).To(BeTrue())
+		g.Eventually(handle.HasSynced).WithTimeout(patience).Should(BeTrue())
 	}
 	check()
 	g.Eventually(resynced.seen).WithTimeout(patience).Should(ContainElement("update a"), "a resync")

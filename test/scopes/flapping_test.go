@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,10 +28,12 @@ func TestFlappingRights(t *testing.T) {
 	const scopes = 200
 	u := newUser(t)
 	var lost, won atomic.Int64
+	var lostIn sync.Map // by namespace
 	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 		switch {
 		case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
 			lost.Add(1)
+			lostIn.Store(now.Scope.Namespace, true)
 		case before == scopedcache.Forbidden && now.State == scopedcache.Synced:
 			won.Add(1)
 		}
@@ -75,6 +78,11 @@ func TestFlappingRights(t *testing.T) {
 				moody[i].right.again(t)
 			}
 			allowed[i] = !allowed[i]
+			moody[i].created++
+			create(t, configMap(moody[i].namespace, fmt.Sprintf("moody-%d", moody[i].created)))
+			if moody[i].created > 1 {
+				remove(t, configMap(moody[i].namespace, fmt.Sprintf("moody-%d", moody[i].created-1)))
+			}
 			m := steady[r.IntN(len(steady))]
 			m.created++
 			create(t, configMap(m.namespace, fmt.Sprintf("steady-%d", m.created)))
@@ -89,8 +97,12 @@ func TestFlappingRights(t *testing.T) {
 	for _, m := range append(append([]*member{}, steady...), moody...) {
 		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).Should(BeEmpty())
 	}
+	flapped := 0
 	for _, m := range moody {
 		g.Expect(m.told.wrong()).To(BeEmpty())
+		if _, ok := lostIn.Load(m.namespace); ok {
+			flapped++
+		}
 	}
 	events := 0
 	for _, m := range steady {
@@ -100,6 +112,7 @@ func TestFlappingRights(t *testing.T) {
 		g.Expect(m.told.total()).To(Equal(1 + m.created))
 	}
 	t.Logf("%d times a right was lost, %d times won; the others were told of %d objects, each once; %d access reviews", lost.Load(), won.Load(), events, u.sent.reviews())
+	g.Expect(flapped).To(BeNumerically(">", len(moody)/2), "lost their right at least once")
 	g.Expect(lost.Load()).To(BeNumerically(">", 20))
 	g.Expect(won.Load()).To(BeNumerically(">", 20))
 	g.Eventually(func() int { return runtime.NumGoroutine() }).WithTimeout(patience).Should(BeNumerically("<=", baseline+20), "goroutines, with as many informers as before")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,12 +52,14 @@ func TestRandomRights(t *testing.T) {
 		newSequence(t, *fuzzSeed).run()
 		return
 	}
-	judged := 0
+	judged, flips := 0, 0
 	for _, seed := range recordedSeeds(t) {
 		s := newSequence(t, seed)
 		s.run()
 		judged += s.judged
+		flips += s.flips
 	}
+	t.Logf("%d reads of rights that were lost for longer than the bound, %d after others that had got what they must", judged, flips)
 	NewWithT(t).Expect(judged).To(BeNumerically(">", 2), "reads whose right was lost for longer than the bound")
 	begun := time.Now()
 	for seed, n := uint64(begun.UnixNano()), 1; time.Since(begun) < *fuzzFor; seed, n = seed+1, n+1 {
@@ -128,13 +131,15 @@ type sequence struct {
 	actors     []*actor
 	objects    map[string]client.Object // by kind, namespace and name
 	restarted  time.Time
-	steps      []string // what was done, for a report
-	judged     int      // reads without a right that was lost for longer than the bound
+	steps      []string             // what was done, for a report
+	judged     int                  // reads without a right that was lost for longer than the bound
+	known      map[string]time.Time // since when what reads get is as it is, if a read got it since, by user, kind and namespace
+	flips      int                  // reads that were judged by what reads got before
 }
 
 func newSequence(t *testing.T, seed uint64) *sequence {
 	t.Helper()
-	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed, objects: map[string]client.Object{}}
+	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed, objects: map[string]client.Object{}, known: map[string]time.Time{}}
 	for range 3 {
 		s.namespaces = append(s.namespaces, namespace(t))
 	}
@@ -172,6 +177,11 @@ func (s *sequence) fail(format string, args ...any) {
 }
 
 func (s *sequence) run() {
+	hangs := time.AfterFunc(10*time.Minute, func() { // ten times what it takes
+		debug.SetTraceback("all")
+		panic(fmt.Sprintf("the sequence of seed %d hangs", s.seed))
+	})
+	defer hangs.Stop()
 	defer func() {
 		for _, a := range s.actors {
 			a.cache.stop() // all of them, before it is looked what is left
@@ -273,18 +283,30 @@ func (s *sequence) read(a *actor) {
 	err := a.cache.List(context.Background(), list, client.InNamespace(ns))
 	took := time.Since(begun)
 	s.note("%s read %s/%s: %v after %s", a.user.name, fuzzKinds[kind].resource, ns, err, took.Round(time.Millisecond))
-	s.judge(a, kind, ns, list, err, took)
+	s.judge(a, kind, ns, list, err, begun, took)
 }
 
 // judge compares what a read got with the model.
-func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, took time.Duration) {
+func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, begun time.Time, took time.Duration) {
 	s.t.Helper()
 	held, since := a.may(kind, ns)
-	settled := time.Since(since) > bound
+	settled := begun.Sub(since) > bound
 	if settled && !held && !since.IsZero() {
 		s.judged++
 	}
 	restarting := time.Since(s.restarted) < 30*time.Second
+	// What a read got once since the last change of rights all get after it, however little time has passed. (Of an informer that
+	// has just begun a first denial is believed, also that of an API server in its first moments.)
+	key := fmt.Sprint(a.user.name, kind, ns)
+	if last, ok := s.known[key]; ok && last.Equal(since) && !restarting {
+		s.flips++
+		if (err == nil) != held {
+			s.fail("%s read %s/%s and got %v, after another read since the right changed (%t) got otherwise", a.user.name, fuzzKinds[kind].resource, ns, err, held)
+		}
+	}
+	if err == nil && held || apierrors.IsForbidden(err) && !held {
+		s.known[key] = since
+	}
 	switch {
 	case took > readTimeout+5*time.Second:
 		s.fail("a read took %s", took)
@@ -362,7 +384,7 @@ func (s *sequence) settle() {
 				list := fuzzKinds[kind].list()
 				begun := time.Now()
 				err := a.cache.List(context.Background(), list, client.InNamespace(ns))
-				s.judge(a, kind, ns, list, err, time.Since(begun))
+				s.judge(a, kind, ns, list, err, begun, time.Since(begun))
 			}
 		}
 	}

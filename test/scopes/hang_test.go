@@ -2,6 +2,8 @@ package scopes
 
 import (
 	"context"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,39 +22,48 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			ctx := t.Context()
+			const readTimeout = 2 * time.Second
 			ns, u := namespace(t), newUser(t)
 			create(t, configMap(ns, "a"))
 			u.grant(t, ns, "configmaps", "list", "watch")
 			u.grant(t, ns, "services", "list", "watch")
 			u.grant(t, ns, "secrets", "list", "watch")
 			f := newFaults(t, u)
-			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often, ReadTimeout: 2 * time.Second}, cache.Options{})
+			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often, ReadTimeout: readTimeout}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 			f.hangOn(hangs)
 
-			read := func(deadline time.Duration) time.Duration {
-				ctx := ctx
-				if deadline > 0 {
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, deadline)
-					defer cancel()
-				}
-				begun := time.Now()
-				_, err := c.names(ctx, ns)
-				took := time.Since(begun)
-				t.Logf("After %s: %v", took.Round(time.Millisecond), err)
-				g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
-				g.Expect(err).To(MatchError(context.DeadlineExceeded))
-				g.Expect(err).To(MatchError(ContainSubstring("the informer of /v1, Kind=ConfigMap (namespace " + ns + ") has not synced, it is Syncing")))
-				return took
-			}
+			held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer held.Release()
+			key := client.ObjectKey{Namespace: ns, Name: "a"}
 			// The bounds are generous; what hangs would hang for ever.
-			g.Expect(read(200 * time.Millisecond)).To(BeNumerically("<", 1500*time.Millisecond))
-			g.Expect(read(0)).To(BeNumerically("<", 10*time.Second), "ReadTimeout")
+			for name, read := range map[string]func(context.Context) error{
+				"List":             func(ctx context.Context) error { return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) },
+				"Get":              func(ctx context.Context) error { return c.Get(ctx, key, &corev1.ConfigMap{}) },
+				"List of a handle": func(ctx context.Context) error { return held.List(ctx, &corev1.ConfigMapList{}) },
+				"Get of a handle":  func(ctx context.Context) error { return held.Get(ctx, key, &corev1.ConfigMap{}) },
+			} {
+				for _, deadline := range []time.Duration{200 * time.Millisecond, time.Hour} { // that of the context, and ReadTimeout
+					inTime, cancel := context.WithTimeout(ctx, deadline)
+					begun := time.Now()
+					err := read(inTime)
+					took := time.Since(begun)
+					cancel()
+					t.Logf("%s, after %s: %v", name, took.Round(time.Millisecond), err)
+					g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
+					g.Expect(err).To(MatchError(context.DeadlineExceeded))
+					g.Expect(err).To(MatchError(ContainSubstring("the informer of /v1, Kind=ConfigMap (namespace " + ns + ") has not synced, it is ")))
+					g.Expect(took).To(BeNumerically("<", 10*time.Second))
+					if deadline == time.Hour {
+						g.Expect(took).To(BeNumerically(">=", readTimeout))
+					}
+				}
+			}
 			for range 100 {
 				begun := time.Now()
 				g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
-				g.Expect(time.Since(begun)).To(BeNumerically("<", time.Second))
+				g.Expect(time.Since(begun)).To(BeNumerically("<", readTimeout))
 			}
 			if name == "the list" { // a healthy one that is new
 				g.Expect(c.List(ctx, &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
@@ -62,6 +73,25 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
 		})
 	}
+}
+
+// A read that waits in vain says why.
+func TestReadSaysWhyItWaits(t *testing.T) {
+	g := NewWithT(t)
+	ns, u := namespace(t), newUser(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	f := newFaults(t, u)
+	f.do(func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasSuffix(req.URL.Path, "/configmaps") {
+			return false
+		}
+		fail(w, http.StatusInternalServerError, "TheDatabaseIsAway")
+		return true
+	})
+	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, ReadTimeout: 2 * time.Second}, cache.Options{})
+	_, err := c.names(t.Context(), ns)
+	g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
+	g.Expect(err).To(MatchError(And(ContainSubstring("it is Failing"), ContainSubstring("thedatabaseisaway"))))
 }
 
 // A cache that is stopped in the middle of a sync ends at once, and so does everybody who waits for it. What is called after

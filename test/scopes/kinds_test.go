@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -60,7 +61,9 @@ func (w widget) remove(t testing.TB) {
 	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
 	crd.SetName(w.resource())
 	g.Expect(admin.Delete(context.Background(), crd)).To(Succeed())
-	g.Eventually(func() error { return admin.Get(context.Background(), client.ObjectKeyFromObject(crd), crd) }).WithTimeout(patience).ShouldNot(Succeed())
+	g.Eventually(func() bool {
+		return apierrors.IsNotFound(admin.Get(context.Background(), client.ObjectKeyFromObject(crd), crd))
+	}).WithTimeout(patience).Should(BeTrue())
 }
 
 func (w widget) object(version, namespace, name string) *unstructured.Unstructured {

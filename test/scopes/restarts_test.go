@@ -31,7 +31,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	states := map[scopedcache.State]int{}
 	reading, stopReading := context.WithCancel(ctx)
 	var readers sync.WaitGroup
-	var refused, reads atomic.Int64
+	var refused, failed, reads atomic.Int64
 	type member struct {
 		namespace string
 		told      *ledger
@@ -65,8 +65,11 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 		readers.Go(func() {
 			for reading.Err() == nil {
 				_, err := c.names(reading, ns)
-				if apierrors.IsForbidden(err) {
+				switch {
+				case apierrors.IsForbidden(err):
 					refused.Add(1)
+				case err != nil && reading.Err() == nil:
+					failed.Add(1)
 				}
 				reads.Add(1)
 				select {
@@ -94,15 +97,18 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	}
 	stopReading()
 	readers.Wait()
-	reviews := 0
+	reviews, denials := 0, 0
 	for _, sent := range asked {
 		reviews += sent.reviews()
+		denials += sent.denied()
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("%d reads, %d access reviews, states: %v", reads.Load(), reviews, states)
+	t.Logf("%d reads, %d access reviews, %d rightful requests were denied, states: %v", reads.Load(), reviews, denials, states)
 	g.Expect(lost).To(BeEmpty())
 	g.Expect(refused.Load()).To(BeZero())
+	g.Expect(denials).To(BeNumerically(">", 0), "else this shows nothing")
+	g.Expect(failed.Load()).To(BeZero(), "reads are served from what there is")
 	g.Expect(states[scopedcache.Failing]).To(BeNumerically(">=", caches), "they noticed")
 	for _, m := range members {
 		m.held.Release()

@@ -2,8 +2,11 @@ package scopes
 
 import (
 	"context"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -90,6 +93,99 @@ func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	g.Eventually(func() ([]string, error) { return c.names(t.Context(), ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
 	t.Logf("The first read was %s after the grant", time.Since(begun).Round(10*time.Millisecond))
 	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second))
+}
+
+// Every way in which RBAC takes and gives a right is noticed, and so is what happened while RBAC could not be watched.
+func TestEventsOfRBAC(t *testing.T) {
+	ctx := context.Background()
+	for name, tc := range map[string]struct {
+		everywhere bool
+		take, give func(t *testing.T, right *grants)
+	}{
+		"RoleBinding":        {false, func(t *testing.T, right *grants) { right.revoke(t) }, func(t *testing.T, right *grants) { right.again(t) }},
+		"ClusterRoleBinding": {true, func(t *testing.T, right *grants) { right.revoke(t) }, func(t *testing.T, right *grants) { right.again(t) }},
+		"Role":               {false, func(t *testing.T, right *grants) { right.setVerbs(t, "get") }, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
+		"ClusterRole":        {true, func(t *testing.T, right *grants) { right.setVerbs(t, "get") }, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			ns, u := namespace(t), newUser(t)
+			create(t, configMap(ns, "a"))
+			where := ns
+			if tc.everywhere {
+				where = ""
+			}
+			right := u.grant(t, where, "configmaps", "list", "watch")
+			u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+			c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{})
+			g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
+			tc.take(t, right)
+			g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
+			tc.give(t, right)
+			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+		})
+	}
+
+	t.Run("while it could not be watched", func(t *testing.T) {
+		g := NewWithT(t)
+		ns, u := namespace(t), newUser(t)
+		create(t, configMap(ns, "a"))
+		right := u.grant(t, ns, "configmaps", "list", "watch")
+		watching := u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+		var lost atomic.Int64
+		events, err := scopedcache.NewRBACEvents(u.config, cache.Options{}, scopedcache.Options{CheckInterval: often, Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
+			if now.State == scopedcache.Forbidden {
+				lost.Add(1)
+			}
+		}})
+		g.Expect(err).NotTo(HaveOccurred())
+		running, stop := context.WithCancel(ctx)
+		ended := ending(func() { _ = events.Start(running) })
+		defer func() {
+			stop()
+			<-ended
+		}()
+		c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, RBACEvents: events}, cache.Options{})
+		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
+		watching.revoke(t)
+		g.Eventually(lost.Load).WithTimeout(patience).Should(BeEquivalentTo(4), "of four kinds")
+		right.revoke(t)
+		g.Consistently(func() ([]string, error) { return c.names(ctx, ns) }, 5*time.Second).Should(Equal([]string{"a"}), "nobody tells")
+		watching.again(t)
+		g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
+	})
+}
+
+// Nothing is left in memory of what may not be seen any more, but what it takes to tell handlers of its deletion.
+func TestObjectsOfALostRightAreFree(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns, u := namespace(t), newUser(t)
+	create(t, configMap(ns, "a"))
+	right := u.grant(t, ns, "configmaps", "list", "watch")
+	kept := make(chan weak.Pointer[corev1.ConfigMap], 10)
+	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
+		if found, ok := object.(*corev1.ConfigMap); ok {
+			kept <- weak.Make(found)
+		}
+		return object, nil
+	}})
+	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer held.Release()
+	told := &events{}
+	_, err = held.AddEventHandler(told)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a"}))
+	object := <-kept
+	runtime.GC()
+	g.Expect(object.Value()).NotTo(BeNil(), "it is what the informer keeps")
+	right.revoke(t)
+	g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() *corev1.ConfigMap {
+		runtime.GC()
+		return object.Value()
+	}).WithTimeout(patience).Should(BeNil())
 }
 
 // quiet waits until the cache of the user has no reason to ask for rights any more, but for what comes.

@@ -1,9 +1,11 @@
 package scopes
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -23,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -109,7 +112,11 @@ type counting struct {
 
 func (c *counting) RoundTrip(req *http.Request) (*http.Response, error) {
 	c.sent.note(req)
-	return c.next.RoundTrip(req)
+	resp, err := c.next.RoundTrip(req)
+	if err == nil {
+		c.sent.noteDenial(req, resp)
+	}
+	return resp, err
 }
 
 // WrappedRoundTripper lets idle connections be closed.
@@ -117,9 +124,36 @@ func (c *counting) WrappedRoundTripper() http.RoundTripper { return c.next }
 
 // requests count what was sent.
 type requests struct {
-	mu    sync.Mutex
-	lists map[string]int // guarded by mu; lists by path and selectors, also those that watches begin with
-	asked int            // guarded by mu; access reviews
+	mu      sync.Mutex
+	lists   map[string]int // guarded by mu; lists by path and selectors, also those that watches begin with
+	asked   int            // guarded by mu; access reviews
+	denials int            // guarded by mu; 403, and access reviews that say no
+}
+
+// noteDenial looks at an answer. That of an access review is short.
+func (r *requests) noteDenial(req *http.Request, resp *http.Response) {
+	denied := resp.StatusCode == http.StatusForbidden
+	if strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews") && resp.StatusCode == http.StatusCreated {
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		if err == nil {
+			object, _, _ := clientgoscheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+			review, ok := object.(*authorizationv1.SelfSubjectAccessReview)
+			denied = ok && !review.Status.Allowed
+		}
+	}
+	if denied {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.denials++
+	}
+}
+
+func (r *requests) denied() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.denials
 }
 
 func (r *requests) note(req *http.Request) {
@@ -206,6 +240,18 @@ func (r *grants) revoke(t testing.TB) {
 	NewWithT(t).Expect(admin.Delete(context.Background(), r.binding)).To(Succeed())
 	r.binding.SetResourceVersion("")
 	r.binding.SetUID("")
+}
+
+// setVerbs changes what the role allows.
+func (r *grants) setVerbs(t testing.TB, verbs ...string) {
+	t.Helper()
+	switch role := r.role.(type) {
+	case *rbacv1.Role:
+		role.Rules[0].Verbs = verbs
+	case *rbacv1.ClusterRole:
+		role.Rules[0].Verbs = verbs
+	}
+	NewWithT(t).Expect(admin.Update(context.Background(), r.role)).To(Succeed())
 }
 
 func (r *grants) again(t testing.TB) {
