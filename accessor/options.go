@@ -27,17 +27,20 @@ type CacheOptions struct {
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
 	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
-	// it may now what it might not, up to a fifth more often. Defaults to 60 s. A right that was revoked is lost after that
-	// and about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS.
+	// it may now what it might not: each time 80 to 100 % of it after the time before. Defaults to 60 s. A right that was
+	// revoked is lost after that and about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS, and
+	// more where it is Forbidden: see docs/operations.md.
 	CheckInterval time.Duration
 	// IdleTimeout is how long an informer goes on that was started by a read and is not read any more, up to twice as long.
 	// 0 keeps it as long as the connection.
 	IdleTimeout time.Duration
-	// AllowListOnly: where the identity may list and not watch, list every CheckInterval instead. Otherwise it is Forbidden.
+	// AllowListOnly: where the identity may list and not watch, list instead: CheckInterval, and up to a minute more, apart.
+	// Otherwise it is Forbidden.
 	AllowListOnly bool
 	// WatchRBAC has the host operator watch the metadata of Roles, ClusterRoles and their bindings in the cluster of the
-	// extensions, once for all connections to it, so that revoked and granted rights are noticed within seconds. If it may
-	// not (config/rbac/rbac-events.yaml), as the log says, CheckInterval it is; so it is at the API servers of kubeconfigs.
+	// extensions, once for all connections to it, so that revoked and granted rights are noticed within seconds, or within
+	// CheckInterval and about 2 s while RBAC changes all the time. If it may not (config/rbac/rbac-events.yaml) the log says so,
+	// and CheckInterval it is; so it is at the API servers of kubeconfigs.
 	WatchRBAC bool
 }
 
@@ -55,7 +58,7 @@ type CacheOptionsIndex struct {
 type ClientOptions struct {
 	// Timeout bounds each request but watches, and each cached read. Defaults to 10 s.
 	Timeout time.Duration
-	// QPS and Burst limit the requests of one identity, the probes excepted. They default to 20 and 30.
+	// QPS and Burst limit the requests of one identity, probes and access reviews excepted. They default to 20 and 30.
 	QPS   float32
 	Burst int
 	// UserAgent names the host operator to API servers. It is required; each connection appends its extension's key.

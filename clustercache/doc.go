@@ -29,6 +29,12 @@
 // Options.WatchFilterValue and Options.Filter choose the extensions. Metrics are on controller-runtime's registry;
 // docs/operations.md explains them, and every [Reason]. Package fake is a ClusterCache for unit tests.
 //
+// Cached reads and watches see what the identity may list and watch, and no more: a read that it may not is
+// apierrors.IsForbidden, whose error says what is missing; a watch waits, and OnError is told. When a right is granted or
+// revoked that is noticed within CacheOptions.CheckInterval, or within seconds with CacheOptions.WatchRBAC, and the
+// extension sources call. [ConnectionState].Scopes says how each informer does; package accessor/scopedcache has the rest. The
+// fields of what is an alias here: go doc github.com/latchkey-dev/latchkey/accessor CacheOptions.
+//
 // # Considerations
 //
 //   - There is one reconciler and it never dials, so extensions at a server that hangs delay nobody else. It is

@@ -23,12 +23,18 @@ import (
 )
 
 // Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any goroutine.
+//
+// An informer from GetInformer outlives the loss of its right or kind, until RemoveInformer, which stops all informers of the
+// kind but those that somebody holds. IndexField applies to all informers of a kind and representation, also those to
+// come; a second index of the same name is an error.
 type Cache interface {
 	cache.Cache
 
 	// Hold returns a handle on the part of the object's kind, in the object's representation, that scope selects. The same
 	// scope is one informer, whoever holds or reads it. It does no I/O and does not wait: the kind need not be served, nor
-	// the right be there. It is an error if the scheme does not know the type, or the cache has stopped.
+	// the right be there. It is an error if the scheme does not know the type, an unstructured or metadata object has no
+	// apiVersion and kind, the scope selects nothing, or the cache has stopped. The selectors of the cache's options
+	// apply to it; the namespaces that they name do not restrict it.
 	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
 	// States returns a picture of every scope, in no order. It takes time in proportion to the objects.

@@ -16,7 +16,7 @@ var (
 	ErrStopped = errors.New("the cache has stopped")
 	// ErrReleased is returned to those who wait for an informer that nobody needs any more: its last holder released it, or
 	// it was removed.
-	ErrReleased = errors.New("the informer was released")
+	ErrReleased = errors.New("the informer was released; who needs it holds or reads it again")
 )
 
 // NotSyncedError is returned when a read or a wait ended before the informer had synced. apierrors.IsTimeout holds for

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
@@ -61,14 +64,14 @@ func ExampleHandle() {
 			return err
 		}
 		defer owned.Release()
-		handle, err := owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		registration, err := owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    func(object any) { fmt.Println("there is", object.(client.Object).GetName()) },
 			DeleteFunc: func(object any) { fmt.Println("it is gone; it may be a toolscache.DeletedFinalStateUnknown") },
 		})
 		if err != nil {
 			return err
 		}
-		defer owned.RemoveEventHandler(handle)
+		defer owned.RemoveEventHandler(registration)
 		list := &corev1.ConfigMapList{}
 		switch err := owned.List(ctx, list); {
 		case apierrors.IsForbidden(err):
@@ -76,7 +79,39 @@ func ExampleHandle() {
 		case err != nil:
 			return err
 		}
+		<-ctx.Done() // as long as it is needed
 		return nil
+	}
+	_ = use
+}
+
+// An operator that is up but may not see all that it wants should say so: here by a check of its own, which may be an alert
+// rather than a reason to restart it.
+func ExampleCache() {
+	use := func(mgr ctrl.Manager) error {
+		return mgr.AddReadyzCheck("rights", func(*http.Request) error {
+			for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
+				if scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed {
+					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State, scope.Since.Format(time.RFC3339), scope.LastError)
+				}
+			}
+			return nil
+		})
+	}
+	_ = use
+}
+
+// Many caches of different identities, and one that may watch RBAC for all of them.
+func ExampleNewRBACEvents() {
+	use := func(mgr ctrl.Manager, tenant *rest.Config) (cache.Cache, error) {
+		events, err := scopedcache.NewRBACEvents(mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
+		if err != nil {
+			return nil, err
+		}
+		if err := mgr.Add(events); err != nil {
+			return nil, err
+		}
+		return scopedcache.NewWithOptions(scopedcache.Options{RBACEvents: events})(tenant, cache.Options{})
 	}
 	_ = use
 }

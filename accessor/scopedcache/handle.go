@@ -24,14 +24,14 @@ type HoldOptions struct {
 	// Name tells apart who holds a scope for the same dependent: the name of a controller, or of a watch. ScopeState lists
 	// it.
 	Name string
-	// Observe, if not nil, is told when the state of the scope changes, from any goroutine, but one after the other. It must
-	// not block, nor call the cache. What the state is when it is held it is told too, unless that is Syncing.
+	// Observe, if not nil, is told when the state of the scope, or its LastError, changes, from any goroutine, but one after
+	// the other. It must not block, nor call the cache or the handle; a panic ends the process. What the state is when it is held it is told too, unless that is Syncing.
 	Observe func(ScopeState)
 }
 
 // Handle is somebody's hold on a scope: a reader of what it selects, and its informer, which outlives the loss of rights
-// and kinds. The scope lives until the last handle is released, unless it is read through the cache too. Its methods may be
-// called from any goroutine.
+// and kinds. The scope lives until the last handle is released, unless it is read through the cache, or somebody got its
+// informer, too. Its methods may be called from any goroutine.
 type Handle struct {
 	facade
 	of      *scope

@@ -17,8 +17,9 @@ import (
 // negative durations.
 type Options struct {
 	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
-	// it may now what it might not, up to a fifth more often. Defaults to 60 s. It costs a SelfSubjectAccessReview for each
-	// informer, outside of the identity's rate limit, and two for what is forbidden.
+	// it may now what it might not. Each question comes 80 to 100 % of it after the one before. Defaults to 60 s. It costs a
+	// SelfSubjectAccessReview for each informer, outside of the identity's rate limit; for what is forbidden it is two, and
+	// a GET of /readyz for each that is denied.
 	CheckInterval time.Duration
 	// IdleTimeout is how long an informer that was started by a read goes on without another one. It is never stopped
 	// earlier than that, nor later than twice as long. 0 keeps it.
@@ -26,14 +27,15 @@ type Options struct {
 	// ReadTimeout bounds a read that waits, beside its context. Defaults to 30 s.
 	ReadTimeout time.Duration
 	// WatchRBAC has the cache watch the metadata of Roles, ClusterRoles and their bindings with its own identity, and ask again
-	// about rights when they change, all of it for ClusterRoles and their bindings. config/rbac/rbac-events.yaml is the right
-	// that it takes; without it, as the log says, CheckInterval it is.
+	// about rights when they change: about all if a ClusterRole or its binding does, else about those in that namespace. While
+	// changes go on it asks less and less often, up to every 30 s. config/rbac/rbac-events.yaml is the right that it takes,
+	// in all namespaces; without it the log says so, and CheckInterval it is. Either way CheckInterval goes on.
 	WatchRBAC bool
-	// RBACEvents, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share
-	// them, and the identity that watches RBAC, which theirs may not.
+	// RBACEvents, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share one
+	// RBACEvents; their own identities then need no right on RBAC.
 	RBACEvents *RBACEvents
-	// AllowListOnly: where the identity may list and not watch, list every CheckInterval instead of watching; reads are up to
-	// that old. Without it such a kind is Forbidden, for an informer would never learn of a change.
+	// AllowListOnly: where the identity may list and not watch, list instead of watching. Reads are as old as CheckInterval and
+	// a pause of client-go's, up to a minute. Without it such a kind is Forbidden, for an informer would never learn of a change.
 	AllowListOnly bool
 	// PerNamespace has every namespace that is read use an informer of its own, unless there is one of all namespaces
 	// already: nothing is cached but what is read. By default a read in a namespace uses the informer of all namespaces where
@@ -47,9 +49,10 @@ type Options struct {
 	// Logger is told when a scope becomes Forbidden or NotServed, and when it is served after that; at verbosity 1 also when it
 	// fails. Defaults to controller-runtime's.
 	Logger logr.Logger
-	// Observe, if not nil, is told when the state of any scope changes, from any goroutine, but of one scope one after the
-	// other. before is what reads got when that was last known: Synced, Forbidden, NotServed, or Syncing if it never was.
-	// It must not block, nor call the cache.
+	// Observe, if not nil, is told when the state of any scope, or its LastError, changes, from any goroutine, but of one
+	// scope one after the other. before is what reads got when that was last known: Synced, Forbidden, NotServed, or Syncing if
+	// it never was; so it equals now.State when a scope that was Failing is Synced again. It must not block, nor call the
+	// cache; a panic ends the process.
 	Observe func(before State, now ScopeState)
 }
 

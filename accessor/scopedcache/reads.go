@@ -130,9 +130,6 @@ func (s *scoped) reading(ctx context.Context, k *kind, namespace string) (*infor
 	return s.awaitScope(ctx, k, namespace)
 }
 
-// errReadTimeout is why a read that has waited for Options.ReadTimeout ends.
-var errReadTimeout = errors.WithMessage(context.DeadlineExceeded, "a cached read waits no longer")
-
 // everywhere waits for the informer of all namespaces, and returns nothing if there is none or it may not be had.
 func (s *scoped) everywhere(ctx context.Context, k *kind) (*informer, error) {
 	if _, exists := k.scopes.Load(metav1.NamespaceAll); !exists && s.own.PerNamespace {
@@ -187,7 +184,8 @@ func (s *scoped) awaitReading(ctx context.Context, of *scope) (*informer, error)
 
 // bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has stopped.
 func (s *scoped) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.own.ReadTimeout, errReadTimeout)
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.own.ReadTimeout,
+		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", s.own.ReadTimeout))
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.life, func() { cancel(s.stopError()) })
 	return ctx, func() {
@@ -231,7 +229,7 @@ func (s *scoped) configuredNamespace(ctx context.Context, k *kind, namespace str
 	if !namespaced {
 		return metav1.NamespaceAll, nil
 	}
-	return "", errors.Errorf("the cache's options do not name the namespace %q for %s: unknown namespace for the cache", namespace, k.gvk)
+	return "", errors.Errorf("the cache's options do not name the namespace %q for %s: unknown namespace for the cache; add it to DefaultNamespaces or ByObject.Namespaces", namespace, k.gvk)
 }
 
 // listConfigured lists from all namespaces that the cache's options name, one after the other, until the limit is reached.

@@ -49,5 +49,5 @@ type ScopeState struct {
 	Since          time.Time // of this state
 	LastError      error     // nil when Syncing or Synced
 	Objects        int       // in the informer's store; not counted for observers
-	Dependents     []string  // who holds the scope, sorted: by UID, or by name. Readers are not among them. Not told to observers
+	Dependents     []string  // who holds the scope, sorted: HoldOptions Name and Dependent, with a space between. Readers are not among them. Not told to observers
 }
