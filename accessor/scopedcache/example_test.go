@@ -21,7 +21,8 @@ import (
 
 // An operator that stays up without rights on some of its kinds, and begins with them when it may.
 func ExampleNew() {
-	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.New})
+	config := ctrl.GetConfigOrDie()
+	mgr, err := ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 	if err != nil {
 		panic(err)
 	}
