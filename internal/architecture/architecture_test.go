@@ -126,7 +126,7 @@ func TestREADMECompiles(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	var examples string
-	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go"} {
+	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go", "../../accessor/scopedcache/example_test.go"} {
 		example, err := os.ReadFile(file)
 		g.Expect(err).NotTo(HaveOccurred())
 		examples += string(example)
@@ -136,8 +136,8 @@ func TestREADMECompiles(t *testing.T) {
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")
 		code = strings.TrimSpace(code)
-		indented := "\t\t" + strings.ReplaceAll(code, "\n", "\n\t\t")
-		g.Expect(examples).To(Or(ContainSubstring(indented), ContainSubstring("\n"+code+"\n")))
+		indented := func(by string) string { return "\n" + by + strings.ReplaceAll(code, "\n", "\n"+by) + "\n" }
+		g.Expect(examples).To(Or(ContainSubstring(indented("\t\t")), ContainSubstring(indented("\t")), ContainSubstring(indented(""))))
 	}
 }
 
