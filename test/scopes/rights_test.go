@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -131,10 +133,17 @@ func TestEventsOfRBAC(t *testing.T) {
 		ns, u := namespace(t), newUser(t)
 		create(t, configMap(ns, "a"))
 		right := u.grant(t, ns, "configmaps", "list", "watch")
-		watching := u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-		var lost atomic.Int64
-		events, err := scopedcache.NewRBACEvents(u.config, cache.Options{}, scopedcache.Options{CheckInterval: often, Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
-			if now.State == scopedcache.Forbidden {
+		watcher := newUser(t)
+		watching := watcher.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+		httpClient, err := rest.HTTPClientFor(watcher.config)
+		g.Expect(err).NotTo(HaveOccurred())
+		closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
+		var begun, lost atomic.Int64
+		events, err := scopedcache.NewRBACEvents(watcher.config, cache.Options{HTTPClient: httpClient}, scopedcache.Options{CheckInterval: often, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+			switch {
+			case before == scopedcache.Syncing && now.State == scopedcache.Synced:
+				begun.Add(1)
+			case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
 				lost.Add(1)
 			}
 		}})
@@ -147,8 +156,10 @@ func TestEventsOfRBAC(t *testing.T) {
 		}()
 		c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, RBACEvents: events}, cache.Options{})
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
+		g.Eventually(begun.Load).WithTimeout(patience).Should(BeEquivalentTo(4), "of four kinds")
 		watching.revoke(t)
-		g.Eventually(lost.Load).WithTimeout(patience).Should(BeEquivalentTo(4), "of four kinds")
+		g.Eventually(lost.Load).WithTimeout(patience).Should(BeEquivalentTo(4))
+		u.quiet(t) // what was heard before that
 		right.revoke(t)
 		g.Consistently(func() ([]string, error) { return c.names(ctx, ns) }, 5*time.Second).Should(Equal([]string{"a"}), "nobody tells")
 		watching.again(t)
@@ -179,13 +190,13 @@ func TestObjectsOfALostRightAreFree(t *testing.T) {
 	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a"}))
 	object := <-kept
 	runtime.GC()
-	g.Expect(object.Value()).NotTo(BeNil(), "it is what the informer keeps")
+	g.Expect(object.Value() != nil).To(BeTrue(), "it is what the informer keeps")
 	right.revoke(t)
 	g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
-	g.Eventually(func() *corev1.ConfigMap {
+	g.Eventually(func() bool { // not the object: what is returned is kept until the next time
 		runtime.GC()
-		return object.Value()
-	}).WithTimeout(patience).Should(BeNil())
+		return object.Value() == nil
+	}).WithTimeout(patience).Should(BeTrue())
 }
 
 // quiet waits until the cache of the user has no reason to ask for rights any more, but for what comes.
