@@ -136,9 +136,6 @@ func (o *Options) validate() error {
 		if len(settings.Namespaces) > 0 {
 			return errors.Errorf("Options.Cache.ByObject[%T]: Namespaces must not be set; what is cached follows from what is read", object)
 		}
-		if _, err := apiutil.GVKForObject(object, o.Scheme); err != nil {
-			return errors.Wrapf(err, "Options.Cache.ByObject[%T]", object)
-		}
 	}
 	if err := o.tryCache(); err != nil {
 		return errors.WithMessage(err, "Options.Cache")
