@@ -2,7 +2,6 @@ package scopes
 
 import (
 	"context"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -189,14 +188,10 @@ func TestObjectsOfALostRightAreFree(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a"}))
 	object := <-kept
-	runtime.GC()
-	g.Expect(object.Value() != nil).To(BeTrue(), "it is what the informer keeps")
+	g.Expect(isFree(object)()).To(BeFalse(), "it is what the informer keeps")
 	right.revoke(t)
 	g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
-	g.Eventually(func() bool { // not the object: what is returned is kept until the next time
-		runtime.GC()
-		return object.Value() == nil
-	}).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(isFree(object)).WithTimeout(patience).Should(BeTrue())
 }
 
 // quiet waits until the cache of the user has no reason to ask for rights any more, but for what comes.

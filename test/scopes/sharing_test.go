@@ -1,7 +1,6 @@
 package scopes
 
 import (
-	"runtime"
 	"testing"
 	"time"
 	"weak"
@@ -119,8 +118,7 @@ func TestLastDependentLeaves(t *testing.T) {
 	g.Eventually(told.seen).WithTimeout(patience).Should(Equal([]string{"add a"}))
 
 	object := <-freed
-	runtime.GC()
-	g.Expect(object.Value() != nil).To(BeTrue(), "it is what the informer keeps")
+	g.Expect(isFree(object)()).To(BeFalse(), "it is what the informer keeps")
 	one.Release()
 	watches := func() int { return watchesOf(t, "configmaps") - before }
 	g.Expect(other.List(ctx, &corev1.ConfigMapList{})).To(Succeed(), "the other still needs it")
@@ -133,10 +131,7 @@ func TestLastDependentLeaves(t *testing.T) {
 	g.Expect(one.IsStopped()).To(BeTrue())
 	_, err = one.AddEventHandler(told)
 	g.Expect(err).To(MatchError(scopedcache.ErrReleased))
-	g.Eventually(func() bool { // not the object: what is returned is kept until the next time
-		runtime.GC()
-		return object.Value() == nil
-	}).WithTimeout(patience).Should(BeTrue(), "the objects are free")
+	g.Eventually(isFree(object)).WithTimeout(patience).Should(BeTrue(), "the objects are free")
 	create(t, coloured(ns, "b", "red"))
 
 	// It begins anew for the next one.

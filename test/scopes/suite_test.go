@@ -8,11 +8,13 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
@@ -23,7 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -333,6 +335,14 @@ func namespace(t testing.TB) string {
 	return ns.Name
 }
 
+// isFree tells whether nothing keeps an object. It does not return it, for Eventually keeps what it is given until the next time.
+func isFree(object weak.Pointer[corev1.ConfigMap]) func() bool {
+	return func() bool {
+		runtime.GC()
+		return object.Value() == nil
+	}
+}
+
 func configMap(namespace, name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
@@ -362,7 +372,7 @@ func (s *started) names(ctx context.Context, namespace string) ([]string, error)
 
 func namesOf(list client.ObjectList) []string {
 	found := []string{} // not nil: nothing was found
-	_ = meta.EachListItem(list, func(item runtime.Object) error {
+	_ = meta.EachListItem(list, func(item apiruntime.Object) error {
 		found = append(found, item.(client.Object).GetName())
 		return nil
 	})
