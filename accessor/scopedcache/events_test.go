@@ -9,18 +9,20 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
+// reviews is how often it was asked about rights.
+func (a *apiServer) reviews() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.asks
+}
+
 // quiet waits until nobody asks about rights any more: who does so after that was told to.
 func (a *apiServer) quiet(t *testing.T) {
 	t.Helper()
-	asks := func() int {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.asks
-	}
 	NewWithT(t).Eventually(func() bool {
-		before := asks()
+		before := a.reviews()
 		<-time.After(confirmAfter + soonest)
-		return asks() == before
+		return a.reviews() == before
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
@@ -65,17 +67,12 @@ func TestEventsPutOffNothing(t *testing.T) {
 	defer held.Release()
 	state := func() State { return held.State().State }
 	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
-	asks := func() int {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.asks
-	}
 	const soon = 10 * time.Second // a third of the gap between questions because of events
 	storm := func() {
 		for range 10 {
-			before := asks()
+			before := a.reviews()
 			c.rightsMayHaveChanged("n")
-			g.Eventually(asks).WithTimeout(soon).Should(BeNumerically(">", before))
+			g.Eventually(a.reviews).WithTimeout(soon).Should(BeNumerically(">", before))
 		}
 	}
 	storm()
