@@ -1,8 +1,10 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
+	"fmt"
 	"strings"
 
 	"github.com/pkg/errors"
@@ -13,6 +15,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/brief"
 )
 
 // SecretReference names a key of a Secret.
@@ -43,7 +47,14 @@ type KubeconfigOptions struct {
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
 	// the credential and answer what they like.
 	AllowInsecure bool
+	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB, and no Secret holds more than 1 MiB. Whoever
+	// writes the Secret decides what parsing it costs the operator: at most about 100 times its size in memory, for one
+	// kubeconfig at a time.
+	MaxSize int
 }
+
+// defaultMaxSize is the default of KubeconfigOptions.MaxSize.
+const defaultMaxSize = 128 << 10
 
 // SecretsGuardedByAdmission is an Allow that allows everything. It states that the API server lets nobody name a Secret
 // that they may not read.
@@ -85,11 +96,15 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster) (Resolver, error) {
 		return nil, errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: decide in Allow, or " +
 			"guard the extensions by admission and set SecretsGuardedByAdmission")
 	}
+	if o.MaxSize < 0 {
+		return nil, errors.New("MaxSize must not be negative")
+	}
 	reader, err := newSecretReader(host)
 	if err != nil {
 		return nil, err
 	}
-	r.secrets = newSecrets(reader, func(content []byte) (kubeconfig, error) { return parseKubeconfig(content, o.AllowInsecure) })
+	limits := kubeconfigLimits{allowInsecure: o.AllowInsecure, maxSize: cmp.Or(o.MaxSize, defaultMaxSize)}
+	r.secrets = newSecrets(reader, limits.parse)
 	return r, nil
 }
 
@@ -170,11 +185,11 @@ func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReferenc
 	case ref.Namespace == "" && r.options.Reference == nil:
 		return ref, errors.Wrap(ErrInvalidReference, "the extension's kind is cluster-scoped; set KubeconfigOptions.Namespace")
 	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%q is no namespace", ref.Namespace)
+		return ref, errors.Wrapf(ErrInvalidReference, "%s is no namespace", brief.Quote(ref.Namespace))
 	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%q is no name of a Secret", ref.Name)
+		return ref, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", brief.Quote(ref.Name))
 	case len(validation.IsConfigMapKey(ref.Key)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%q is no key of a Secret", ref.Key)
+		return ref, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", brief.Quote(ref.Key))
 	}
 	return ref, nil
 }
@@ -204,10 +219,23 @@ type kubeconfig struct {
 	proof proof
 }
 
-// parseKubeconfig reads a kubeconfig as data: it runs nothing and opens nothing. The error, ErrInvalidCredential, tells
-// what to change and nothing that is secret.
-func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
-	config, err := clientcmd.Load(content)
+// kubeconfigLimits say which kubeconfigs are accepted.
+type kubeconfigLimits struct {
+	allowInsecure bool
+	maxSize       int // in bytes
+}
+
+// parse reads a kubeconfig as data: it runs nothing and opens nothing, and takes memory in proportion to the size. The
+// error, ErrInvalidCredential, says what to change and holds nothing secret.
+func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
+	if len(content) > l.maxSize {
+		return kubeconfig{}, invalid(nil, fmt.Sprintf("it has %d bytes, of which KubeconfigOptions.MaxSize allows %d", len(content), l.maxSize))
+	}
+	plain, err := plainJSON(content)
+	if err != nil {
+		return kubeconfig{}, invalid(nil, err.Error())
+	}
+	config, err := clientcmd.Load(plain)
 	if err != nil {
 		return kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig") // the cause quotes what it read
 	}
@@ -226,7 +254,7 @@ func parseKubeconfig(content []byte, allowInsecure bool) (kubeconfig, error) {
 	if server.Server == "" {
 		return kubeconfig{}, invalid(nil, "its cluster has no server")
 	}
-	if fields := refused(server, user, allowInsecure); len(fields) > 0 {
+	if fields := refused(server, user, l.allowInsecure); len(fields) > 0 {
 		return kubeconfig{}, invalid(nil, "it uses "+strings.Join(fields, ", ")+", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or client-certificate-data with client-key-data")
 	}
 	if authorities := server.CertificateAuthorityData; len(authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(authorities) {

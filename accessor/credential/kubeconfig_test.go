@@ -7,9 +7,11 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +29,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
+
+// limits are the default ones.
+func limits(allowInsecure bool) kubeconfigLimits {
+	return kubeconfigLimits{allowInsecure: allowInsecure, maxSize: defaultMaxSize}
+}
 
 // kubeconfigWith is a good one but for what change does.
 func kubeconfigWith(t testing.TB, change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
@@ -62,7 +69,7 @@ func canary(t testing.TB) string {
 
 func TestKubeconfigIsReadAsData(t *testing.T) {
 	g := NewWithT(t)
-	parsed, err := parseKubeconfig(kubeconfigWith(t, nil), false)
+	parsed, err := limits(false).parse(kubeconfigWith(t, nil))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.reach.Host).To(Equal("https://far.example:6443"))
 	g.Expect(parsed.reach.ServerName).To(Equal("name"))
@@ -71,9 +78,9 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	g.Expect(send(t, parsed.proof.open())).To(Equal("Bearer hunter2"))
 
 	certPEM, keyPEM := clientCertificate(t, "red")
-	parsed, err = parseKubeconfig(kubeconfigWith(t, func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+	parsed, err = limits(false).parse(kubeconfigWith(t, func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
 		user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
-	}), false)
+	}))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.proof.open().Carrier().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
 	g.Expect(parsed.reach.CertData).To(BeEmpty())
@@ -81,9 +88,9 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	insecure := kubeconfigWith(t, func(_ *clientcmdapi.Config, server *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
 		server.CertificateAuthorityData, server.InsecureSkipTLSVerify = nil, true
 	})
-	_, err = parseKubeconfig(insecure, false)
+	_, err = limits(false).parse(insecure)
 	g.Expect(err).To(MatchError(ContainSubstring("it uses insecure-skip-tls-verify")))
-	parsed, err = parseKubeconfig(insecure, true)
+	parsed, err = limits(true).parse(insecure)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.reach.Insecure).To(BeTrue())
 }
@@ -138,14 +145,14 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			_, err := parseKubeconfig(kubeconfigWith(t, tc.change), false)
+			_, err := limits(false).parse(kubeconfigWith(t, tc.change))
 			g.Expect(err).To(MatchError(ErrInvalidCredential))
 			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
 			g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
 		})
 	}
 	g := NewWithT(t)
-	_, err := parseKubeconfig([]byte("users:\n- name: it\n  user: {token: hunter2"), false)
+	_, err := limits(false).parse([]byte("users:\n- name: it\n  user: {token: hunter2"))
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
 	g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
 }
@@ -213,6 +220,66 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	}
 }
 
+// What is checked for anchors is what is used, and nothing else is refused with them.
+func TestKubeconfigsInYAML(t *testing.T) {
+	with := func(more, token string) []byte {
+		return []byte("current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
+			"clusters: [{name: k, cluster: {server: 'https://far'}}]\nusers: [{name: u, user: {token: " + token + "}}]\n" + more)
+	}
+	for name, tc := range map[string]struct {
+		content []byte
+		want    string // the token, or the problem
+	}{
+		"plain":                     {with("", "t"), "Bearer t"},
+		"an ampersand in a text":    {with("x: 'a &b *c'\ny: a &b *c\n", `"&t*"`), "Bearer &t*"},
+		"a block of them":           {with("x: |\n  &a\n  *a\n", "t*&"), "Bearer t*&"},
+		"a comment with them":       {with("# &a *a\n", "t"), "Bearer t"},
+		"a token like a number":     {with("", "0123"), "Bearer 0123"},
+		"a token like a date":       {with("", "2026-01-01"), "Bearer 2026-01-01"},
+		"a token like a truth":      {with("", "'true'"), "Bearer true"},
+		"what no one knows":         {with("preferences: {colors: true, other: ~}\n", "t"), "Bearer t"},
+		"an alias":                  {with("x: &a y\nz: *a\n", "t"), "anchor or alias"},
+		"an anchor without aliases": {with("x: &a y\n", "t"), "anchor or alias"},
+		"an anchor at a key":        {with("&a x: y\n", "t"), "anchor or alias"},
+		"an alias as a key":         {with("x: &a y\n*a : z\n", "t"), "anchor or alias"},
+		"a merge":                   {with("x: &a {b: c}\nz: {<<: *a}\n", "t"), "anchor or alias"},
+		"an anchor at the top":      {append([]byte("&a\n"), with("", "t")...), "anchor or alias"},
+		"a list as a key":           {with("? [a]\n: b\n", "t"), "a key is no text"},
+		"deep":                      {with("x: "+strings.Repeat("[", 40)+strings.Repeat("]", 40)+"\n", "t"), "nested deeper"},
+		"many values":               {with("x: ["+strings.Repeat("a,", maxIndicators)+"]\n", "t"), "too many values"},
+		"too long":                  {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "KubeconfigOptions.MaxSize allows 131072"},
+		"not a map":                 {[]byte("[]"), "cannot be parsed"},
+		"empty":                     {[]byte("---\n"), "current-context"},
+		"a comment only":            {[]byte("# x"), "it is empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			parsed, err := limits(false).parse(tc.content)
+			if authorization, accepted := strings.CutPrefix(tc.want, "Bearer "); accepted {
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(parsed.proof.token()).To(Equal(authorization))
+				return
+			}
+			g.Expect(err).To(MatchError(ErrInvalidCredential))
+			g.Expect(err).To(MatchError(ContainSubstring(tc.want)))
+		})
+	}
+}
+
+// A kubeconfig of many clusters, as kubectl keeps them, is not refused for what else is in it.
+func TestKubeconfigOfManyClusters(t *testing.T) {
+	g := NewWithT(t)
+	content := kubeconfigWith(t, func(config *clientcmdapi.Config, server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+		for i := range 60 {
+			name := fmt.Sprintf("cluster-%d", i)
+			config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: "default"}
+			config.Clusters[name], config.AuthInfos[name] = server, user
+		}
+	})
+	_, err := limits(false).parse(content)
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
 // hugeRSA is a certificate whose key would take seconds to sign with.
 func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
 	t.Helper()
@@ -250,26 +317,43 @@ func FuzzKubeconfig(f *testing.F) {
 		kubeconfig(server, `"auth-provider":{"name":"gcp"}`),
 		kubeconfig(`"server":"http://127.0.0.1"`, token),
 		"current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\nclusters: [{name: k, cluster: {server: https://far}}]\nusers: [{name: u, user: {token: t}}]",
+		"x: &a y\nusers: [*a, *a]", "a: &a [y]\nb: &b [*a, *a]\nc: {<<: *b}", "&a x: 1\n*a : 2", "%TAG !a! b\n---\n!a!c {}", "? - ? - ?", "x: |\n &a\n *a",
 	} {
 		f.Add([]byte(content), false)
 		f.Add([]byte(content), true)
 	}
+	for i := range 20 { // the beginning of each kind of those that were written to hurt
+		_, content := hostileKubeconfig(i)
+		f.Add(content[:min(len(content), 200)], false)
+	}
 	f.Fuzz(func(t *testing.T, content []byte, allowInsecure bool) {
 		watchdog := time.AfterFunc(time.Minute, func() { panic("parsing hangs: did it open the canary?") })
 		defer watchdog.Stop()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _ = limits(allowInsecure).parse(content)
+		runtime.ReadMemStats(&after)
+		// What other goroutines of the fuzzer allocate meanwhile is in it too.
+		if allocated := after.TotalAlloc - before.TotalAlloc; allocated > uint64(16<<20+1000*len(content)) {
+			t.Errorf("parsing %d bytes allocated %d", len(content), allocated)
+		}
 		checkKubeconfig(t, content, allowInsecure)
 	})
 }
 
 func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
-	parsed, err := parseKubeconfig(content, allowInsecure)
+	parsed, err := limits(allowInsecure).parse(content)
 	if err != nil {
 		if !errors.Is(err, ErrInvalidCredential) {
 			t.Errorf("%v is no ErrInvalidCredential", err)
 		}
 		return
 	}
-	config, err := clientcmd.Load(content)
+	plain, err := plainJSON(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.Load(plain)
 	if err != nil {
 		t.Fatal(err)
 	}

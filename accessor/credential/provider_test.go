@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -266,6 +267,30 @@ func TestServiceAccountReference(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(got).To(Equal(types.NamespacedName{Namespace: "team", Name: "red"}))
 	})
+}
+
+// What a tenant writes into a reference is in errors, states and logs, and is cut there.
+func TestLongReferences(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	serviceAccounts := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "name"}}
+	secrets := &kubeconfigResolver{options: kubeconfigSecrets{Namespace: "all"}, namePath: []string{"spec", "name"}}
+	for name, spec := range map[string]any{
+		"a namespace": map[string]any{"namespace": long, "name": "n"},
+		"a name":      map[string]any{"namespace": "n", "name": long},
+		"a map":       map[string]any{"namespace": "n", "name": map[string]any{"x": long}},
+		"no map":      []any{long},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			object := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+			_, err := serviceAccounts.ServiceAccount(object)
+			g.Expect(err).To(MatchError(ErrInvalidReference))
+			g.Expect(len(err.Error())).To(BeNumerically("<", 512), "%.600s", err)
+			if _, err := secrets.reference(object); err != nil {
+				g.Expect(len(err.Error())).To(BeNumerically("<", 512), "%.600s", err)
+			}
+		})
+	}
 }
 
 func TestServiceAccountOptions(t *testing.T) {

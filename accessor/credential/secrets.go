@@ -31,6 +31,8 @@ type secrets struct {
 	parse  func([]byte) (kubeconfig, error)
 	turns  *semaphore.Weighted // of lists, and of watches until they have begun
 
+	parsing sync.Mutex // held while parse runs, so that tenants together cost no more memory than one; no I/O is done
+
 	mu          sync.Mutex
 	life        context.Context                     // guarded by mu; of the watches; nil before run
 	wake        func(client.ObjectKey)              // guarded by mu; set with life
@@ -206,6 +208,8 @@ func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 			parsed, err = kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig")
 		}
 	}()
+	w.all.parsing.Lock()
+	defer w.all.parsing.Unlock()
 	return w.all.parse(data)
 }
 

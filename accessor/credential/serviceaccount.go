@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/brief"
 )
 
 // minLifetime is the shortest life that the TokenRequest API grants.
@@ -114,14 +115,14 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %q is no namespace: %s", strings.Join(r.namespacePath, "."), namespace, problems[0])
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."), brief.Quote(namespace), problems[0])
 	}
 	name, err := stringAt(content, r.namePath)
 	if err != nil {
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %q is no name: %s", strings.Join(r.namePath, "."), name, problems[0])
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), brief.Quote(name), problems[0])
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
@@ -176,11 +177,18 @@ func contentOf(object client.Object) (map[string]any, error) {
 
 // stringAt returns the string at path, which must be there and not empty.
 func stringAt(content map[string]any, path []string) (string, error) {
-	value, found, err := unstructured.NestedString(content, path...)
+	for i, field := range path[:len(path)-1] {
+		next, ok := content[field].(map[string]any)
+		if !ok && content[field] != nil {
+			return "", errors.Wrapf(ErrInvalidReference, "%s: %s holds no fields", strings.Join(path, "."), strings.Join(path[:i+1], "."))
+		}
+		content = next
+	}
+	value, ok := content[path[len(path)-1]].(string)
 	switch {
-	case err != nil:
-		return "", errors.Wrapf(&joined{kind: ErrInvalidReference, cause: err}, "%s", strings.Join(path, "."))
-	case !found || value == "":
+	case !ok && content[path[len(path)-1]] != nil:
+		return "", errors.Wrapf(ErrInvalidReference, "%s is no text", strings.Join(path, ".")) // what it is may be long
+	case value == "":
 		return "", errors.Wrapf(ErrInvalidReference, "%s is not set", strings.Join(path, "."))
 	}
 	return value, nil

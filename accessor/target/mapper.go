@@ -13,10 +13,16 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/latchkey-dev/latchkey/internal/brief"
 )
 
 // rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two discoveries.
 const rediscoverAfter = 5 * time.Second
+
+// maxDiscovery is how many bytes a server may send for one discovery, all answers together. Hundreds of
+// CustomResourceDefinitions make a megabyte or two; a server that a kubeconfig names may send anything.
+const maxDiscovery = 16 << 20
 
 // discovered is what the members of a target found out about the kinds it serves.
 type discovered struct {
@@ -117,7 +123,9 @@ func (m *Mapper) ask() (any, error) {
 		ctx, cancel = context.WithTimeout(ctx, config.Timeout)
 		defer cancel()
 	}
-	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, m.client)
+	limited := *m.client
+	limited.Transport = brief.LimitAll(m.client.Transport, maxDiscovery)
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, &limited)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing discovery")
 	}

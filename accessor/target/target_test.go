@@ -1,6 +1,7 @@
 package target
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -214,6 +215,28 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 	mapper.config.RateLimiter = flowcontrol.NewFakeNeverRateLimiter()
 	_, err := mapper.RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// A server that a kubeconfig names may answer without end.
+func TestDiscoveryIsBounded(t *testing.T) {
+	g := NewWithT(t)
+	var sent atomic.Int64
+	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		n, _ := w.Write([]byte(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`))
+		for r.Context().Err() == nil && sent.Load() < 10*maxDiscovery {
+			n, _ = w.Write(bytes.Repeat([]byte(`{"name":"g","versions":[]},`), 1000))
+			sent.Add(int64(n))
+		}
+	}))
+	t.Cleanup(endless.Close)
+	var s Set
+	target, err := s.Acquire(&rest.Config{Host: endless.URL})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Release)
+	_, err = member(target, "member").RESTMapping(gadget)
+	g.Expect(err).To(MatchError(ContainSubstring("answers exceed 16777216 bytes")))
+	g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery))
 }
 
 func TestKindsComeAndGo(t *testing.T) {

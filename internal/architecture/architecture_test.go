@@ -30,9 +30,9 @@ var mayImport = map[string][]string{
 	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists", "internal/metrics"},
 	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/brief", "internal/feed", "internal/metrics"},
 	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
-	"accessor/credential":  {"healthprobe", "internal/metrics"},
+	"accessor/credential":  {"healthprobe", "internal/brief", "internal/metrics"},
 	"accessor/scopedcache": {"internal/brief", "internal/feed"},
-	"accessor/target":      {"healthprobe"},
+	"accessor/target":      {"healthprobe", "internal/brief"},
 	"healthprobe":          {},
 
 	"config":                       {},

@@ -3,7 +3,11 @@ package brief
 import (
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync/atomic"
+
+	"github.com/pkg/errors"
 )
 
 const (
@@ -32,6 +36,58 @@ func (l limited) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (l limited) WrappedRoundTripper() http.RoundTripper { return l.next }
+
+// LimitAll returns a RoundTripper whose answers are of no more than that many bytes together: reading on fails. It may be
+// used from any goroutine.
+func LimitAll(next http.RoundTripper, bytes int64) http.RoundTripper {
+	b := &budget{next: next, limit: bytes}
+	b.left.Store(bytes)
+	return b
+}
+
+type budget struct {
+	next  http.RoundTripper
+	limit int64
+	left  atomic.Int64
+}
+
+func (b *budget) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := b.next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	resp.Body = &budgetedBody{ReadCloser: resp.Body, budget: b}
+	return resp, nil
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (b *budget) WrappedRoundTripper() http.RoundTripper { return b.next }
+
+// budgetedBody is a body that counts towards a budget.
+type budgetedBody struct {
+	io.ReadCloser
+	budget *budget
+}
+
+func (b *budgetedBody) Read(p []byte) (int, error) {
+	if b.budget.left.Load() <= 0 {
+		return 0, errors.Errorf("the API server's answers exceed %d bytes", b.budget.limit)
+	}
+	n, err := b.ReadCloser.Read(p)
+	b.budget.left.Add(-int64(n))
+	return n, err
+}
+
+// maxQuoted is how much is shown of a name that is none.
+const maxQuoted = 64
+
+// Quote quotes a name, in Go's syntax; a long one is cut.
+func Quote(name string) string {
+	if len(name) <= maxQuoted {
+		return strconv.Quote(name)
+	}
+	return strconv.Quote(strings.ToValidUTF8(name[:maxQuoted], "")+"…") + " (" + strconv.Itoa(len(name)) + " bytes)"
+}
 
 // Shorten cuts a text after 1 KiB: nobody would read the rest.
 func Shorten(text string) string {

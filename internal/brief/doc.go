@@ -6,7 +6,8 @@
 //
 // # Usage
 //
-// [Limit] bounds the bodies of answers to short questions, [Shorten] the texts that are shown to people.
+// [Limit] bounds the bodies of answers to short questions, [LimitAll] those of several answers together, [Shorten] the
+// texts that are shown to people, and [Quote] the names that are.
 //
 // # Considerations
 //

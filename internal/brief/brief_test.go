@@ -1,0 +1,39 @@
+package brief
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+func TestQuote(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(Quote("a\nb")).To(Equal(`"a\nb"`))
+	g.Expect(Quote(strings.Repeat("x", 1<<20))).To(Equal(`"` + strings.Repeat("x", 64) + `…" (1048576 bytes)`))
+	g.Expect(Quote(strings.Repeat("x", 63) + strings.Repeat("é", 9))).To(Equal(`"` + strings.Repeat("x", 63) + `…" (81 bytes)`))
+}
+
+func TestLimitAll(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 600)) }))
+	defer server.Close()
+	limited := &http.Client{Transport: LimitAll(server.Client().Transport, 1000)}
+	read := func() (int, error) {
+		resp, err := limited.Get(server.URL)
+		g.Expect(err).NotTo(HaveOccurred())
+		defer resp.Body.Close()
+		content, err := io.ReadAll(resp.Body)
+		return len(content), err
+	}
+	g.Expect(read()).To(Equal(600))
+	n, err := read()
+	g.Expect(n).To(BeNumerically("<=", 600))
+	if err == nil { // the second one ended within a single Read; the third has nothing left
+		_, err = read()
+	}
+	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes")))
+}
