@@ -15,13 +15,14 @@ import (
 // proof is a credential and what carries its requests. It never changes.
 type proof struct {
 	cred    credential.Credential
+	target  *target.Target
 	carrier http.RoundTripper // nil if it is what the target's members share
 	line    *target.Line      // under carrier, if it is ours to close
 }
 
 // openProof opens the credential of resolved. Who opens it closes it.
 func openProof(resolved credential.Resolved, t *target.Target) *proof {
-	p := &proof{cred: resolved.Open()}
+	p := &proof{cred: resolved.Open(), target: t}
 	switch carrier := p.cred.Carrier(); {
 	case carrier.Transport != nil:
 		p.carrier = t.Observe(carrier.Transport)
@@ -68,6 +69,9 @@ func (p *prover) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.proof.Load()
 	if now == nil { // the connection has ended since the guard looked
 		return refuse{p.conn.err()}.RoundTrip(req)
+	}
+	if err := now.target.Accepts(req); err != nil { // before anything is added that is not for others
+		return refuse{err}.RoundTrip(req)
 	}
 	if now.carrier != nil && p.own {
 		return refuse{errors.New("clients that dial by themselves, as client-go's exec and port-forward do, cannot act with a client certificate " +

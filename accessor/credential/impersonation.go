@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -110,6 +111,12 @@ func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := i.credential.Prepare(req.Context()); err != nil {
 		closeBody(req)
 		return nil, err
+	}
+	if found := hopByHop(req); len(found) > 0 {
+		// A proxy that removed the headers of the impersonation would leave a request of the host operator.
+		closeBody(req)
+		return nil, errors.Errorf("a request with %s is not sent under impersonation: such headers are for the next proxy only, "+
+			"and could have it remove others", strings.Join(found, ", "))
 	}
 	as := cloneForIdentity(req)
 	for name, values := range i.credential.as {

@@ -173,25 +173,3 @@ func (r *redactedBody) Close() error { return r.body.Close() }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
-
-// cloneForIdentity copies a request, without what names a user.
-func cloneForIdentity(req *http.Request) *http.Request {
-	clone := utilnet.CloneRequest(req)
-	stripIdentity(clone.Header)
-	return clone
-}
-
-// stripIdentity removes every header by which a request could claim to be somebody.
-func stripIdentity(header http.Header) {
-	for key := range header {
-		canonical := http.CanonicalHeaderKey(key)
-		if canonical == "Authorization" || canonical == "Cookie" || strings.HasPrefix(canonical, "Impersonate-") || strings.HasPrefix(canonical, "X-Remote-") {
-			delete(header, key)
-		}
-		if canonical == "Sec-Websocket-Protocol" { // which may offer a token
-			header[key] = slices.DeleteFunc(slices.Clone(header[key]), func(value string) bool {
-				return strings.Contains(strings.ToLower(value), "base64url.bearer.authorization.k8s.io.")
-			})
-		}
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/brief"
 )
 
 // Target is one API server and what its members share. Its methods may be called from any goroutine.
@@ -92,6 +93,18 @@ func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
 	return observer{target: t, next: next}
 }
 
+// Accepts returns why a request is not for this server, nil if it is: it goes to another address, say after a redirect, or
+// it names another virtual host. What authenticates at one server is not for another.
+func (t *Target) Accepts(req *http.Request) error {
+	switch {
+	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
+		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, t.Host())
+	case req.Host != "" && req.Host != t.address.Host:
+		return errors.Errorf("a request with Host %s is not sent: this connection is for %s", brief.Quote(req.Host), t.Host())
+	}
+	return nil
+}
+
 // LastAnswer is when the server last answered any member, with whatever status. Zero if never.
 func (t *Target) LastAnswer() time.Time {
 	if last := t.lastAnswer.Load(); last != nil {
@@ -162,12 +175,11 @@ type observer struct {
 }
 
 func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
-	if address := o.target.address; req.URL.Scheme != address.Scheme || req.URL.Host != address.Host {
-		// Say, after a redirect. What authenticates at one server is not for another.
+	if err := o.target.Accepts(req); err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
-		return nil, errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, o.target.Host())
+		return nil, err
 	}
 	resp, err := o.next.RoundTrip(req)
 	if err != nil {

@@ -1,0 +1,46 @@
+package accessor
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/target"
+)
+
+// neverUsed is a credential that nothing may be sent with.
+type neverUsed struct {
+	credential.Credential
+	t *testing.T
+}
+
+func (n neverUsed) RoundTripper(http.RoundTripper) http.RoundTripper {
+	n.t.Error("the credential was used")
+	return refuse{}
+}
+
+// A request for another server, or another virtual host of this one, gets no token to begin with.
+func TestNoCredentialForOtherHosts(t *testing.T) {
+	g := NewWithT(t)
+	var targets target.Set
+	acquired, err := targets.Acquire(&rest.Config{Host: "https://here:6443"})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer acquired.Release()
+	conn := &connection{}
+	conn.proof.Store(&proof{cred: neverUsed{t: t}, target: acquired})
+	for url, host := range map[string]string{
+		"https://here:6443/api":  "there:6443",
+		"https://here:6443/apis": "here",
+		"https://there:6443/":    "",
+		"http://here:6443/":      "",
+	} {
+		req := httptest.NewRequest(http.MethodGet, url, nil)
+		req.Host = host
+		_, err := (&prover{conn: conn}).RoundTrip(req)
+		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for https://here:6443")), url)
+	}
+}
