@@ -45,6 +45,7 @@ type identityAccessor struct {
 	mu          sync.Mutex // guards what follows
 	removed     bool
 	object      client.Object       // as last reconciled; not changed
+	source      string              // of the credential that the extension refers to, also where there is none
 	resolved    credential.Resolved // what proof and target were made for; zero Key if there are none
 	proof       *proof
 	target      *target.Target
@@ -155,11 +156,11 @@ func (a *identityAccessor) reconcile(object client.Object, resolved credential.R
 		if a.removed {
 			return e
 		}
-		a.object = object
+		a.object, a.source = object, resolved.Source
 		if resolveErr != nil {
 			reason := reasonOf(resolveErr)
 			switch {
-			case reason == Unreachable && a.proof != nil && resolved.ServiceAccount == a.resolved.ServiceAccount && resolved.Source == a.resolved.Source:
+			case a.proof != nil && canGoOnUnread(reason, a.resolved) && resolved.ServiceAccount == a.resolved.ServiceAccount && resolved.Source == a.resolved.Source:
 				// A cache could not be read; nothing is known against what we have.
 			case resolved.Keep && a.published.Load().conn != nil && resolved.Source == a.resolved.Source:
 				// The newest one cannot be used. What we have is kept while it works.
@@ -363,6 +364,9 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 		if conn.resolved.Foreign {
 			conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", answer.Err.Error())
 			answer.Err = discreet(answer.Err)
+		}
+		if answer.Verdict == healthprobe.Denied && conn.resolved.Impersonated {
+			answer.Err = errors.WithMessagef(answer.Err, "the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)", conn.resolved.ServiceAccount)
 		}
 	}
 	return answer
@@ -639,6 +643,9 @@ func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reas
 	if phase == Disconnected && (before.conn != nil || a.announced != news) {
 		a.announced = news
 		e.changed = true
+		if a.removed && reason == NotStarted {
+			return e // the manager stops, which is said once
+		}
 		generation := a.generation
 		e.then = append(e.then, func() {
 			a.set.options.Logger.Info("Not connected", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "reason", reason, "error", errorText(cause))
@@ -672,7 +679,7 @@ func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.published.Load()
-	state := ConnectionState{Extension: a.key, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.healthLocked()}
+	state := ConnectionState{Extension: a.key, Source: a.source, Phase: s.phase, Reason: s.reason, Since: s.since, Generation: s.generation, Health: a.healthLocked()}
 	if a.object != nil {
 		state.UID, state.ObservedGeneration = a.object.GetUID(), a.object.GetGeneration()
 	}
@@ -701,12 +708,13 @@ func (a *identityAccessor) healthLocked() healthprobe.State {
 	return a.health
 }
 
-// unhealthy reports whether the extension is not connected or its last probe failed, and since when it had no success.
+// unhealthy reports whether the extension is not connected or its last probe was no success, whatever the answer was, and
+// since when it had none.
 func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	health := a.healthLocked()
-	if a.object == nil || a.published.Load().conn != nil && health.ConsecutiveFailures == 0 {
+	if a.object == nil || a.published.Load().conn != nil && !health.LastProbeTime.After(health.LastProbeSuccessTime) {
 		return nil, time.Time{}, false
 	}
 	if since = health.LastProbeSuccessTime; since.IsZero() {

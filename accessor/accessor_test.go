@@ -130,7 +130,7 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 			base.BearerToken = "secret-" + d.fresh(object.GetName())
 		}
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: url}})
+	}).Bind(host{config: &rest.Config{Host: url}}, credential.Kind{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.Set = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
@@ -613,7 +613,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	resolver, err := credential.FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
 		base.BearerToken = "token"
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: r.URL}})
+	}).Bind(host{config: &rest.Config{Host: r.URL}}, credential.Kind{})
 	g.Expect(err).NotTo(HaveOccurred())
 	var s *Set
 	reconcile := func(name string) {

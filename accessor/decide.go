@@ -3,6 +3,7 @@ package accessor
 import (
 	"time"
 
+	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -78,6 +79,12 @@ func withTarget(health, target healthprobe.State) healthprobe.State {
 		health.LastError = target.LastError
 	}
 	return health
+}
+
+// canGoOnUnread reports whether a connection may be kept while the reference behind it cannot be read. Without the right to
+// watch ServiceAccounts nobody would notice that an impersonated one is deleted; a token ends with it.
+func canGoOnUnread(reason Reason, made credential.Resolved) bool {
+	return reason == Unreachable || reason == OperatorForbidden && !made.Impersonated
 }
 
 // wakeWindow is over what time waiters are spread. A single one need not wait.

@@ -32,6 +32,9 @@ const (
 	InvalidCredential Reason = "InvalidCredential"
 	// NotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
 	NotAllowed Reason = "NotAllowed"
+	// OperatorForbidden: the host operator itself lacks a permission: to list and watch the extensions, the ServiceAccounts or
+	// the Secrets that they name. The message says which, and which role to bind.
+	OperatorForbidden Reason = "OperatorForbidden"
 	// Unauthorized: the API server does not accept the credential, or not the impersonation.
 	Unauthorized Reason = "Unauthorized"
 	// IdentityMismatch: the API server accepts the credential as somebody else's, or the extension refers to another
@@ -94,6 +97,8 @@ func reasonOf(err error) Reason {
 		return NotAllowed
 	case errors.Is(err, credential.ErrNotRead):
 		return NotStarted
+	case errors.Is(err, credential.ErrOperatorForbidden):
+		return OperatorForbidden
 	case errors.Is(err, credential.ErrInvalidReference):
 		return InvalidReference
 	case errors.Is(err, credential.ErrServiceAccountNotFound):

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
@@ -31,6 +32,7 @@ type Set struct {
 	targets   target.Set
 	pool      pool
 	owned     goroutines
+	unknown   atomic.Pointer[unknownExtensions]
 
 	life context.Context // parent of everything; ends when Run does
 	end  context.CancelCauseFunc
@@ -82,7 +84,14 @@ func (s *Set) picture() metrics.Picture {
 
 func (s *Set) shutdown() {
 	stopping := errors.New("the manager has stopped")
-	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
+	connected := 0
+	s.each(func(a *identityAccessor) {
+		if a.published.Load().conn != nil {
+			connected++
+		}
+		a.remove(NotStarted, stopping)
+	})
+	s.options.Logger.Info("Ended all connections", "connections", connected)
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
 	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) }) // what Reconcile made meanwhile; it makes no more
 	s.pool.close()
@@ -197,9 +206,28 @@ func (s *Set) each(f func(*identityAccessor)) {
 	})
 }
 
+// unknownExtensions is why extensions are unknown, if there is more to say than that they are.
+type unknownExtensions struct {
+	reason Reason
+	cause  error
+}
+
+// MayNotRead notes why the host operator may not read what extensions there are; nil if it may. Extensions that are unknown
+// then have the reason OperatorForbidden.
+func (s *Set) MayNotRead(cause error) {
+	if cause == nil {
+		s.unknown.Store(nil)
+		return
+	}
+	s.unknown.Store(&unknownExtensions{reason: OperatorForbidden, cause: cause})
+}
+
 func (s *Set) find(key client.ObjectKey) (*identityAccessor, error) {
 	found, ok := s.accessors.Load(key)
 	if !ok {
+		if u := s.unknown.Load(); u != nil {
+			return nil, &NotConnectedError{Extension: key, Reason: u.reason, Cause: u.cause}
+		}
 		return nil, &NotConnectedError{Extension: key, Reason: NotStarted, Cause: errUnknown}
 	}
 	return found.(*identityAccessor), nil

@@ -168,6 +168,7 @@ const (
 	TokenRequestFailed     = accessor.TokenRequestFailed
 	InvalidCredential      = accessor.InvalidCredential
 	NotAllowed             = accessor.NotAllowed
+	OperatorForbidden      = accessor.OperatorForbidden
 	Unauthorized           = accessor.Unauthorized
 	IdentityMismatch       = accessor.IdentityMismatch
 	Unreachable            = accessor.Unreachable

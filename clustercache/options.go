@@ -3,7 +3,9 @@ package clustercache
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,8 +27,21 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// ClusterExtensionGVK is the default kind of extensions.
-var ClusterExtensionGVK = schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1", Kind: "ClusterExtension"}
+// ClusterExtensionGVK is the default kind of extensions: our own, as config/crd defines it.
+var ClusterExtensionGVK = schema.GroupVersionKind{Group: "latchkey.dev", Version: "v1alpha1", Kind: "ClusterExtension"}
+
+// OLMClusterExtension returns an object of Operator Lifecycle Manager's kind of the same name, for Options.Object. OLM v1.0 to
+// v1.10 require spec.serviceAccount and mean what we mean by it. From v1.11 on OLM ignores the field, which is then optional
+// and deprecated: an extension without it is not connected (InvalidReference). Guard the field with config/admission-olm.
+func OLMClusterExtension() client.Object {
+	return newUnstructured(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1", Kind: "ClusterExtension"})
+}
+
+func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(gvk)
+	return object
+}
 
 // Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds, AllowIdentity.
 type Options struct {
@@ -102,9 +117,7 @@ func ownNamespaceOnly(_ context.Context, object client.Object, serviceAccount ty
 
 func (o *Options) setDefaults(mgr manager.Manager) {
 	if o.Object == nil {
-		extension := &unstructured.Unstructured{}
-		extension.SetGroupVersionKind(ClusterExtensionGVK)
-		o.Object = extension
+		o.Object = newUnstructured(ClusterExtensionGVK)
 	}
 	if o.Cluster == nil {
 		o.Cluster = mgr
@@ -148,6 +161,8 @@ func (o *Options) validate() error {
 	switch {
 	case o.Client.UserAgent == "":
 		return errors.New("Options.Client.UserAgent must be set: it is how API servers' logs name the host operator")
+	case strings.ContainsFunc(o.Client.UserAgent, unicode.IsControl):
+		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
 		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
 	case o.Cache.CheckInterval < 0 || o.Cache.IdleTimeout < 0:
@@ -174,8 +189,27 @@ func (o *Options) tryCache() error {
 	return nil
 }
 
+// kind asks the API server about the kind of the extensions.
+func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
+	kind, err := credential.KindOf(ctx, o.Cluster, o.Object)
+	if !meta.IsNoMatchError(err) {
+		return kind, errors.WithMessage(err, "asking the API server about the kind of the extensions")
+	}
+	gvk, _ := apiutil.GVKForObject(o.Object, o.Cluster.GetScheme()) // it was found out before
+	if gvk != ClusterExtensionGVK {
+		return kind, errors.Errorf("the API server does not serve %s: install its CustomResourceDefinition first", gvk)
+	}
+	olm := OLMClusterExtension().GetObjectKind().GroupVersionKind()
+	if _, err := o.Cluster.GetRESTMapper().RESTMapping(olm.GroupKind(), olm.Version); err == nil {
+		return kind, errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s, which is Operator Lifecycle Manager's: "+
+			"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() and read what that means",
+			gvk.Group, olm.Group)
+	}
+	return kind, errors.Errorf("the API server does not serve clusterextensions.%s: install it with kubectl apply -f config/crd, or set Options.Object", gvk.Group)
+}
+
 // guard returns the AllowIdentity to use.
-func (o *Options) guard(resolver credential.Resolver) (func(context.Context, client.Object, types.NamespacedName) error, error) {
+func (o *Options) guard(resolver credential.Resolver, kind credential.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
 	if !resolver.UsesServiceAccounts() {
 		if o.AllowIdentity != nil {
 			return nil, errors.New("Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and guard in credential.KubeconfigOptions.Allow, or in the function that provides them")
@@ -185,11 +219,7 @@ func (o *Options) guard(resolver credential.Resolver) (func(context.Context, cli
 	if o.AllowIdentity != nil {
 		return o.AllowIdentity, nil
 	}
-	namespaced, err := apiutil.IsObjectNamespaced(o.Object, o.Cluster.GetScheme(), o.Cluster.GetRESTMapper())
-	if err != nil {
-		return nil, errors.Wrapf(err, "finding out whether %T is namespaced (is its CustomResourceDefinition installed?)", o.Object)
-	}
-	if !namespaced {
+	if !kind.Namespaced {
 		return nil, errors.New("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension could act as any " +
 			"ServiceAccount. Install the policy in config/admission and set GuardedByAdmission, or decide yourself")
 	}

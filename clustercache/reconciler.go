@@ -7,7 +7,6 @@ import (
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,7 +25,6 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/internal/lists"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -36,6 +34,7 @@ const controllerName = "clustercache"
 // reconciler is the one owner of all accessors.
 type reconciler struct {
 	object   client.Object // an example of the kind
+	kind     credential.Kind
 	objects  client.Reader // a cache
 	scheme   *runtime.Scheme
 	resolver credential.Resolver
@@ -43,14 +42,15 @@ type reconciler struct {
 	labelled func(client.Object) bool // whether it may be ours, by its label; cheap
 	wants    func(client.Object) bool // whether it is ours
 	set      *accessor.Set
-	beside   func(context.Context)                                   // runs beside the set, if not nil
-	queue    workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
+
+	references references // of extensions to ServiceAccounts
+	forbidden  forbidden  // extensions that wait for a permission of the host operator's
+
+	beside func(context.Context)                                   // runs beside the set, if not nil
+	queue  workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
 }
 
-// serviceAccountIndex indexes extensions by the ServiceAccount they name.
-const serviceAccountIndex = "latchkey.dev/serviceAccount"
-
-func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where cluster.Cluster, options controller.Options) error {
+func (r *reconciler) addTo(mgr manager.Manager, where cluster.Cluster, options controller.Options) error {
 	options.Reconciler = r
 	c, err := controller.New(controllerName, mgr, options)
 	if err != nil {
@@ -67,16 +67,6 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
-		index := func(object client.Object) []string {
-			serviceAccount, err := r.resolver.ServiceAccount(object)
-			if err != nil {
-				return nil // it names none
-			}
-			return []string{serviceAccount.String()}
-		}
-		if err := where.GetFieldIndexer().IndexField(ctx, r.object, serviceAccountIndex, index); err != nil {
-			return errors.Wrap(err, "indexing extensions by ServiceAccount")
-		}
 		serviceAccounts := &metav1.PartialObjectMetadata{}
 		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts), r.whenServiceAccounts())); err != nil {
@@ -92,6 +82,7 @@ func (r *reconciler) addTo(ctx context.Context, mgr manager.Manager, where clust
 func (r *reconciler) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
+	running.Go(func() { r.watchPermissions(ctx) })
 	if r.beside != nil {
 		running.Go(func() { r.beside(ctx) })
 	}
@@ -125,47 +116,30 @@ func (r *reconciler) mayBeOurs() predicate.Predicate {
 func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
-			waiters := r.extensionsOf(ctx, e.Object)
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
+			waiters := r.extensionsOf(e.Object)
 			for _, request := range waiters {
 				q.AddAfter(request, accessor.WakeDelay(len(waiters)))
 			}
 		},
-		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			for _, request := range r.extensionsOf(ctx, e.ObjectNew) {
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
+			for _, request := range r.extensionsOf(e.ObjectNew) {
 				q.Add(request)
 			}
 		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
-			for _, request := range r.extensionsOf(ctx, e.Object) {
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
+			for _, request := range r.extensionsOf(e.Object) {
 				q.Add(request)
 			}
 		},
 	}
 }
 
-// extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it. It reads the cache,
-// which is updated before handlers are called, so an extension that is not there yet has its own event to come.
-func (r *reconciler) extensionsOf(ctx context.Context, serviceAccount client.Object) []ctrl.Request {
-	list, err := lists.New(r.object, r.scheme)
-	if err == nil {
-		err = r.objects.List(ctx, list, client.MatchingFields{serviceAccountIndex: client.ObjectKeyFromObject(serviceAccount).String()}, client.UnsafeDisableDeepCopy)
+// extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it.
+func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl.Request) {
+	for _, extension := range r.references.of(client.ObjectKeyFromObject(serviceAccount)) {
+		requests = append(requests, ctrl.Request{NamespacedName: extension})
 	}
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Listing the extensions of a ServiceAccount", "serviceAccount", klog.KObj(serviceAccount))
-		return nil
-	}
-	return requestsFor(list)
-}
-
-// requestsFor returns a request for every object of a list.
-func requestsFor(list client.ObjectList) (requests []ctrl.Request) {
-	_ = meta.EachListItem(list, func(item runtime.Object) error { // fails only as the function does
-		if object, err := meta.Accessor(item); err == nil {
-			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}})
-		}
-		return nil
-	})
 	return requests
 }
 
@@ -173,9 +147,12 @@ func requestsFor(list client.ObjectList) (requests []ctrl.Request) {
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	object := r.object.DeepCopyObject().(client.Object)
 	if err := r.objects.Get(ctx, req.NamespacedName, object); err != nil {
-		if apierrors.IsNotFound(err) {
+		switch {
+		case apierrors.IsNotFound(err):
 			r.forget(req.NamespacedName, Deleted)
 			return reconcile.Result{}, nil
+		case apierrors.IsForbidden(err): // run says so, once; nothing is known against what is connected
+			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
 		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 	}
@@ -185,6 +162,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	resolved, err := r.resolve(ctx, object)
+	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, credential.ErrOperatorForbidden)) {
+		r.wake(waiting) // what was granted for this one will mostly have been granted for all
+	}
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil
 }
 
@@ -192,6 +172,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
 	r.set.Remove(key, reason)
 	r.resolver.Forget(key)
+	r.references.set(key, types.NamespacedName{})
+	r.forbidden.forget(key)
 }
 
 // isWanted asks the author's function, which may panic: what tenants write must not keep a connection that it should lose.
@@ -220,11 +202,13 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolve
 	}()
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccount, err := r.resolver.ServiceAccount(object)
+		r.references.set(client.ObjectKeyFromObject(object), serviceAccount) // before it is read
 		if err != nil {
 			return credential.Resolved{}, err
 		}
 		if err := r.allow(ctx, object, serviceAccount); err != nil {
-			return credential.Resolved{}, accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
+			return credential.Resolved{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
+				accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
 		}
 	}
 	panicked = func(cause error) error {

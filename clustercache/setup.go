@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/pkg/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -20,18 +21,22 @@ import (
 // SkipNameValidation. Of controllerOptions nothing else needs to be set: the reconciler never dials, so one worker
 // suffices. Its Reconciler is ours.
 //
-// It fails on options that cannot work, and where it must know whether the kind is namespaced and the API server
-// does not tell.
+// It asks the API server about the kind of the extensions, and fails on options that cannot work with it, where the kind is
+// not served, and where the API server does not answer.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options, controllerOptions controller.Options) (ClusterCache, error) {
 	options.setDefaults(mgr)
 	if err := options.validate(); err != nil {
 		return nil, err
 	}
-	resolver, err := options.Credentials.Bind(options.Cluster)
+	kind, err := options.kind(ctrl.LoggerInto(ctx, mgr.GetLogger().WithName(controllerName)))
+	if err != nil {
+		return nil, err
+	}
+	resolver, err := options.Credentials.Bind(options.Cluster, kind)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Credentials")
 	}
-	allow, err := options.guard(resolver)
+	allow, err := options.guard(resolver, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -44,6 +49,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		allow:    allow,
 		labelled: options.hasWatchLabel,
 		wants:    options.wants,
+		kind:     kind,
 	}
 	rbacEvents, err := options.rbacEvents(mgr)
 	if err != nil {
@@ -60,7 +66,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	if options.EventRecorder != nil {
 		r.beside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
 	}
-	if err := r.addTo(ctx, mgr, options.Cluster, controllerOptions); err != nil {
+	if err := r.addTo(mgr, options.Cluster, controllerOptions); err != nil {
 		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")
 	}
 	return cc, nil

@@ -35,7 +35,8 @@ func (o GetExtensionSourceOptions) ApplyToGetExtensionSource(options *GetExtensi
 }
 
 // WatchForProbeFailure also asks for an event when an extension had no success for so long, neither a probe nor a
-// request of its own, and is not connected or has failed its last probe: one event per source and episode, within a
+// request of its own, and is not connected or its last probe was no success. What the probe was answered does not count: an
+// extension whose reviews are answered 403 is still connected, and has no success. It is one event per source and episode, within a
 // twentieth of the time, 5 s at the most. An episode ends with the next success. Up to HealthProbe.IdentityInterval, which is how long
 // an idle identity goes without a success, the first probe that fails is told. 0 is never; the last option given counts.
 type WatchForProbeFailure time.Duration

@@ -6,17 +6,19 @@ import (
 	"strings"
 )
 
-//go:embed crd rbac admission admission-namespaced admission-kubeconfigs rbac-examples
+//go:embed crd rbac admission admission-olm admission-namespaced admission-kubeconfigs rbac-examples
 var files embed.FS
 
 // Folder is a folder of this package.
 type Folder struct{ name string }
 
-// The folders. Those after Admission have examples to edit, so they are installed by nobody who does not ask for them.
+// The folders. Those after Admission are applied only where asked for: AdmissionOLM guards another project's kind, and the
+// others have examples to edit.
 var (
 	CRD                  = Folder{"crd"}
 	RBAC                 = Folder{"rbac"}
 	Admission            = Folder{"admission"}
+	AdmissionOLM         = Folder{"admission-olm"}
 	AdmissionNamespaced  = Folder{"admission-namespaced"}
 	AdmissionKubeconfigs = Folder{"admission-kubeconfigs"}
 	RBACExamples         = Folder{"rbac-examples"}

@@ -56,7 +56,7 @@ type extension struct {
 }
 
 // NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of watches that are
-// there already: Watch with such a name succeeds and does nothing.
+// there already: Watch with such a name succeeds and does nothing. If c is nil the extension is not connected, and errors say so.
 func NewFakeCache(c client.Client, extension client.ObjectKey, watchNames ...string) *Cache {
 	cache := NewFakeEmptyCache()
 	cache.connect(extension, c, watchNames)
@@ -73,6 +73,10 @@ func NewFakeEmptyCache() *Cache {
 func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
 
 func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string) {
+	if c == nil {
+		f.disconnect(key, clustercache.NotStarted, "the fake was given a nil client for it; NewFakeEmptyCache needs none")
+		return
+	}
 	f.mu.Lock()
 	e := f.knownLocked(key)
 	e.presets = append(slices.Clone(e.presets), presets...)
@@ -81,7 +85,7 @@ func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string)
 	}
 	release := func() {}
 	if e.conn != nil {
-		release = f.endLocked(e, clustercache.IdentityMismatch)
+		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake connected it anew")
 	}
 	e.state.Generation++
 	e.conn = newConnection(c, e.state.Generation, e.identity)
@@ -100,9 +104,13 @@ func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string)
 // Disconnect ends the connection of an extension, makes it known if it was not, and tells the sources. After Deleted and
 // Filtered it is not known any more, and its watches have ended.
 func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
+	f.disconnect(key, reason, "the fake disconnected it")
+}
+
+func (f *Cache) disconnect(key client.ObjectKey, reason clustercache.Reason, message string) {
 	f.mu.Lock()
 	e := f.knownLocked(key)
-	release := f.endLocked(e, reason)
+	release := f.endLocked(e, reason, message)
 	object, registry := e.object, e.registry
 	gone := reason == clustercache.Deleted || reason == clustercache.Filtered
 	if gone {
@@ -117,12 +125,12 @@ func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
 }
 
 // endLocked ends the connection of an extension, if there is one. Call what it returns without mu.
-func (f *Cache) endLocked(e *extension, reason clustercache.Reason) (release func()) {
+func (f *Cache) endLocked(e *extension, reason clustercache.Reason, message string) (release func()) {
 	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
 		e.since = time.Now()
 	}
 	e.state.Phase, e.state.Reason, e.state.Since = clustercache.Disconnected, reason, e.since
-	e.state.Message = "the fake disconnected it"
+	e.state.Message = message
 	conn, registry := e.conn, e.registry
 	e.conn = nil
 	if conn == nil {

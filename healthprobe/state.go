@@ -9,7 +9,9 @@ type State struct {
 	LastProbeTime time.Time
 	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request of its own.
 	LastProbeSuccessTime time.Time
-	// ConsecutiveFailures counts probes without success since the last one with.
+	// ConsecutiveFailures counts the probes that failed since the last success. A review that is answered 403 is neither a
+	// failure nor a success, except under impersonation: the server answers, and does not say whether we are valid. LastError and
+	// LastProbeTime tell of it.
 	ConsecutiveFailures int
 	// LastError is why the last probe failed, nil after a success. It never holds a secret.
 	LastError error

@@ -127,7 +127,7 @@ var operatorMay = []string{
 	"list clusterextensions", "watch clusterextensions", // its extensions
 	"list serviceaccounts", "watch serviceaccounts", // whom they name
 	"create serviceaccounts/token",
-	"get /api", "get /apis", "get /apis/olm.operatorframework.io/v1", "get /api/v1", // the manager's discovery
+	"get /api", "get /apis", "get /apis/latchkey.dev/v1alpha1", "get /api/v1", // the manager's discovery
 }
 
 // checkIdentities returns every event in which somebody acted whom it did not behove, and how many requests of each

@@ -83,7 +83,7 @@ func run(m *testing.M) int {
 		_, err = cp.KubectlInput(ctx, config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-")
 	}
 	if err == nil {
-		_, err = cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io")
+		_, err = cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
 	}
 	if err == nil {
 		_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator", "--user="+operatorUser)
@@ -140,13 +140,17 @@ func newOperatorWithoutGuard(t testing.TB, options clustercache.Options, more ..
 // newOperatorAt makes a host operator whose manager uses that config.
 func newOperatorAt(t testing.TB, restConfig *rest.Config, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
+	return newOperatorWith(t, restConfig, manager.Options{}, options, more...)
+}
+
+// newOperatorWith makes a host operator whose manager has those options.
+func newOperatorWith(t testing.TB, restConfig *rest.Config, managerOptions manager.Options, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
+	t.Helper()
 	g := NewWithT(t)
 	o := &operator{before: leaks(), filters: count(watchFilter)}
 	var err error
-	o.mgr, err = ctrl.NewManager(restConfig, manager.Options{
-		Metrics:          metricsserver.Options{BindAddress: "0"},
-		LeaderElectionID: "none",
-	})
+	managerOptions.Metrics, managerOptions.LeaderElectionID = metricsserver.Options{BindAddress: "0"}, "none"
+	o.mgr, err = ctrl.NewManager(restConfig, managerOptions)
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, f := range more {
 		f(o, &options)

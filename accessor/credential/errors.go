@@ -20,6 +20,8 @@ var (
 	ErrInvalidCredential = errors.New("invalid credential")
 	// ErrNotAllowed: the extension may not use what it names.
 	ErrNotAllowed = errors.New("not allowed")
+	// ErrOperatorForbidden: the host operator may not read what it takes to find out.
+	ErrOperatorForbidden = errors.New("the host operator may not")
 	// ErrNotRead: what holds the credential was not read yet; there will be another Resolve.
 	ErrNotRead = errors.New("not read yet")
 )
@@ -55,6 +57,11 @@ type joined struct{ kind, cause error }
 
 func (j *joined) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
 func (j *joined) Unwrap() []error { return []error{j.kind, j.cause} }
+
+// operatorForbidden is ErrOperatorForbidden, with what the host operator lacks and where it is granted.
+func operatorForbidden(cause error, lacks, role string) error {
+	return errors.Wrapf(&joined{kind: ErrOperatorForbidden, cause: cause}, "the host operator needs %s (%s)", lacks, role)
+}
 
 // invalid is ErrInvalidCredential with its reason, and its cause if there is one.
 func invalid(cause error, what string) error {

@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -145,7 +146,7 @@ func parseHostile() (cost hostileCost) {
 		parsing.Go(func() {
 			for i := worker; i < hostileSecrets; i += readsAtOnce {
 				_, content := hostileKubeconfig(i)
-				w := &watchedSecret{ref: SecretReference{Name: "s", Key: "value"}, all: s}
+				w := &secretReflection{&watchedSecret{ref: SecretReference{Name: "s", Key: "value"}, all: s}, context.Background()}
 				_ = w.Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Data: map[string][]byte{"value": content}})
 			}
 		})

@@ -45,7 +45,7 @@ type impersonation ImpersonationOptions
 
 func (impersonation) sealed() {}
 
-func (o impersonation) Bind(host cluster.Cluster) (Resolver, error) {
+func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	if own := host.GetConfig().Impersonate; own.UserName != "" || own.UID != "" || len(own.Groups)+len(own.Extra) > 0 {
 		return nil, errors.New("the host operator's own config impersonates somebody, and an API server does not impersonate twice")
 	}
@@ -53,7 +53,7 @@ func (o impersonation) Bind(host cluster.Cluster) (Resolver, error) {
 	if carrier == nil {
 		return nil, errors.New("the host operator's HTTP client has no transport, and so no credential")
 	}
-	resolver, err := newServiceAccountResolver(host, o.NamespacePath, o.NamePath)
+	resolver, err := newServiceAccountResolver(host, kind, o.NamespacePath, o.NamePath)
 	if err != nil {
 		return nil, err
 	}

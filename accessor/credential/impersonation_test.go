@@ -42,7 +42,7 @@ func TestImpersonation(t *testing.T) {
 		return nil, errors.New("enough")
 	})
 	headers := func(options ImpersonationOptions) http.Header {
-		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport})
+		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport}, Kind{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
 		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
@@ -80,9 +80,9 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
 	g.Expect(sent).To(BeNil(), "nothing leaves")
 
-	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport})
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport}, Kind{})
 	g.Expect(err).To(MatchError(ContainSubstring("impersonates somebody")))
-	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)})
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)}, Kind{})
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
 }
 

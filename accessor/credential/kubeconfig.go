@@ -37,11 +37,13 @@ type KubeconfigOptions struct {
 	// Key of the Secret; empty is "value".
 	Key string
 	// Reference, if set, says which Secret an extension means, instead of the fields above. Namespace, Name and Key must all
-	// be set in what it returns. Its error is shown to people; one that wraps ErrNotAllowed says so. It must not do I/O.
+	// be set in what it returns. Its error is shown to people; one that wraps ErrNotAllowed says so. It must not do I/O. It
+	// decides who acts as whom: return no Secret that whoever writes the extension must not use, or set Allow too.
 	Reference func(client.Object) (SecretReference, error)
 	// Allow says whether an extension may use that Secret; an error means no and is shown to people. Whoever may write an
 	// extension acts as the user of the kubeconfig that it names, so without Allow only Secrets of the extension's own
-	// namespace are used, and Namespace is refused. SecretsGuardedByAdmission states that an admission policy, such as that
+	// namespace are used, and Namespace is refused. What Reference returns is used without Allow in any namespace: it is the
+	// author's own guard. SecretsGuardedByAdmission states that an admission policy, such as that
 	// in config/admission-kubeconfigs, guards them. It must not do I/O; if it panics, the answer is no.
 	Allow func(ctx context.Context, object client.Object, secret SecretReference) error
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
@@ -81,12 +83,12 @@ type kubeconfigSecrets KubeconfigOptions
 
 func (kubeconfigSecrets) sealed() {}
 
-func (o kubeconfigSecrets) Bind(host cluster.Cluster) (Resolver, error) {
+func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	r := &kubeconfigResolver{options: o}
 	if o.NamePath != "" {
 		var err error
-		if r.namePath, err = fieldPath(o.NamePath); err != nil {
-			return nil, errors.WithMessage(err, "NamePath")
+		if r.namePath, err = kind.path("NamePath", o.NamePath); err != nil {
+			return nil, err
 		}
 	}
 	if o.Reference != nil && (o.Namespace != "" || o.NamePath != "" || o.Key != "") {
@@ -95,6 +97,9 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster) (Resolver, error) {
 	if o.Namespace != "" && o.Allow == nil {
 		return nil, errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: decide in Allow, or " +
 			"guard the extensions by admission and set SecretsGuardedByAdmission")
+	}
+	if o.Reference == nil && o.Namespace == "" && !kind.Namespaced {
+		return nil, errors.Errorf("%s is cluster-scoped, so Namespace must say where its Secrets are, or Reference which they are", kind.name())
 	}
 	if o.MaxSize < 0 {
 		return nil, errors.New("MaxSize must not be negative")
@@ -137,9 +142,9 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	}
 	if err != nil {
 		r.secrets.forget(extension)
-		return Resolved{}, err
+		return Resolved{Source: sourceOf(ref)}, err
 	}
-	resolved := Resolved{Source: "secret " + ref.String()}
+	resolved := Resolved{Source: sourceOf(ref)}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
 		return resolved, errors.WithMessage(err, resolved.Source)
@@ -154,6 +159,14 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	resolved.Foreign = true
 	resolved.open = found.kubeconfig.proof.open
 	return resolved, nil
+}
+
+// sourceOf names a Secret for people, empty if none is named.
+func sourceOf(ref SecretReference) string {
+	if ref == (SecretReference{}) {
+		return ""
+	}
+	return "secret " + ref.String()
 }
 
 // allow asks whether the object may use the Secret.
@@ -174,22 +187,20 @@ func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReferenc
 	if r.options.Reference != nil {
 		if ref, err = r.options.Reference(object); err != nil {
 			if errors.Is(err, ErrNotAllowed) {
-				return ref, err
+				return SecretReference{}, err
 			}
-			return ref, errors.Wrap(&joined{kind: ErrInvalidReference, cause: err}, "which Secret it means")
+			return SecretReference{}, errors.Wrap(&joined{kind: ErrInvalidReference, cause: err}, "which Secret it means")
 		}
 	} else if ref, err = r.referenceByConvention(object); err != nil {
-		return ref, err
+		return SecretReference{}, err
 	}
 	switch {
-	case ref.Namespace == "" && r.options.Reference == nil:
-		return ref, errors.Wrap(ErrInvalidReference, "the extension's kind is cluster-scoped; set KubeconfigOptions.Namespace")
 	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%s is no namespace", brief.Quote(ref.Namespace))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no namespace", brief.Quote(ref.Namespace))
 	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", brief.Quote(ref.Name))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", brief.Quote(ref.Name))
 	case len(validation.IsConfigMapKey(ref.Key)) > 0:
-		return ref, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", brief.Quote(ref.Key))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", brief.Quote(ref.Key))
 	}
 	return ref, nil
 }

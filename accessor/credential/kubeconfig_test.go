@@ -163,7 +163,7 @@ func TestSecretReference(t *testing.T) {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{"secret": "named"}}
 	}
 	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
-		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
 		return resolver.(*kubeconfigResolver).reference(object)
 	}
@@ -173,12 +173,11 @@ func TestSecretReference(t *testing.T) {
 		return SecretReference{"a", object.GetName(), "c"}, nil
 	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
 	for problem, options := range map[string]KubeconfigOptions{
-		"cluster-scoped; set KubeconfigOptions.Namespace": {},
-		"data.none is not set":                            {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
-		"is no key of a Secret":                           {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
-		"is no namespace":                                 {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
-		"is no name":                                      {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
-		"which Secret it means":                           {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
+		"data.none is not set":  {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
+		"is no key of a Secret": {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
+		"is no namespace":       {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
+		"is no name":            {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
+		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
 	} {
 		_, err := reference(options, named("", "red"))
 		g.Expect(err).To(MatchError(ErrInvalidReference))
@@ -189,7 +188,7 @@ func TestSecretReference(t *testing.T) {
 		{Namespace: "all"}, // without a word on who may
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
-		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
 		g.Expect(err).To(HaveOccurred())
 	}
 }
@@ -198,7 +197,7 @@ func TestSecretReference(t *testing.T) {
 func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	resolve := func(options KubeconfigOptions) error {
-		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}})
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = resolver.Resolve(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
 		return err

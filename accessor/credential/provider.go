@@ -16,8 +16,9 @@ import (
 
 // Provider is where credentials come from. It is configuration; Bind brings it to life. It is sealed.
 type Provider interface {
-	// Bind returns a Resolver that works on the cluster in which the extensions live. It does no I/O.
-	Bind(host cluster.Cluster) (Resolver, error)
+	// Bind returns a Resolver that works on the cluster in which the extensions live, of that kind. It does no I/O, and fails
+	// on options that no extension could be resolved with.
+	Bind(host cluster.Cluster, kind Kind) (Resolver, error)
 
 	sealed()
 }

@@ -99,7 +99,7 @@ func TestRESTConfigMapper(t *testing.T) {
 		resolver, err := FromRESTConfigMapper(func(_ context.Context, got client.Object, base *rest.Config) (*rest.Config, error) {
 			NewWithT(t).Expect(got).To(BeIdenticalTo(client.Object(object)))
 			return m(base)
-		}).Bind(host{config: everything(t)})
+		}).Bind(host{config: everything(t)}, Kind{})
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		return resolver.Resolve(t.Context(), object)
 	}
@@ -171,7 +171,7 @@ func TestRESTConfigMapper(t *testing.T) {
 			resolver, err := FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
 				set(base)
 				return base, nil
-			}).Bind(host{config: own})
+			}).Bind(host{config: own}, Kind{})
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = resolver.Resolve(t.Context(), object)
 			g.Expect(err).To(MatchError(ContainSubstring("host operator's own credential")))
@@ -296,7 +296,7 @@ func TestLongReferences(t *testing.T) {
 func TestServiceAccountOptions(t *testing.T) {
 	g := NewWithT(t)
 	bind := func(options ServiceAccountOptions) error {
-		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}})
+		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}}, Kind{})
 		return err
 	}
 	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).To(MatchError(ContainSubstring("grants 10m0s at the least")))

@@ -40,7 +40,7 @@ type restConfigMapper func(context.Context, client.Object, *rest.Config) (*rest.
 
 func (restConfigMapper) sealed() {}
 
-func (m restConfigMapper) Bind(host cluster.Cluster) (Resolver, error) {
+func (m restConfigMapper) Bind(host cluster.Cluster, _ Kind) (Resolver, error) {
 	if m == nil {
 		return nil, errors.New("FromRESTConfigMapper needs a function")
 	}

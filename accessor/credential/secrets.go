@@ -36,6 +36,7 @@ type secrets struct {
 	mu          sync.Mutex
 	life        context.Context                     // guarded by mu; of the watches; nil before run
 	wake        func(client.ObjectKey)              // guarded by mu; set with life
+	retried     time.Time                           // guarded by mu; when those that may not be read last were, all at once
 	watches     sync.WaitGroup                      // under way; added to under mu
 	byReference map[SecretReference]*watchedSecret  // guarded by mu; holds exactly what has users
 	byExtension map[client.ObjectKey]*watchedSecret // guarded by mu
@@ -134,10 +135,30 @@ func (s *secrets) startLocked(watched *watchedSecret) {
 	}
 	var ctx context.Context
 	ctx, watched.stop = context.WithCancel(s.life)
-	reflector := toolscache.NewReflectorWithOptions(watched.listerWatcher(s.reader), &corev1.Secret{}, watched, toolscache.ReflectorOptions{
+	read := &secretReflection{watchedSecret: watched, ctx: ctx}
+	reflector := toolscache.NewReflectorWithOptions(read.listerWatcher(s.reader), &corev1.Secret{}, read, toolscache.ReflectorOptions{
 		Name: "kubeconfig secrets",
 	})
 	s.watches.Go(func() { reflector.RunWithContext(ctx) })
+}
+
+// retryEvery is the shortest time between two reads of all Secrets that may not be read, beside their own backoff.
+const retryEvery = 2 * time.Second
+
+// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may read one: what granted
+// that will mostly have granted the others too, and the backoff of each of them is up to half a minute.
+func (s *secrets) retryForbiddenLocked(granted *watchedSecret) {
+	if s.life == nil || time.Since(s.retried) < retryEvery {
+		return
+	}
+	s.retried = time.Now()
+	for _, other := range s.byReference {
+		if other != granted && other.stop != nil && apierrors.IsForbidden(other.failure) {
+			other.stop()
+			other.stop = nil
+			s.startLocked(other)
+		}
+	}
 }
 
 // secretContent is what a Secret holds.
@@ -147,7 +168,7 @@ type secretContent struct {
 	err        error // why it cannot be used
 }
 
-// watchedSecret is a Secret that extensions refer to. It is the store of its reflector.
+// watchedSecret is a Secret that extensions refer to.
 type watchedSecret struct {
 	ref SecretReference
 	all *secrets
@@ -160,22 +181,29 @@ type watchedSecret struct {
 	content *secretContent     // nil if it does not exist
 }
 
-var _ toolscache.ReflectorStore = (*watchedSecret)(nil)
+// secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is dropped: another reflector may
+// have taken its place.
+type secretReflection struct {
+	*watchedSecret
+	ctx context.Context // ends under all.mu, or with the provider
+}
+
+var _ toolscache.ReflectorStore = (*secretReflection)(nil)
 
 // Add implements cache.ReflectorStore.
-func (w *watchedSecret) Add(object any) error { return w.take(object) }
+func (w *secretReflection) Add(object any) error { return w.take(object) }
 
 // Update implements cache.ReflectorStore.
-func (w *watchedSecret) Update(object any) error { return w.take(object) }
+func (w *secretReflection) Update(object any) error { return w.take(object) }
 
 // Delete implements cache.ReflectorStore.
-func (w *watchedSecret) Delete(any) error { w.set(nil); return nil }
+func (w *secretReflection) Delete(any) error { w.set(nil); return nil }
 
 // Resync implements cache.ReflectorStore.
-func (w *watchedSecret) Resync() error { return nil }
+func (w *secretReflection) Resync() error { return nil }
 
 // Replace implements cache.ReflectorStore.
-func (w *watchedSecret) Replace(objects []any, _ string) error {
+func (w *secretReflection) Replace(objects []any, _ string) error {
 	for _, object := range objects {
 		return w.take(object) // there is one at most, by its name
 	}
@@ -184,7 +212,7 @@ func (w *watchedSecret) Replace(objects []any, _ string) error {
 }
 
 // take never returns an error: client-go would log the object with it.
-func (w *watchedSecret) take(object any) error {
+func (w *secretReflection) take(object any) error {
 	secret, ok := object.(*corev1.Secret)
 	if !ok || secret.Name != w.ref.Name || secret.Namespace != w.ref.Namespace {
 		w.failed(errors.New("the API server sent another object than was asked for"))
@@ -214,19 +242,33 @@ func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 }
 
 // set takes note of what the Secret holds and wakes those whom it concerns.
-func (w *watchedSecret) set(content *secretContent) {
+func (w *secretReflection) set(content *secretContent) {
 	w.all.mu.Lock()
+	if w.ctx.Err() != nil {
+		w.all.mu.Unlock()
+		return
+	}
+	if apierrors.IsForbidden(w.failure) || !w.read {
+		w.all.retryForbiddenLocked(w.watchedSecret)
+	}
 	w.read, w.failure, w.content = true, nil, content
 	w.wakeUnlock()
 }
 
 // failed takes note that the Secret could not be read. What is known of it stays.
-func (w *watchedSecret) failed(err error) {
+func (w *secretReflection) failed(err error) {
 	var status apierrors.APIStatus
-	if errors.As(err, &status) {
+	switch {
+	case apierrors.IsForbidden(err):
+		err = operatorForbidden(err, "list and watch on that secret", "config/rbac-examples/kubeconfig-secrets.yaml")
+	case errors.As(err, &status):
 		err = invalid(err, "reading it")
 	}
 	w.all.mu.Lock()
+	if w.ctx.Err() != nil {
+		w.all.mu.Unlock()
+		return
+	}
 	news := w.failure == nil || w.failure.Error() != err.Error()
 	w.failure = err
 	if !news || w.read && !apierrors.IsForbidden(err) {
@@ -250,7 +292,7 @@ func (w *watchedSecret) wakeUnlock() {
 }
 
 // listerWatcher lists and watches this Secret alone.
-func (w *watchedSecret) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
+func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
 		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")

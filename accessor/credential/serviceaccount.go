@@ -28,8 +28,10 @@ const minLifetime = 10 * time.Minute
 
 // ServiceAccountOptions configure ServiceAccountTokens. The zero value is for ClusterExtensions.
 type ServiceAccountOptions struct {
-	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its ServiceAccount,
-	// such as "metadata.namespace". They default to "spec.namespace" and "spec.serviceAccount.name".
+	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its ServiceAccount, such as
+	// "spec.serviceAccountName". NamePath defaults to "spec.serviceAccount.name". NamespacePath defaults to "metadata.namespace" for
+	// a namespaced kind, unless that has a field spec.namespace too: then it must be set. For a cluster-scoped kind it defaults to
+	// "spec.namespace". SetupWithManager refuses a path that the kind is known not to have.
 	NamespacePath, NamePath string
 	// Audiences of the tokens; empty means the API server's own.
 	Audiences []string
@@ -48,14 +50,14 @@ type serviceAccountTokens ServiceAccountOptions
 
 func (serviceAccountTokens) sealed() {}
 
-func (o serviceAccountTokens) Bind(host cluster.Cluster) (Resolver, error) {
+func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	if o.Lifetime == 0 {
 		o.Lifetime = time.Hour
 	}
 	if o.Lifetime < minLifetime {
 		return nil, errors.Errorf("Lifetime is %s, the TokenRequest API grants %s at the least", o.Lifetime, minLifetime)
 	}
-	resolver, err := newServiceAccountResolver(host, o.NamespacePath, o.NamePath)
+	resolver, err := newServiceAccountResolver(host, kind, o.NamespacePath, o.NamePath)
 	if err != nil {
 		return nil, err
 	}
@@ -79,14 +81,24 @@ type serviceAccountResolver struct {
 	credential              func(tokenID, *Resolved) // adds how it is proven
 }
 
-func newServiceAccountResolver(host cluster.Cluster, namespacePath, namePath string) (*serviceAccountResolver, error) {
+func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath, namePath string) (*serviceAccountResolver, error) {
 	r := &serviceAccountResolver{}
-	var err error
-	if r.namespacePath, err = fieldPath(cmp.Or(namespacePath, "spec.namespace")); err != nil {
-		return nil, errors.WithMessage(err, "NamespacePath")
+	if namespacePath == "" {
+		namespacePath = "spec.namespace"
+		if kind.Namespaced {
+			if kind.declares("spec", "namespace") {
+				return nil, errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
+					"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
+			}
+			namespacePath = "metadata.namespace"
+		}
 	}
-	if r.namePath, err = fieldPath(cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
-		return nil, errors.WithMessage(err, "NamePath")
+	var err error
+	if r.namespacePath, err = kind.path("NamespacePath", namespacePath); err != nil {
+		return nil, err
+	}
+	if r.namePath, err = kind.path("NamePath", cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
+		return nil, err
 	}
 	if r.target, err = Anonymous(host.GetConfig()); err != nil {
 		return nil, err
@@ -139,6 +151,9 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		if apierrors.IsNotFound(err) {
 			return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
+		if apierrors.IsForbidden(err) {
+			err = operatorForbidden(err, "list and watch on serviceaccounts", "ClusterRole latchkey-operator in config/rbac, or a role of config/rbac-examples")
+		}
 		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
 	}
 	if serviceAccount.UID == "" {
@@ -151,17 +166,6 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	resolved.UID = id.uid
 	r.credential(id, &resolved)
 	return resolved, nil
-}
-
-// fieldPath splits a dotted path; a leading dot, as kubectl and CRDs write it, is allowed.
-func fieldPath(dotted string) ([]string, error) {
-	path := strings.Split(strings.TrimPrefix(dotted, "."), ".")
-	for _, field := range path {
-		if field == "" {
-			return nil, errors.Errorf("%q is no dotted path to a field", dotted)
-		}
-	}
-	return path, nil
 }
 
 func contentOf(object client.Object) (map[string]any, error) {

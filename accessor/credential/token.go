@@ -332,7 +332,11 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 		}).
 		Stream(ctx)
 	if err != nil {
-		return issued{}, errors.Wrapf(classify(err), "requesting a token of serviceaccount %s", id.serviceAccount)
+		what := "requesting a token"
+		if apierrors.IsForbidden(err) {
+			what = "the host operator needs create on serviceaccounts/token (ClusterRole latchkey-operator in config/rbac, or config/rbac-examples/tokens-by-name.yaml): " + what
+		}
+		return issued{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
 	}
 	defer body.Close()
 	var answer authenticationv1.TokenRequest

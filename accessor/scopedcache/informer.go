@@ -77,6 +77,9 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 			handler(ctx, r, err)
 			return
 		}
+		if s.cache.life.Err() != nil || made.life.Err() != nil {
+			return // it was told to end, and what breaks then is nothing that a person must see
+		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.
 			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind", s.kind.gvk, "scope", s.where.String(), "error", err.Error())
@@ -108,12 +111,19 @@ func (i *informer) watches(begun watch.Interface, lists bool) {
 	i.watch, i.lists, i.listed = begun, lists, i.version()
 }
 
+// streams reports whether a list is being streamed.
+func (i *informer) streams() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.watch != nil && i.lists && i.version() == i.listed
+}
+
 // watchAgain ends the watch. The informer begins another one where it ended, without a list. One that still lists, which would
 // begin from nothing, goes on.
 func (i *informer) watchAgain() {
 	i.mu.Lock()
 	latest := i.watch
-	if i.lists && i.version() == i.listed {
+	if i.lists && i.version() == i.listed { // it streams
 		latest = nil
 	}
 	i.mu.Unlock()

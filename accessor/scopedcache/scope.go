@@ -65,7 +65,7 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 	}
 	for {
 		s.mu.Lock()
-		running, state, since, lastError, changed := s.current.Load(), s.state, s.since, s.lastError, s.changed
+		running, state, since, lastError, changed := s.current.Load(), s.state, s.since, s.lastErrorLocked(), s.changed
 		s.mu.Unlock()
 		switch {
 		case running != nil:
@@ -88,6 +88,17 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 	}
 }
 
+// errStreams is why an informer has not synced whose API server sends objects and does not say which is the last.
+var errStreams = errors.New("the API server has begun to stream objects, and no bookmark has said yet that these are all; does something on the way to it drop bookmarks?")
+
+// lastErrorLocked is why the informer does not sync, nil if nothing is known. mu is held.
+func (s *scope) lastErrorLocked() error {
+	if s.lastError == nil && s.running != nil && s.running.streams() {
+		return errStreams
+	}
+	return s.lastError
+}
+
 // awaitSettled waits until it is known what a read gets.
 func (s *scope) awaitSettled(ctx context.Context) error {
 	select {
@@ -105,7 +116,7 @@ func (s *scope) awaitSettled(ctx context.Context) error {
 	case <-ctx.Done():
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastError, Cause: context.Cause(ctx)}
+		return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(), Cause: context.Cause(ctx)}
 	}
 }
 

@@ -277,6 +277,22 @@ func (r *Registry) isCurrent(reg *registration) bool {
 	return r.names[reg.name] == reg
 }
 
+// conflictLocked is ErrConflict, with what is registered, what was asked for, and what to do. The registry's mu is held.
+func (reg *registration) conflictLocked(wanted spec) error {
+	switch {
+	case reg.content:
+		return errors.WithMessage(ErrConflict, "WatchContent has registered it; Unwatch it first, or take another name")
+	case wanted.content:
+		return errors.WithMessage(ErrConflict, "Watch has registered it, not WatchContent; Unwatch it first, or take another name")
+	}
+	registered := ""
+	for part := range reg.parts { // one, as it is no content
+		registered = part.String()
+	}
+	return errors.WithMessagef(ErrConflict, "it watches %s, and %s was asked for; Unwatch it first, take another name, or use WatchContent for kinds and namespaces that change",
+		registered, wanted.parts[0].part)
+}
+
 // registerInTurn ends what is not wanted any more, starts what is not there yet, and gives the controller its source
 // if it has none. retry is true if the registration was ended meanwhile.
 func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool, err error) {
@@ -302,9 +318,10 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 
 	r.mu.Lock()
 	if reg.content != wanted.content || !wanted.content && len(reg.parts) > 0 && reg.parts[wanted.parts[0].part] == nil {
+		err := reg.conflictLocked(wanted)
 		r.mu.Unlock()
 		failed = false
-		return false, ErrConflict
+		return false, err
 	}
 	var gone []*watch
 	if wanted.content {

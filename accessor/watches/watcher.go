@@ -213,6 +213,15 @@ type part struct {
 	scope  string       // in words, for scopes cannot be compared
 }
 
+// String names the part for people.
+func (p part) String() string {
+	where := "everywhere"
+	if p.scope != "" {
+		where = "in " + p.scope
+	}
+	return fmt.Sprintf("%s (%s) %s", p.kind.Kind, p.goType, where)
+}
+
 // partObject is a part, its scope, and an object of its kind.
 type partObject struct {
 	part

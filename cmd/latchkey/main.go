@@ -34,6 +34,7 @@ func main() {
 	var err error
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "manager":
+		context.AfterFunc(ctx, stop) // a second signal ends the process at once
 		err = runManager(ctx, args)
 	case "demo":
 		err = runDemo(ctx, args)

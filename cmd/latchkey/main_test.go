@@ -79,14 +79,14 @@ func TestManager(t *testing.T) {
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
 	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io")
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
 	g.Expect(err).NotTo(HaveOccurred())
 	// An extension of a kind of its own, with the reference elsewhere: here, in a ConfigMap.
 	_, err = cp.Kubectl(t.Context(), "create", "configmap", "red", "-n", "default", "--from-literal=sa=red")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "olm.operatorframework.io/v1", "kind": "ClusterExtension", "metadata": {"name": "red"},
+	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "red"},
 		"spec": {"namespace": "default", "serviceAccount": {"name": "red"}}}`, "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 

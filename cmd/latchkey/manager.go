@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"flag"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
@@ -45,9 +47,9 @@ type managerFlags struct {
 func (m *managerFlags) bind(flags *flag.FlagSet) {
 	config.RegisterFlags(flags) // --kubeconfig
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
-	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1.olm.operatorframework.io", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
+	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1alpha1.latchkey.dev", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
 	flags.StringVar(&m.credentials, "credentials", "tokens", "how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), kubeconfigs (in a Secret)")
-	flags.StringVar(&m.namespacePath, "namespace-path", "spec.namespace", "dotted path of the field with the ServiceAccount's namespace; metadata.namespace for the extension's own")
+	flags.StringVar(&m.namespacePath, "namespace-path", "", "dotted path of the field with the ServiceAccount's namespace; empty for metadata.namespace if the kind is namespaced (and has no spec.namespace), else spec.namespace")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
 	flags.StringVar(&m.secretNamespace, "secret-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
 	flags.StringVar(&m.secretPath, "secret-name-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
@@ -121,7 +123,49 @@ func runManager(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return m.run(ctx, restConfig, options)
+	if m.leaderElect && m.leaderElectionNamespace == "" && !inCluster() {
+		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace: it is where the lease is")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- m.run(ctx, restConfig, options) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(shutdownPatience): // what has no context, such as discovery, waits for an API server that hangs
+		return errors.Errorf("something did not end within %s of the signal; ending without it", shutdownPatience)
+	}
+}
+
+const (
+	// gracefulShutdown is how long the manager waits for its controllers to end.
+	gracefulShutdown = 5 * time.Second
+	// shutdownPatience is how long all of it may take.
+	shutdownPatience = 9 * time.Second
+	// permissionInterval is how often the API server is asked what this program itself may read.
+	permissionInterval = 10 * time.Second
+)
+
+// inCluster reports whether this program runs as a ServiceAccount of a cluster, and so in a namespace of it.
+func inCluster() bool {
+	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	return err == nil
+}
+
+// mayRead is a readiness check that fails while the cache may not read a kind. It says what is missing.
+func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
+	return func(*http.Request) error {
+		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
+			if scope.GVK.GroupKind() == kind && (scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed) {
+				return errors.Wrapf(scope.LastError, "%s is %s (see config/rbac)", kind, scope.State)
+			}
+		}
+		return nil
+	}
 }
 
 func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options clustercache.Options) error {
@@ -132,6 +176,9 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		LeaderElectionID:              "latchkey-manager",
 		LeaderElectionNamespace:       m.leaderElectionNamespace,
 		LeaderElectionReleaseOnCancel: true, // main ends when this returns
+		GracefulShutdownTimeout:       new(gracefulShutdown),
+		// Without a permission it stays up, says so, and goes on when that is granted.
+		NewCache: scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: permissionInterval}),
 	})
 	if err != nil {
 		return errors.Wrap(err, "making the manager")
@@ -141,6 +188,16 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	}
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return err
+	}
+	needed := []schema.GroupKind{options.Object.GetObjectKind().GroupVersionKind().GroupKind()}
+	if m.credentials != "kubeconfigs" {
+		needed = append(needed, schema.GroupKind{Kind: "ServiceAccount"})
+	}
+	for _, kind := range needed {
+		// The name says it too, for the answer to /readyz withholds what the check says. /readyz/<name> does not.
+		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, kind)); err != nil {
+			return err
+		}
 	}
 	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
 		if !m.guarded && strings.Contains(err.Error(), "Allow") {

@@ -20,7 +20,7 @@ const module = "github.com/latchkey-dev/latchkey"
 // mayImport are the arrows: for each package of ours, the packages of ours that it may import. What is not listed
 // may not exist.
 var mayImport = map[string][]string{
-	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "accessor/credential", "healthprobe"},
+	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "accessor/credential", "accessor/scopedcache", "healthprobe"},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
 	"examples/contentoperator":                     {"clustercache"},

@@ -112,7 +112,7 @@ func install(ctx context.Context, cp *controlplane.ControlPlane) error {
 	if _, err := cp.KubectlInput(ctx, config.Manifests(), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.olm.operatorframework.io"); err != nil {
+	if _, err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
 	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator", "--user="+operatorUser)
@@ -154,7 +154,7 @@ func (t *tour) showAround(log string) {
 	t.line("")
 	t.line("  export KUBECONFIG=%s", t.cp.Kubeconfig())
 	t.line("  export PATH=%s:$PATH                      # kubectl, should you have none", t.cp.Programs())
-	t.line("  kubectl get clusterextensions -w")
+	t.line("  kubectl get clusterextensions.latchkey.dev -w")
 	t.line("  kubectl -n team-red delete configmap greeting           # comes back, repaired as red")
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
 	t.line("  kubectl -n team-blue create serviceaccount blue         # and back, as a new identity")

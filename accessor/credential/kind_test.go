@@ -1,0 +1,123 @@
+package credential
+
+import (
+	"reflect"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// published is as an API server publishes the schema of a CustomResourceDefinition.
+const published = `{"components": {"schemas": {
+	"com.example.v1.Tenant": {
+		"type": "object",
+		"properties": {
+			"metadata": {"allOf": [{"$ref": "#/components/schemas/io.k8s.ObjectMeta"}]},
+			"spec": {"type": "object", "properties": {
+				"serviceAccount": {"type": "object", "properties": {"name": {"type": "string"}}},
+				"size": {"type": "integer"},
+				"labels": {"type": "object", "additionalProperties": {"type": "string"}},
+				"any": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+				"port": {"x-kubernetes-int-or-string": true},
+				"circle": {"$ref": "#/components/schemas/circle"}
+			}}
+		},
+		"x-kubernetes-group-version-kind": [{"group": "example.com", "kind": "Tenant", "version": "v1"}]
+	},
+	"circle": {"$ref": "#/components/schemas/circle"},
+	"io.k8s.ObjectMeta": {"type": "object", "properties": {"namespace": {"type": "string"}, "name": {"type": "string"}}}
+}}}`
+
+var tenants = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Tenant"}
+
+func TestFieldPathsAreChecked(t *testing.T) {
+	inOpenAPI, err := fieldsInOpenAPI([]byte(published), tenants)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	custom := Kind{GroupVersionKind: tenants, fields: inOpenAPI}
+	pods := Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"), fields: fieldsOf(reflect.TypeFor[*corev1.Pod]())}
+	metadata := Kind{GroupVersionKind: tenants, fields: fieldsOf(reflect.TypeFor[*metav1.PartialObjectMetadata]())}
+	configMaps := Kind{fields: fieldsOf(reflect.TypeFor[*corev1.ConfigMap]())}
+	for name, tc := range map[string]struct {
+		kind    Kind
+		path    string
+		problem string // empty if there is none
+	}{
+		"a field":                     {custom, "spec.serviceAccount.name", ""},
+		"with a leading dot":          {custom, ".metadata.namespace", ""},
+		"braces":                      {custom, "{.spec.serviceAccount.name}", "write it without braces"},
+		"one brace":                   {Kind{}, "spec.{x", "write it without braces"},
+		"a typo":                      {custom, "spec.serviceAcount.name", "Tenant.example.com has no field spec.serviceAcount.name (spec has any, circle, labels, port, serviceAccount, size)"},
+		"a typo at the top":           {custom, "sepc.x", "has no field sepc.x (it has metadata, spec)"},
+		"a field of a text":           {custom, "spec.serviceAccount.name.x", "(spec.serviceAccount.name has no fields)"},
+		"no text":                     {custom, "spec.size", "field spec.size of Tenant.example.com is no string"},
+		"a map":                       {custom, "spec.serviceAccount", "is no string"},
+		"a label":                     {custom, "spec.labels.sa", ""},
+		"below what is not described": {custom, "spec.any.thing", ""},
+		"a number or a text":          {custom, "spec.port", ""},
+		"a circle":                    {custom, "spec.circle.x", ""},
+		"no schema":                   {Kind{}, "spec.x", ""},
+		"of a Go type":                {pods, "spec.serviceAccountName", ""},
+		"a typo in a Go type":         {pods, "spec.serviceAccountname", "Pod has no field spec.serviceAccountname"},
+		"of embedded fields":          {pods, "metadata.namespace", ""},
+		"a Go number":                 {pods, "spec.terminationGracePeriodSeconds", "is no string"},
+		"a Go list":                   {pods, "spec.containers", "is no string"},
+		"in a map of a Go type":       {configMaps, "data.sa", ""},
+		"metadata have no spec":       {metadata, "spec.serviceAccountName", "has no field spec.serviceAccountName (it has apiVersion, kind, metadata)"},
+		"annotations of metadata":     {metadata, "metadata.annotations.sa", ""},
+		"nothing":                     {custom, ".", "is no dotted path"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			_, err := tc.kind.path("NamePath", tc.path)
+			if tc.problem == "" {
+				g.Expect(err).NotTo(HaveOccurred())
+				return
+			}
+			g.Expect(err).To(MatchError(And(HavePrefix("NamePath: "), ContainSubstring(tc.problem))))
+		})
+	}
+	_, err = fieldsInOpenAPI([]byte(published), corev1.SchemeGroupVersion.WithKind("Pod"))
+	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("does not have")))
+	_, err = fieldsInOpenAPI([]byte("["), tenants)
+	NewWithT(t).Expect(err).To(HaveOccurred())
+}
+
+// Where a ServiceAccount's namespace is named must not depend on a guess.
+func TestDefaultOfNamespacePath(t *testing.T) {
+	inBoth := known{named: map[string]func() fieldSchema{"spec": func() fieldSchema {
+		return known{named: map[string]func() fieldSchema{"namespace": func() fieldSchema { return known{text: true} }}}
+	}, "metadata": func() fieldSchema { return anything{} }}}
+	for name, tc := range map[string]struct {
+		kind    Kind
+		path    string
+		want    []string
+		problem string
+	}{
+		"cluster-scoped":                     {Kind{}, "", []string{"spec", "namespace"}, ""},
+		"namespaced":                         {Kind{Namespaced: true}, "", []string{"metadata", "namespace"}, ""},
+		"namespaced, with a spec.namespace":  {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil, "say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
+		"the same, which says which":         {Kind{Namespaced: true, fields: inBoth}, "spec.namespace", []string{"spec", "namespace"}, ""},
+		"the same, which says the other":     {Kind{Namespaced: true, fields: inBoth}, "metadata.namespace", []string{"metadata", "namespace"}, ""},
+		"cluster-scoped without such fields": {Kind{fields: fieldsOf(reflect.TypeFor[*rbacv1.ClusterRole]()), GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			namePath := "metadata.name"
+			if tc.kind.fields == nil {
+				namePath = ""
+			}
+			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind, tc.path, namePath)
+			if tc.problem != "" {
+				g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(r.namespacePath).To(Equal(tc.want))
+		})
+	}
+}

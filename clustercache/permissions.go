@@ -1,0 +1,112 @@
+package clustercache
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/lists"
+)
+
+// permissionInterval is how often it is looked at whether a permission that the host operator lacks is there. That reads the
+// manager's cache and asks the API server nothing.
+const permissionInterval = time.Second
+
+// watchPermissions keeps an eye on what the host operator itself may read, until ctx is done.
+func (r *reconciler) watchPermissions(ctx context.Context) {
+	tick := time.NewTicker(permissionInterval)
+	defer tick.Stop()
+	lacking := false
+	for {
+		switch err := r.readExtensions(ctx); {
+		case apierrors.IsForbidden(err):
+			err = errors.WithMessagef(err, "the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", r.kind.GroupKind())
+			r.set.MayNotRead(err)
+			if !lacking {
+				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", OperatorForbidden, "error", err.Error())
+			}
+			lacking = true
+		case err == nil:
+			r.set.MayNotRead(nil)
+			if lacking {
+				ctrl.LoggerFrom(ctx).Info("Extensions can be read")
+			}
+			lacking = false
+		}
+		if waiting, ok := r.forbidden.any(); ok {
+			r.wake(waiting)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// readExtensions reads an extension from the cache. It does not wait for long.
+func (r *reconciler) readExtensions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, permissionInterval)
+	defer cancel()
+	list, err := lists.New(r.object, r.scheme)
+	if err != nil {
+		return err
+	}
+	return r.objects.List(ctx, list, client.Limit(1), client.UnsafeDisableDeepCopy)
+}
+
+// forbidden are the extensions that are not connected because the host operator lacks a permission. The zero value is empty.
+type forbidden struct {
+	mu         sync.Mutex
+	extensions map[client.ObjectKey]struct{} // guarded by mu
+}
+
+// note takes note of whether the extension waits for a permission. If it does not any more, it returns those that still do.
+func (f *forbidden) note(extension client.ObjectKey, waits bool) (wake []client.ObjectKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, waited := f.extensions[extension]
+	switch {
+	case waits && f.extensions == nil:
+		f.extensions = map[client.ObjectKey]struct{}{extension: {}}
+	case waits:
+		f.extensions[extension] = struct{}{}
+	case waited:
+		delete(f.extensions, extension)
+		for other := range f.extensions {
+			wake = append(wake, other)
+		}
+		clear(f.extensions) // which come back if they wait for another permission
+	}
+	return wake
+}
+
+// forget forgets an extension.
+func (f *forbidden) forget(extension client.ObjectKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.extensions, extension)
+}
+
+// any returns one that waits, another one every time, on behalf of all.
+func (f *forbidden) any() (client.ObjectKey, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.extensions) == 0 {
+		return client.ObjectKey{}, false
+	}
+	skip := rand.IntN(len(f.extensions))
+	for extension := range f.extensions {
+		if skip == 0 {
+			return extension, true
+		}
+		skip--
+	}
+	return client.ObjectKey{}, false
+}

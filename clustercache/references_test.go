@@ -1,0 +1,27 @@
+package clustercache
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestReferences(t *testing.T) {
+	g := NewWithT(t)
+	var r references
+	red, blue, shared, own := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"}, types.NamespacedName{Namespace: "a", Name: "own"}
+	r.set(red, types.NamespacedName{})
+	g.Expect(r.of(shared)).To(BeEmpty())
+	r.set(red, shared)
+	r.set(blue, shared)
+	r.set(blue, shared)
+	g.Expect(r.of(shared)).To(ConsistOf(red, blue))
+	r.set(blue, own)
+	g.Expect(r.of(shared)).To(ConsistOf(red))
+	g.Expect(r.of(own)).To(ConsistOf(blue))
+	r.set(red, types.NamespacedName{})
+	r.set(blue, types.NamespacedName{})
+	g.Expect(r.byExtension).To(BeEmpty())
+	g.Expect(r.extensions).To(BeEmpty(), "what is removed leaves nothing")
+}

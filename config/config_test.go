@@ -1,0 +1,45 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// documents are the objects of manifests.
+func documents(t *testing.T, manifests string) (objects []*unstructured.Unstructured) {
+	t.Helper()
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		object := &unstructured.Unstructured{}
+		NewWithT(t).Expect(yaml.Unmarshal([]byte(document), &object.Object)).To(Succeed())
+		objects = append(objects, object)
+	}
+	return objects
+}
+
+// What is applied by default has names of ours, and no definition or policy of it is about another project's group.
+func TestDefaultsTouchNothingOfOthers(t *testing.T) {
+	g := NewWithT(t)
+	kinds := map[string]int{}
+	for _, object := range documents(t, Manifests()) {
+		kinds[object.GetKind()]++
+		g.Expect(object.GetName()).To(Or(HavePrefix("latchkey-"), HaveSuffix(".latchkey.dev")), object.GetKind())
+		switch object.GetKind() {
+		case "CustomResourceDefinition":
+			group, _, _ := unstructured.NestedString(object.Object, "spec", "group")
+			g.Expect(group).To(Equal("latchkey.dev"))
+		case "ValidatingAdmissionPolicy":
+			rules, _, _ := unstructured.NestedSlice(object.Object, "spec", "matchConstraints", "resourceRules")
+			g.Expect(rules).NotTo(BeEmpty())
+			for _, rule := range rules {
+				g.Expect(rule.(map[string]any)["apiGroups"]).To(Equal([]any{"latchkey.dev"}))
+			}
+		}
+	}
+	g.Expect(kinds).To(And(HaveKeyWithValue("CustomResourceDefinition", 1), HaveKeyWithValue("ValidatingAdmissionPolicy", 1)))
+	g.Expect(Manifests()).NotTo(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
+	g.Expect(Manifests(AdmissionOLM)).To(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
+}
