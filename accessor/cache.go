@@ -47,6 +47,7 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 		Logger:        c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACEvents:    c.rbacEvents(),
 		Username:      c.stated.Username,
+		Groups:        c.stated.Groups,
 		Observe:       c.scopeChanged,
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,

@@ -2,15 +2,13 @@ package scopedcache
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -20,10 +18,10 @@ import (
 // gathering is how long changes of RBAC are gathered before caches are told.
 const gathering = 50 * time.Millisecond
 
-// RBACEvents tell caches that Roles, ClusterRoles or their bindings have changed. They are watched by their metadata, with
-// one identity for all caches that want to know; whether it may is asked and re-checked like all rights. Without the
-// right nobody is told anything, and the log says so. Roles and RoleBindings change the rights in their namespace; whom a
-// change is about is not looked at. Methods may be called from any goroutine.
+// RBACEvents tell caches that Roles, ClusterRoles or their bindings have changed. One identity watches them for all caches
+// that want to know; whether it may is asked and re-checked like all rights. Without the right no cache hears anything, and the
+// log says so. A change concerns the users, groups and ServiceAccounts that the binding, or all bindings of the role, name; only
+// caches of such identities ask the API server, which alone decides. Methods may be called from any goroutine.
 type RBACEvents struct {
 	cache    *scoped
 	logger   logr.Logger
@@ -31,39 +29,48 @@ type RBACEvents struct {
 	silent   atomic.Bool                        // the log says that RBAC may not be watched
 
 	mu        sync.Mutex
-	closed    bool                           // guarded by mu
-	listeners map[int]func(namespace string) // guarded by mu
-	next      int                            // guarded by mu
-	changed   map[string]bool                // guarded by mu: namespaces, "" for all; not told yet
-	timer     *time.Timer                    // guarded by mu: set while something is gathered
+	index     *rbacIndex                             // guarded by mu
+	closed    bool                                   // guarded by mu
+	listeners map[*rbacListener]struct{}             // guarded by mu: all
+	undecided map[*rbacListener]struct{}             // guarded by mu: those that any change may concern
+	concerned map[subject]map[*rbacListener]struct{} // guarded by mu: the others, by each of their subjects
+	changed   map[concern]struct{}                   // guarded by mu: not delivered yet
+	missed    bool                                   // guarded by mu: changes may have happened that nobody saw; not delivered yet
+	timer     *time.Timer                            // guarded by mu: set while something is gathered
+}
+
+// rbacListener is a cache of an identity.
+type rbacListener struct {
+	subjects []subject
+	notify   func(namespace string) // "" for all
 }
 
 // NewRBACEvents makes what Start runs: add it to a manager, and give it to Options.RBACEvents of as many caches as there are.
-// It does no I/O. config is of the identity that watches, which needs config/rbac/rbac-events.yaml. Of opts HTTPClient, Scheme
+// It does no I/O. config is of the identity that watches, which needs config/rbac/rbac-events.yaml. Of opts HTTPClient
 // and Mapper are used, of options CheckInterval, Username, Discreet, Logger and Observe.
 func NewRBACEvents(config *rest.Config, opts cache.Options, options Options) (*RBACEvents, error) {
 	options.setDefaults()
-	made := &RBACEvents{logger: options.Logger, observer: options.Observe, listeners: map[int]func(string){}, changed: map[string]bool{}}
+	made := &RBACEvents{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
+		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{}, concerned: map[subject]map[*rbacListener]struct{}{},
+		changed: map[concern]struct{}{}}
 	var err error
 	// A cache of its own: what the options of others select does not apply here.
-	made.cache, err = newScoped(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: opts.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyNames}, Options{
+	made.cache, err = newScoped(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyRBAC}, Options{
 		CheckInterval: options.CheckInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, Discreet: options.Discreet,
 		Logger: options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, kind := range []string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} {
-		object := &metav1.PartialObjectMetadata{}
-		object.SetGroupVersionKind(rbacv1.SchemeGroupVersion.WithKind(kind))
-		unseen := true // what happens; told one after the other
-		handle, err := made.cache.Hold(context.Background(), object, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
+	for _, kind := range []client.Object{&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}} {
+		unseen := true // what happens; called one after the other
+		handle, err := made.cache.Hold(context.Background(), kind, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
 			switch state.State {
 			case Forbidden, NotServed:
 				unseen = true
 			case Synced:
 				if unseen {
-					made.notify("") // it may have happened before
+					made.mayHaveMissed()
 				}
 				unseen = false
 			}
@@ -71,18 +78,10 @@ func NewRBACEvents(config *rest.Config, opts cache.Options, options Options) (*R
 		if err != nil {
 			return nil, err
 		}
-		_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerDetailedFuncs{
-			AddFunc: func(object any, isInInitialList bool) {
-				if !isInInitialList {
-					made.notifyOf(object)
-				}
-			},
-			UpdateFunc: func(before, object any) {
-				if one, ok := before.(client.Object); !ok || one.GetResourceVersion() != object.(client.Object).GetResourceVersion() {
-					made.notifyOf(object)
-				}
-			},
-			DeleteFunc: made.notifyOf,
+		_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    made.set,
+			UpdateFunc: func(_, object any) { made.set(object) },
+			DeleteFunc: made.remove,
 		})
 		if err != nil {
 			return nil, err
@@ -121,63 +120,143 @@ func (e *RBACEvents) observe(before State, now ScopeState) {
 	}
 }
 
-// onlyNames keeps of an object what it takes to hear of its changes.
-func onlyNames(object any) (any, error) {
-	if found, ok := object.(*metav1.PartialObjectMetadata); ok {
-		found.ObjectMeta = metav1.ObjectMeta{Namespace: found.Namespace, Name: found.Name, UID: found.UID, ResourceVersion: found.ResourceVersion}
+// onlyRBAC drops what does not count of an object.
+func onlyRBAC(object any) (any, error) {
+	if found, ok := object.(client.Object); ok {
+		found.SetManagedFields(nil)
+		found.SetAnnotations(nil)
+		found.SetLabels(nil)
 	}
 	return object, nil
 }
 
-// listen has f told of namespaces in which rights may have changed, "" for all, until stop is called.
-func (e *RBACEvents) listen(f func(namespace string)) (stop func()) {
+// set takes note of a role or binding.
+func (e *RBACEvents) set(object any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.next++
-	id := e.next
-	e.listeners[id] = f
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		delete(e.listeners, id)
+	switch o := object.(type) {
+	case *rbacv1.ClusterRole:
+		e.gatherLocked(e.index.setRole(roleKey{name: o.Name}, o.Rules))
+	case *rbacv1.Role:
+		e.gatherLocked(e.index.setRole(roleKey{o.Namespace, o.Name}, o.Rules))
+	case *rbacv1.ClusterRoleBinding:
+		e.gatherLocked(e.index.setBinding(bindingKey{name: o.Name}, o.RoleRef, o.Subjects))
+	case *rbacv1.RoleBinding:
+		e.gatherLocked(e.index.setBinding(bindingKey{o.Namespace, o.Name}, o.RoleRef, o.Subjects))
 	}
 }
 
-func (e *RBACEvents) notifyOf(object any) {
+// remove takes note that a role or binding has gone. What it was is in the index.
+func (e *RBACEvents) remove(object any) {
 	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
 	}
-	if object, ok := object.(client.Object); ok {
-		e.notify(object.GetNamespace())
-	}
-}
-
-// notify gathers a change.
-func (e *RBACEvents) notify(namespace string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.changed[namespace] = true
-	if e.timer == nil && !e.closed {
-		e.timer = time.AfterFunc(gathering, e.tell)
+	switch o := object.(type) {
+	case *rbacv1.ClusterRole:
+		e.gatherLocked(e.index.removeRole(roleKey{name: o.Name}))
+	case *rbacv1.Role:
+		e.gatherLocked(e.index.removeRole(roleKey{o.Namespace, o.Name}))
+	case *rbacv1.ClusterRoleBinding:
+		e.gatherLocked(e.index.removeBinding(bindingKey{name: o.Name}))
+	case *rbacv1.RoleBinding:
+		e.gatherLocked(e.index.removeBinding(bindingKey{o.Namespace, o.Name}))
 	}
 }
 
-// tell tells what was gathered.
-func (e *RBACEvents) tell() {
+// mayHaveMissed has all caches ask: RBAC could not be watched, or was not yet.
+func (e *RBACEvents) mayHaveMissed() {
 	e.mu.Lock()
-	changed, listeners := e.changed, slices.Collect(maps.Values(e.listeners))
-	e.changed, e.timer = map[string]bool{}, nil
+	defer e.mu.Unlock()
+	e.missed = true
+	e.deliverSoonLocked()
+}
+
+// gatherLocked gathers whom a change concerns.
+func (e *RBACEvents) gatherLocked(concerns []concern) {
+	for _, c := range concerns {
+		e.changed[c] = struct{}{}
+	}
+	if len(concerns) > 0 {
+		e.deliverSoonLocked()
+	}
+}
+
+func (e *RBACEvents) deliverSoonLocked() {
+	if e.timer == nil && !e.closed {
+		e.timer = time.AfterFunc(gathering, e.deliver)
+	}
+}
+
+// listen has notify called with namespaces in which the rights of an identity may have changed, "" for all, until stop is called.
+func (e *RBACEvents) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
+	subjects, complete := subjectsOf(username, groups)
+	if !complete {
+		subjects = nil
+	}
+	listener := &rbacListener{subjects: subjects, notify: notify}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listeners[listener] = struct{}{}
+	if subjects == nil {
+		e.undecided[listener] = struct{}{}
+	}
+	for _, s := range subjects {
+		if e.concerned[s] == nil {
+			e.concerned[s] = map[*rbacListener]struct{}{}
+		}
+		e.concerned[s][listener] = struct{}{}
+	}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.listeners, listener)
+		delete(e.undecided, listener)
+		for _, s := range subjects {
+			if delete(e.concerned[s], listener); len(e.concerned[s]) == 0 {
+				delete(e.concerned, s)
+			}
+		}
+	}
+}
+
+// deliver tells the caches that are concerned what was gathered.
+func (e *RBACEvents) deliver() {
+	notify := map[*rbacListener]map[string]struct{}{}
+	add := func(listener *rbacListener, namespace string) {
+		if notify[listener] == nil {
+			notify[listener] = map[string]struct{}{}
+		}
+		notify[listener][namespace] = struct{}{}
+	}
+	e.mu.Lock()
+	for c := range e.changed {
+		for listener := range e.concerned[c.subject] {
+			add(listener, c.namespace)
+		}
+		for listener := range e.undecided {
+			add(listener, c.namespace)
+		}
+	}
+	if e.missed {
+		for listener := range e.listeners {
+			add(listener, "")
+		}
+	}
+	e.changed, e.missed, e.timer = map[concern]struct{}{}, false, nil
 	closed := e.closed
 	e.mu.Unlock()
 	if closed {
 		return
 	}
-	if changed[""] {
-		changed = map[string]bool{"": true}
-	}
-	for _, listener := range listeners {
-		for namespace := range changed {
-			listener(namespace)
+	for listener, namespaces := range notify {
+		if _, everywhere := namespaces[""]; everywhere {
+			listener.notify("")
+			continue
+		}
+		for namespace := range namespaces {
+			listener.notify(namespace)
 		}
 	}
 }
@@ -186,15 +265,44 @@ func (e *RBACEvents) tell() {
 func (s *scoped) listenToRBACLocked() (stop func()) {
 	var stops []func()
 	if s.own.RBACEvents != nil {
-		stops = append(stops, s.own.RBACEvents.listen(s.rightsMayHaveChanged))
+		stops = append(stops, s.listenAsIdentityLocked(s.own.RBACEvents))
 	}
 	if s.rbacEvents != nil {
-		stops = append(stops, s.rbacEvents.listen(s.rightsMayHaveChanged))
+		stops = append(stops, s.listenAsIdentityLocked(s.rbacEvents))
 		s.running.Go(func() { _ = s.rbacEvents.Start(s.life) }) // ends with it and never fails otherwise
 	}
 	return func() {
 		for _, stop := range stops {
 			stop()
 		}
+	}
+}
+
+// listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not known every change does. mu is held.
+func (s *scoped) listenAsIdentityLocked(events *RBACEvents) (stop func()) {
+	stopListening := events.listen(s.own.Username, s.own.Groups, s.rightsMayHaveChanged)
+	if _, complete := subjectsOf(s.own.Username, s.own.Groups); complete {
+		return stopListening
+	}
+	var mu sync.Mutex
+	stopped := false
+	s.running.Go(func() { // not before Start, which waits for it
+		username, groups := s.reviewer.identity(s.life)
+		if _, complete := subjectsOf(username, groups); !complete {
+			return // nobody knows, and so every change may concern it
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if !stopped {
+			narrower := events.listen(username, groups, s.rightsMayHaveChanged) // before the other one ends
+			stopListening()
+			stopListening = narrower
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		stopListening()
 	}
 }

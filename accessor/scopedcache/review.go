@@ -216,19 +216,24 @@ func (r *reviewer) name(ctx context.Context) string {
 	r.mu.Lock()
 	name := r.username
 	r.mu.Unlock()
-	if name != "" {
-		return name
+	if name == "" {
+		name, _ = r.identity(ctx)
 	}
+	return name
+}
+
+// identity asks the API server who we are. The username is empty if it does not say.
+func (r *reviewer) identity(ctx context.Context) (username string, groups []string) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	review, err := r.identities.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
-		return ""
+		return "", nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.username = review.Status.UserInfo.Username
-	return r.username
+	return r.username, review.Status.UserInfo.Groups
 }
 
 // attributes are what the API server's authorizer would be asked about a request of the informer.
