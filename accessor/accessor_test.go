@@ -41,6 +41,30 @@ func TestMain(m *testing.M) {
 
 const patience = 30 * time.Second
 
+// A review that is answered 403 is no success, whatever it says of the server: who watches for probe failures hears of it.
+func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fast, never)
+	d.extension("red", "red")
+	d.eventually("red", connectedAs("user-of-red"))
+	unhealthy := func() (since []time.Time) {
+		d.EachUnhealthy(func(_ client.Object, last time.Time) { since = append(since, last) })
+		return since
+	}
+	g.Expect(unhealthy()).To(BeEmpty())
+	r.status(http.StatusForbidden)
+	g.Eventually(unhealthy).WithTimeout(patience).Should(HaveLen(1))
+	state, _ := d.State(client.ObjectKey{Name: "red"})
+	g.Expect(state.Phase).To(Equal(Connected), "a denied review ends nothing")
+	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
+	g.Expect(unhealthy()).To(Equal([]time.Time{state.Health.LastProbeSuccessTime}))
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
+	})
+	g.Eventually(unhealthy).WithTimeout(patience).Should(BeEmpty())
+}
+
 // reviewer is an API server that knows nothing but SelfSubjectReviews, and can be made to answer what a real one
 // answers only for a moment. What a real one does is tested in package test.
 type reviewer struct {

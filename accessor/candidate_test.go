@@ -382,15 +382,16 @@ func TestGivenUpVerifyLeavesTheTargetAlone(t *testing.T) {
 	shared := d.targets.List()[0]
 	d.extension("red", "red-2")
 	<-held
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
-	a := found.(*identityAccessor)
-	a.mu.Lock()
-	late, newer, conn := a.job, a.candidate, a.published.Load().conn
-	a.mu.Unlock()
-	d.gone("red")
-	a.runVerify(&job{ctx: late.ctx, cancel: late.cancel, proof: newer.proof, target: late.target, verify: true, begun: time.Now()}, conn, newer)
-	free()
+	running := func() int {
+		d.pool.mu.Lock()
+		defer d.pool.mu.Unlock()
+		return d.pool.running[proven] + d.pool.running[untried] + d.pool.running[doubtful]
+	}
+	g.Expect(running()).To(Equal(1), "the question whose the newer token is")
+	d.gone("red") // while it has no answer
+	g.Eventually(running).WithTimeout(patience).Should(BeZero())
 	g.Expect(shared.Answers()).To(BeTrue())
+	free()
 }
 
 // Under impersonation a denied review is the verdict, if it goes on.

@@ -22,6 +22,7 @@ func TestMain(m *testing.M) {
 func TestOptionsAreValidated(t *testing.T) {
 	for problem, options := range map[string]Options{
 		"UserAgent must be set": {},
+		"must be one line":      {Client: ClientOptions{UserAgent: "x\ny"}},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
 		"there is an index":     {Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},

@@ -232,3 +232,19 @@ func TestOnError(t *testing.T) {
 	denied.Store(false)
 	g.Eventually(told, 30*time.Second).Should(Receive(HaveField("Err", BeNil())))
 }
+
+// A nil client is the caller's mistake, and every call says so.
+func TestNilClient(t *testing.T) {
+	g := NewWithT(t)
+	key := client.ObjectKey{Name: "red"}
+	cc := NewFakeCache(nil, key)
+	_, err := cc.GetClient(t.Context(), key)
+	g.Expect(err).To(MatchError(clustercache.ErrNotConnected))
+	g.Expect(err).To(MatchError(ContainSubstring("a nil client")))
+	_, err = cc.GetRESTConfig(t.Context(), key)
+	g.Expect(err).To(MatchError(ContainSubstring("a nil client")))
+	g.Expect(cc.Unwatch(t.Context(), key, "w")).To(Succeed())
+	cc.Connect(key, clientfake.NewClientBuilder().Build())
+	_, err = cc.GetClient(t.Context(), key)
+	g.Expect(err).NotTo(HaveOccurred())
+}

@@ -46,8 +46,11 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(before.Identity.UID).To(Equal(uidOf(t, ns, "worn")), "from the watch of ServiceAccounts")
 	g.Expect(before.Identity.Groups).To(ContainElements("system:serviceaccounts", "system:serviceaccounts:"+ns))
 	g.Expect(before.TokenExpires).To(BeZero())
-	g.Expect(o.waitReason(t, "absent", clustercache.ServiceAccountNotFound).Message).To(ContainSubstring(ns + "/absent"))
-	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).To(ContainSubstring(`cannot impersonate resource "serviceaccounts"`))
+	absent := o.waitReason(t, "absent", clustercache.ServiceAccountNotFound)
+	g.Expect(absent.Message).To(ContainSubstring(ns + "/absent"))
+	g.Expect(absent.Source).To(Equal("serviceaccount "+ns+"/absent"), "also where there is none")
+	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
+		ContainSubstring("needs impersonate on serviceaccount "+ns+"/not-allowed (config/rbac-examples/impersonation.yaml)")))
 
 	h := handlesOf(t, o, "worn")
 	for what, use := range h.uses(t, ns) {

@@ -421,3 +421,27 @@ func TestDefaultWatchErrorHandler(t *testing.T) {
 	a.cut()
 	g.Eventually(told).WithTimeout(patience).Should(Receive(Satisfy(apierrors.IsForbidden)))
 }
+
+// A list that is streamed and never ends, as where something on the way drops bookmarks, is no API server that does not answer.
+func TestStreamWithoutBookmarks(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if req.URL.Query().Get("sendInitialEvents") != "true" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-req.Context().Done()
+		return true
+	})
+	c := a.newCache(t)
+	why := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		return list(ctx, c, "n")
+	}
+	g.Eventually(why).WithTimeout(patience).Should(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")))
+	g.Expect(why()).NotTo(MatchError(ContainSubstring("has not answered yet")))
+}

@@ -385,10 +385,17 @@ func TestConflict(t *testing.T) {
 		"representation": {Kind: &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}}},
 	} {
 		other.Name, other.Watcher, other.EventHandler = "w", c, onAdd(nothing)
-		g.Expect(r.Watch(ctx, conn, NewWatcher(other))).To(MatchError(ErrConflict), what)
+		err := r.Watch(ctx, conn, NewWatcher(other))
+		g.Expect(err).To(MatchError(ErrConflict), what)
+		g.Expect(err).To(MatchError(And(ContainSubstring("it watches ConfigMap (*v1.ConfigMap) everywhere, and "), ContainSubstring("Unwatch it first, take another name, or use WatchContent"))), what)
+		if what == "scope" {
+			g.Expect(err).To(MatchError(ContainSubstring("ConfigMap (*v1.ConfigMap) in namespace n was asked for")))
+		}
 	}
 	content := NewContentWatch(ContentWatchOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing), Objects: []client.Object{&corev1.ConfigMap{}}})
-	g.Expect(r.WatchContent(ctx, conn, content)).To(MatchError(ErrConflict), "a content is not a watch")
+	err := r.WatchContent(ctx, conn, content)
+	g.Expect(err).To(MatchError(ErrConflict), "a content is not a watch")
+	g.Expect(err).To(MatchError(ContainSubstring("Watch has registered it, not WatchContent; Unwatch it first, or take another name")))
 	g.Expect(names(r.States())).To(Equal([]string{"w ConfigMap/  b"}), "conflicts change nothing")
 	r.End()
 	conn.disconnect(r)
