@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -160,7 +161,11 @@ func inCluster() bool {
 func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 	return func(*http.Request) error {
 		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
-			if scope.GVK.GroupKind() == kind && (scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed) {
+			switch {
+			case scope.GVK.GroupKind() != kind:
+			case scope.State == scopedcache.Syncing:
+				return errors.Errorf("%s is being read for the first time", kind)
+			case scope.State == scopedcache.Forbidden, scope.State == scopedcache.NotServed, apierrors.IsForbidden(scope.LastError):
 				return errors.Wrapf(scope.LastError, "%s is %s (see config/rbac)", kind, scope.State)
 			}
 		}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+// endsWithin is how soon after SIGTERM the manager has ended, whatever the API server does.
+const endsWithin = 10 * time.Second
+
+// kubeconfigFile writes a config to a file, for a program.
+func kubeconfigFile(t *testing.T, c *rest.Config) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "kubeconfig")
+	NewWithT(t).Expect(clientcmd.WriteToFile(clientcmdapi.Config{
+		CurrentContext: "it",
+		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
+		Clusters:       map[string]*clientcmdapi.Cluster{"it": {Server: c.Host, CertificateAuthorityData: c.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"it": {ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}},
+	}, name)).To(Succeed())
+	return name
+}
+
+// freeAddress is one on loopback that nothing listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// output collects what a program prints.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// runningManager is a running "latchkey manager".
+type runningManager struct {
+	process *os.Process
+	printed *output
+	ended   chan error
+}
+
+func startManager(t *testing.T, args ...string) *runningManager {
+	t.Helper()
+	cmd := latchkey(t, append([]string{"manager", "--guarded-by-admission", "--metrics-bind-address=0"}, args...)...)
+	m := &runningManager{printed: &output{}, ended: make(chan error, 1)}
+	cmd.Stdout, cmd.Stderr = m.printed, m.printed
+	NewWithT(t).Expect(cmd.Start()).To(Succeed())
+	m.process = cmd.Process
+	go func() { m.ended <- cmd.Wait() }()
+	return m
+}
+
+// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are granted, and ends when told to.
+func TestManagerWithoutPermissions(t *testing.T) {
+	g := NewWithT(t)
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
+	g.Expect(err).NotTo(HaveOccurred())
+	powerless, err := cp.UserConfig("powerless")
+	g.Expect(err).NotTo(HaveOccurred())
+	address := freeAddress(t)
+	m := startManager(t, "--kubeconfig", kubeconfigFile(t, powerless), "--health-probe-bind-address="+address)
+	get := func(path string) (int, string) {
+		resp, err := http.Get("http://" + address + path)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(body)
+	}
+	ready := func() int { status, _ := get("/readyz"); return status }
+	for _, check := range []string{"may-list-and-watch-ClusterExtension.latchkey.dev", "may-list-and-watch-ServiceAccount"} {
+		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
+		_, body := get("/readyz/" + check)
+		g.Expect(body).To(And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")))
+	}
+	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
+	live, _ := get("/healthz")
+	g.Expect(live).To(Equal(http.StatusOK), "restarting it would not help")
+
+	lost := func() int { return strings.Count(m.printed.String(), `"Extensions cannot be read"`) }
+	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(1), "%s", m.printed)
+
+	_, err = cp.Kubectl(t.Context(), "create", "clusterrolebinding", "powerful", "--clusterrole=latchkey-operator", "--user=powerless")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(Equal(http.StatusOK), "%s", m.printed)
+	g.Eventually(m.printed.String).WithTimeout(time.Minute).Should(ContainSubstring(`"Extensions can be read"`))
+
+	_, err = cp.Kubectl(t.Context(), "delete", "clusterrolebinding", "powerful")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).Should(Equal(http.StatusInternalServerError))
+	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(2), "%s", m.printed)
+	g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
+	g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(BeNil()), "%s", m.printed)
+	g.Expect(lost()).To(Equal(2), "once each time: %s", m.printed)
+	g.Expect(m.printed.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("stacktrace")), "no stack traces: a permission is nothing to debug")
+}
+
+// SIGTERM ends the manager soon though the API server hangs, and a second signal at once.
+func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	asked := make(chan struct{}, 1000)
+	var conns []net.Conn
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			conns = append(conns, conn) // and never a word
+			asked <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = listener.Close()
+		<-accepting
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+	hangs := &rest.Config{Host: "https://" + listener.Addr().String()}
+	start := func(t *testing.T, args ...string) *runningManager {
+		for len(asked) > 0 {
+			<-asked
+		}
+		m := startManager(t, append([]string{"--kubeconfig", kubeconfigFile(t, hangs), "--health-probe-bind-address=0"}, args...)...)
+		NewWithT(t).Eventually(asked).WithTimeout(time.Minute).Should(Receive(), "%s", m.printed)
+		return m
+	}
+	for name, args := range map[string][]string{"alone": nil, "with leader election": {"--leader-elect", "--leader-election-namespace=default"}} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			m := start(t, args...)
+			g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
+			g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(), "%s", m.printed)
+		})
+	}
+	t.Run("a second signal", func(t *testing.T) {
+		g := NewWithT(t)
+		m := start(t)
+		g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
+		g.Eventually(func() error { // the first one is not handled before this one comes, so they may be one
+			_ = m.process.Signal(syscall.SIGTERM)
+			select {
+			case err := <-m.ended:
+				return err
+			default:
+				return nil
+			}
+		}).WithTimeout(shutdownPatience / 3).WithPolling(50 * time.Millisecond).Should(MatchError(ContainSubstring("signal: terminated")))
+	})
+}
+
+// What a person typed is named as they typed it.
+func TestManagerFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--leader-elect outside of a cluster needs --leader-election-namespace": {"--leader-elect"},
+		"must be one line": {"--user-agent=a\nb"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			g := NewWithT(t)
+			out, err := latchkey(t, append([]string{"manager", "--guarded-by-admission", "--kubeconfig", kubeconfigFile(t, &rest.Config{Host: "https://127.0.0.1:1"})}, args...)...).CombinedOutput()
+			g.Expect(err).To(HaveOccurred())
+			g.Expect(string(out)).To(ContainSubstring(want))
+			g.Expect(string(out)).NotTo(ContainSubstring("LeaderElectionNamespace"))
+		})
+	}
+}
