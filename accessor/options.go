@@ -37,9 +37,9 @@ type CacheOptions struct {
 	// AllowListOnly: where the identity may list and not watch, list instead: CheckInterval, and up to a minute more, apart.
 	// Otherwise it is Forbidden.
 	AllowListOnly bool
-	// WatchRBAC has the host operator watch the metadata of Roles, ClusterRoles and their bindings in the cluster of the
-	// extensions, once for all connections to it, so that revoked and granted rights are noticed within seconds, or within
-	// CheckInterval and about 2 s while RBAC changes all the time. If it may not (config/rbac/rbac-events.yaml) the log says so,
+	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster of the extensions, once for
+	// all connections to it, so that revoked and granted rights are noticed within seconds, or within CheckInterval and about
+	// 2 s while the rights of that very identity, or of its groups, change all the time. If it may not (config/rbac/rbac-events.yaml) the log says so,
 	// and CheckInterval it is; so it is at the API servers of kubeconfigs.
 	WatchRBAC bool
 }

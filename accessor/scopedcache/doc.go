@@ -63,7 +63,7 @@
 // # Considerations
 //
 //   - Rights are asked for, by SelfSubjectAccessReview for list and watch: before an informer starts, then every CheckInterval
-//     (for watch alone), and when RBAC changes. The API server authorises a watch when it begins and not again, and it lasts 5 to 10 minutes.
+//     (for watch alone), and, with WatchRBAC, when a change of RBAC concerns the identity. The API server authorises a watch when it begins and not again, and it lasts 5 to 10 minutes.
 //     Whoever is authenticated may ask that by default (system:basic-user); where it may not be asked, the informer's own
 //     answers count, and its watch is begun anew every CheckInterval. Ten rights are asked for at a time.
 //   - One denial is none. What never worked is Forbidden at the first no, and asked for again after 2 s. But an API server in
