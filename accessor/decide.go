@@ -82,7 +82,7 @@ func withTarget(health, target healthprobe.State) healthprobe.State {
 }
 
 // canGoOnUnread reports whether a connection may be kept while the reference behind it cannot be read. Without the right to
-// watch ServiceAccounts nobody would notice that an impersonated one is deleted; a token ends with it.
+// watch ServiceAccounts the deletion of an impersonated one would go unnoticed; a token ends with its ServiceAccount.
 func canGoOnUnread(reason Reason, made credential.Resolved) bool {
 	return reason == Unreachable || reason == OperatorForbidden && !made.Impersonated
 }

@@ -11,7 +11,7 @@ type State struct {
 	LastProbeSuccessTime time.Time
 	// ConsecutiveFailures counts the probes that failed since the last success. A review that is answered 403 is neither a
 	// failure nor a success, except under impersonation: the server answers, and does not say whether we are valid. LastError and
-	// LastProbeTime tell of it.
+	// LastProbeTime show it.
 	ConsecutiveFailures int
 	// LastError is why the last probe failed, nil after a success. It never holds a secret.
 	LastError error

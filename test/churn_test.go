@@ -23,8 +23,8 @@ var churning = flag.Duration("churning", 40*time.Second, "how long RBAC that con
 // soonRevoked is within what time a revocation is seen with WatchRBAC.
 const soonRevoked = 5 * time.Second
 
-// Whatever happens to the roles and bindings of others, a revocation is seen as soon as ever: a change has nobody ask whom it
-// does not concern.
+// Whatever happens to the roles and bindings of others, a revocation is seen as soon as ever: a change makes only those ask whom
+// it concerns.
 func TestRevocationsWhileRBACChanges(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -48,7 +48,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	}
 
 	// What concerns others changes every two seconds, in each of the four kinds, in the same namespace too.
-	other := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "somebody-else"}
+	other := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "another"}
 	clusterRole := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}}
 	clusterBinding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "churn-" + ns}}
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "churn"}}

@@ -38,7 +38,7 @@ func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 	return e
 }
 
-// Operator Lifecycle Manager has a kind of the same name. Nothing that we tell anybody to apply may replace its definition, lose
+// Operator Lifecycle Manager has a kind of the same name. Nothing that our docs say to apply may replace its definition, lose
 // what its objects hold, or refuse them.
 func TestBesideOLM(t *testing.T) {
 	g := NewWithT(t)
@@ -97,7 +97,7 @@ func TestBesideOLM(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	deputy := clientFor(deputyConfig)
 
-	// Who installs latchkey here, and has not heard of the other kind, is told of both.
+	// Who installs latchkey here, and has not heard of the other kind, reads of both.
 	setup := func(options clustercache.Options) (clustercache.ClusterCache, manager.Manager, error) {
 		mgr, err := ctrl.NewManager(own.Config(), manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 		g.Expect(err).NotTo(HaveOccurred())

@@ -46,7 +46,7 @@ var (
 	readSecrets    = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list", "watch"}}
 )
 
-// A host operator that may read nothing ends when it is told to. controller-runtime would wait for ever, on a core of its own,
+// A host operator that may read nothing ends with its context. controller-runtime would wait for ever, on a core of its own,
 // for a cache that was asked for something before it was started and can't have it.
 func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 	for name, newCache := range map[string]cache.NewCacheFunc{"plain": nil, "scopedcache": scopedcache.New} {

@@ -25,7 +25,7 @@ func headerName(key string) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimSpace(key), "_", "-"))
 }
 
-// stripIdentity removes every header by which a request could claim to be somebody.
+// stripIdentity removes every header that could name a user.
 func stripIdentity(header http.Header) {
 	for key := range header {
 		name := headerName(key)

@@ -110,7 +110,7 @@ func TestConnectionHeaders(t *testing.T) {
 	}
 }
 
-// checkHeaders checks that what arrives behind a proxy is the credential's and nobody else's, or nothing arrives.
+// checkHeaders checks that what arrives behind a proxy is the credential's identity alone, or nothing arrives.
 func checkHeaders(t *testing.T, kind string, credential Credential, carries http.Header, req *http.Request) {
 	t.Helper()
 	arrived, err := throughProxy(credential, req)
@@ -144,7 +144,7 @@ func checkHeaders(t *testing.T, kind string, credential Credential, carries http
 	}
 }
 
-// Whatever headers a caller sets: behind a proxy a request is the identity's and nobody else's, or there is none.
+// Whatever headers a caller sets: behind a proxy a request is that identity's alone, or there is none.
 func FuzzRequestHeaders(f *testing.F) {
 	for _, lines := range []string{
 		"Connection: Impersonate-User", "Connection: Upgrade, Impersonate-User\nUpgrade: websocket", "connection: authorization",

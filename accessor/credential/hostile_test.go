@@ -162,7 +162,7 @@ func parseHostile() (cost hostileCost) {
 	return cost
 }
 
-// Whoever may write a Secret decides what is in it. A child process without the race detector, whose own memory would be most
+// A tenant decides what is in its Secret. A child process without the race detector, whose own memory would be most
 // of what is measured, parses what is there to hurt.
 func TestHostileKubeconfigs(t *testing.T) {
 	g := NewWithT(t)

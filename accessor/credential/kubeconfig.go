@@ -38,7 +38,7 @@ type KubeconfigOptions struct {
 	Key string
 	// Reference, if set, says which Secret an extension means, instead of the fields above. Namespace, Name and Key must all
 	// be set in what it returns. Its error is shown to people; one that wraps ErrNotAllowed says so. It must not do I/O. It
-	// decides who acts as whom: return no Secret that whoever writes the extension must not use, or set Allow too.
+	// decides who acts as whom: return no Secret that the author of the extension must not use, or set Allow too.
 	Reference func(client.Object) (SecretReference, error)
 	// Allow says whether an extension may use that Secret; an error means no and is shown to people. Whoever may write an
 	// extension acts as the user of the kubeconfig that it names, so without Allow only Secrets of the extension's own
@@ -49,8 +49,8 @@ type KubeconfigOptions struct {
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
 	// the credential and answer what they like.
 	AllowInsecure bool
-	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB, and no Secret holds more than 1 MiB. Whoever
-	// writes the Secret decides what parsing it costs the operator: at most about 100 times its size in memory, for one
+	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB, and no Secret holds more than 1 MiB. The author
+	// of the Secret decides what parsing it costs the operator: at most about 100 times its size in memory, for one
 	// kubeconfig at a time.
 	MaxSize int
 }

@@ -78,7 +78,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 			return
 		}
 		if s.cache.life.Err() != nil || made.life.Err() != nil {
-			return // it was told to end, and what breaks then is nothing that a person must see
+			return // the informer ends, and what breaks then is no error
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.

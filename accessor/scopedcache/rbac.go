@@ -18,7 +18,7 @@ import (
 // gathering is how long changes of RBAC are gathered before caches are told.
 const gathering = 50 * time.Millisecond
 
-// RBACEvents tell caches that Roles, ClusterRoles or their bindings have changed. One identity watches them for all caches
+// RBACEvents notify caches when Roles, ClusterRoles or their bindings change. One identity watches them for all caches
 // that want to know; whether it may is asked and re-checked like all rights. Without the right no cache hears anything, and the
 // log says so. A change concerns the users, groups and ServiceAccounts that the binding, or all bindings of the role, name; only
 // caches of such identities ask the API server, which alone decides. Methods may be called from any goroutine.
@@ -35,7 +35,7 @@ type RBACEvents struct {
 	undecided map[*rbacListener]struct{}             // guarded by mu: those that any change may concern
 	concerned map[subject]map[*rbacListener]struct{} // guarded by mu: the others, by each of their subjects
 	changed   map[concern]struct{}                   // guarded by mu: not delivered yet
-	missed    bool                                   // guarded by mu: changes may have happened that nobody saw; not delivered yet
+	missed    bool                                   // guarded by mu: changes may have happened unseen; not delivered yet
 	timer     *time.Timer                            // guarded by mu: set while something is gathered
 }
 
@@ -221,7 +221,7 @@ func (e *RBACEvents) listen(username string, groups []string, notify func(namesp
 	}
 }
 
-// deliver tells the caches that are concerned what was gathered.
+// deliver notifies the caches that the gathered changes concern.
 func (e *RBACEvents) deliver() {
 	notify := map[*rbacListener]map[string]struct{}{}
 	add := func(listener *rbacListener, namespace string) {
@@ -289,7 +289,7 @@ func (s *scoped) listenAsIdentityLocked(events *RBACEvents) (stop func()) {
 	s.running.Go(func() { // not before Start, which waits for it
 		username, groups := s.reviewer.identity(s.life)
 		if _, complete := subjectsOf(username, groups); !complete {
-			return // nobody knows, and so every change may concern it
+			return // unknown, so every change may concern it
 		}
 		mu.Lock()
 		defer mu.Unlock()

@@ -42,7 +42,7 @@ func newRBACIndex() *rbacIndex {
 	return &rbacIndex{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{}, bound: map[roleKey]map[bindingKey]struct{}{}}
 }
 
-// setRole takes note of a role and returns whom that concerns; nobody if its rules are what they were.
+// setRole records a role and returns whom that concerns. Unchanged rules concern no one.
 func (x *rbacIndex) setRole(key roleKey, rules []rbacv1.PolicyRule) []concern {
 	content, _ := json.Marshal(rules) // of strings only
 	digest := sha256.Sum256(content)

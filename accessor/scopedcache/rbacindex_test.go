@@ -56,7 +56,7 @@ func TestRBACIndex(t *testing.T) {
 		{"and goes again", x.removeRole(roleKey{"n", "reader"}), []string{}},
 		{"the ClusterRole goes", x.removeRole(roleKey{"", "reader"}), []string{`Group/ops in ""`, `Group/ops in "n"`, `ServiceAccount/mred in "m"`, `ServiceAccount/teamred in "n"`}},
 		{"a binding goes, which counts by what it was", x.removeBinding(here), []string{`Group/ops in "n"`, `ServiceAccount/teamred in "n"`}},
-		{"one that nobody knew goes", x.removeBinding(bindingKey{"n", "unknown"}), []string{}},
+		{"an unknown one goes", x.removeBinding(bindingKey{"n", "unknown"}), []string{}},
 		{"the others go", append(x.removeBinding(there), x.removeBinding(bindingKey{"", "readers"})...), []string{`Group/ops in ""`, `ServiceAccount/mred in "m"`}},
 		{"the role elsewhere goes", x.removeRole(roleKey{"m", "reader"}), []string{}},
 	}

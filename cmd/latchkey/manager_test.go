@@ -82,7 +82,7 @@ func startManager(t *testing.T, args ...string) *runningManager {
 	return m
 }
 
-// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are granted, and ends when told to.
+// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are granted, and ends on SIGTERM.
 func TestManagerWithoutPermissions(t *testing.T) {
 	g := NewWithT(t)
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
