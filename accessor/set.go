@@ -348,6 +348,17 @@ func (s *Set) States() []ConnectionState {
 	return states
 }
 
+// Object returns the extension as last reconciled, nil if it is unknown. It is shared: do not change it.
+func (s *Set) Object(key client.ObjectKey) client.Object {
+	a, err := s.find(key)
+	if err != nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.object
+}
+
 // Objects returns every known extension as last reconciled. They are shared: do not change them.
 func (s *Set) Objects() []client.Object {
 	var objects []client.Object

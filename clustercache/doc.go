@@ -52,8 +52,9 @@
 //   - Filter, AllowIdentity, a RESTConfigMapper and KubeconfigOptions.Reference are called by the reconciler: one that waits holds up every extension,
 //     so they only look at what they are given and at caches. One that panics has said no. Transforms and index functions
 //     are called by informers, and a panic there ends the process, as with controller-runtime's own cache.
-//   - Where the host operator itself lacks a permission, its extensions say so ([OperatorForbidden]) if the manager's cache is
-//     scopedcache's (ctrl.Options{NewCache: scopedcache.New}): that stays up and goes on when the permission is granted.
+//   - Where the host operator may not read extensions or ServiceAccounts, errors say so ([OperatorForbidden]) if the manager's
+//     cache is scopedcache's (ctrl.Options{NewCache: scopedcache.New}): that stays up and goes on when the permission is granted.
+//     Secrets with kubeconfigs that may not be read are reported with any cache.
 //     controller-runtime's own cache waits for its CacheSyncTimeout, two minutes, and then the manager ends.
 //   - The host operator's own identity is used for its own manager (Events, if asked for, included), and by the
 //     credentials: for TokenRequests or to impersonate, and to watch the metadata of ServiceAccounts, or to watch the

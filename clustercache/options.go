@@ -45,7 +45,8 @@ func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
 
 // Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds, AllowIdentity.
 type Options struct {
-	// Object is of the kind whose objects get a connection each. Defaults to an unstructured ClusterExtension.
+	// Object is of the kind whose objects get a connection each. Defaults to an unstructured ClusterExtension of
+	// latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator Lifecycle Manager's kind see OLMClusterExtension.
 	Object client.Object
 	// Cluster is where those objects, and their ServiceAccounts, live. Defaults to the manager. Another one must
 	// have been added to the manager.
@@ -104,7 +105,8 @@ func (o *Options) wants(object client.Object) bool {
 
 // GuardedByAdmission is an AllowIdentity that allows everything. On a namespaced kind it takes the place of the rule of its
 // own namespace; leave AllowIdentity nil to keep that. It states that the API server lets nobody name a
-// ServiceAccount that they may not act as, by the policy in config/admission or the like.
+// ServiceAccount that they may not act as, by a policy for that very kind: config/admission for clusterextensions.latchkey.dev,
+// config/admission-olm for Operator Lifecycle Manager's, or the like.
 func GuardedByAdmission(context.Context, client.Object, types.NamespacedName) error { return nil }
 
 // ownNamespaceOnly is the AllowIdentity of namespaced kinds.
@@ -202,7 +204,7 @@ func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
 	olm := OLMClusterExtension().GetObjectKind().GroupVersionKind()
 	if _, err := o.Cluster.GetRESTMapper().RESTMapping(olm.GroupKind(), olm.Version); err == nil {
 		return kind, errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s, which is Operator Lifecycle Manager's: "+
-			"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() and read what that means",
+			"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() and apply config/admission-olm",
 			gvk.Group, olm.Group)
 	}
 	return kind, errors.Errorf("the API server does not serve clusterextensions.%s: install it with kubectl apply -f config/crd, or set Options.Object", gvk.Group)
@@ -220,8 +222,9 @@ func (o *Options) guard(resolver credential.Resolver, kind credential.Kind) (fun
 		return o.AllowIdentity, nil
 	}
 	if !kind.Namespaced {
-		return nil, errors.New("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension could act as any " +
-			"ServiceAccount. Install the policy in config/admission and set GuardedByAdmission, or decide yourself")
+		return nil, errors.Errorf("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension could act as any ServiceAccount. "+
+			"Install a policy for %s (config/admission guards clusterextensions.latchkey.dev only, config/admission-olm Operator Lifecycle Manager's kind) "+
+			"and set GuardedByAdmission, or decide in AllowIdentity", kind.GroupKind())
 	}
 	return ownNamespaceOnly, nil
 }

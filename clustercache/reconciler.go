@@ -151,10 +151,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		case apierrors.IsNotFound(err):
 			r.forget(req.NamespacedName, Deleted)
 			return reconcile.Result{}, nil
-		case apierrors.IsForbidden(err): // run says so, once; nothing is known against what is connected
+		case !apierrors.IsForbidden(err):
+			return reconcile.Result{}, errors.Wrap(err, "reading the extension")
+		}
+		// watchPermissions says so, once. What is connected goes on by what the extension was last: it is probed, and ends with its
+		// ServiceAccount.
+		if object = r.set.Object(req.NamespacedName); object == nil {
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
-		return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 	}
 	wanted, err := r.isWanted(object)
 	if !wanted {

@@ -9,11 +9,11 @@ type State struct {
 	LastProbeTime time.Time
 	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request of its own.
 	LastProbeSuccessTime time.Time
-	// ConsecutiveFailures counts the probes that failed since the last success. A review that is answered 403 is neither a
-	// failure nor a success, except under impersonation: the server answers, and does not say whether we are valid. LastError and
-	// LastProbeTime show it.
+	// ConsecutiveFailures counts the probes and connects that failed since the last success. While connected, a review that is
+	// answered 403 is neither a failure nor a success: it sets LastProbeTime and LastError only. Under impersonation it is a
+	// failure.
 	ConsecutiveFailures int
-	// LastError is why the last probe failed, nil after a success. It never holds a secret.
+	// LastError is why the last probe was no success, nil after a success. It never holds a secret.
 	LastError error
 }
 

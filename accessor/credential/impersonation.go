@@ -116,7 +116,7 @@ func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
 		// A proxy that removed the headers of the impersonation would leave a request of the host operator.
 		closeBody(req)
 		return nil, errors.Errorf("a request with %s is not sent under impersonation: such headers are for the next proxy only, "+
-			"and could have it remove others", strings.Join(found, ", "))
+			"and could have it remove others; leave them out", strings.Join(found, ", "))
 	}
 	as := cloneForIdentity(req)
 	for name, values := range i.credential.as {

@@ -29,8 +29,8 @@ type Kind struct {
 	fields fieldSchema // of its objects; anything if they are not known
 }
 
-// KindOf asks the API server about an object's kind. The error is a meta.NoKindMatchError, among others, if the kind is not
-// served. Fields are those of the Go type, or of the schema at /openapi/v3 if the object is unstructured. Where the schema
+// KindOf asks the API server about an object's kind. If the kind is not served, meta.IsNoMatchError(err) is true; other errors
+// mean that the scheme does not know the object, or that the API server did not answer. Fields are those of the Go type, or of the schema at /openapi/v3 if the object is unstructured. Where the schema
 // cannot be had the log of ctx says so, and nothing is checked against it.
 func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Kind, error) {
 	gvk, err := apiutil.GVKForObject(object, host.GetScheme())
@@ -232,10 +232,7 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 	if err != nil {
 		return nil, errors.WithMessage(err, option)
 	}
-	value := k.fields
-	if value == nil {
-		value = anything{}
-	}
+	value := k.root()
 	for i, name := range path {
 		next, found := value.field(name)
 		if !found {
@@ -256,6 +253,17 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 	}
 	return path, nil
 }
+
+// root is what is known of an object of the kind.
+func (k Kind) root() fieldSchema {
+	if k.fields == nil {
+		return anything{}
+	}
+	return k.fields
+}
+
+// field returns what is known of a field of an object of the kind, false if there is none.
+func (k Kind) field(name string) (fieldSchema, bool) { return k.root().field(name) }
 
 // declares reports whether the kind is known to have that field.
 func (k Kind) declares(path ...string) bool {

@@ -92,6 +92,7 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 	inBoth := known{named: map[string]func() fieldSchema{"spec": func() fieldSchema {
 		return known{named: map[string]func() fieldSchema{"namespace": func() fieldSchema { return known{text: true} }}}
 	}, "metadata": func() fieldSchema { return anything{} }}}
+	inMetadata := known{named: map[string]func() fieldSchema{"metadata": func() fieldSchema { return anything{} }, "spec": func() fieldSchema { return known{} }}}
 	for name, tc := range map[string]struct {
 		kind    Kind
 		path    string
@@ -99,7 +100,9 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 		problem string
 	}{
 		"cluster-scoped":                     {Kind{}, "", []string{"spec", "namespace"}, ""},
-		"namespaced":                         {Kind{Namespaced: true}, "", []string{"metadata", "namespace"}, ""},
+		"namespaced":                         {Kind{Namespaced: true, fields: inMetadata}, "", []string{"metadata", "namespace"}, ""},
+		"namespaced, of unknown fields":      {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil, "its schema does not say whether it has a field spec.namespace too"},
+		"the same, which says where":         {Kind{Namespaced: true}, "metadata.namespace", []string{"metadata", "namespace"}, ""},
 		"namespaced, with a spec.namespace":  {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil, "say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
 		"the same, which says which":         {Kind{Namespaced: true, fields: inBoth}, "spec.namespace", []string{"spec", "namespace"}, ""},
 		"the same, which says the other":     {Kind{Namespaced: true, fields: inBoth}, "metadata.namespace", []string{"metadata", "namespace"}, ""},

@@ -49,9 +49,10 @@ type KubeconfigOptions struct {
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
 	// the credential and answer what they like.
 	AllowInsecure bool
-	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB, and no Secret holds more than 1 MiB. The author
-	// of the Secret decides what parsing it costs the operator: at most about 100 times its size in memory, for one
-	// kubeconfig at a time.
+	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more than 1 MiB. Parsing takes at
+	// most about 100 times that in memory, for one kubeconfig at a time. MaxSize does not raise the other limits: 4096 YAML
+	// indicators (the bytes -?:,[]{}#&*!|>'"%@ and the backtick, wherever they stand; a cluster, its context and its user have
+	// about 30 together), 32 levels, no anchors and no aliases.
 	MaxSize int
 }
 
@@ -65,7 +66,8 @@ func SecretsGuardedByAdmission(context.Context, client.Object, SecretReference) 
 // KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later: every extension has a kubeconfig in a
 // Secret of the cluster it lives in, with a token or client certificate as data. The current-context is used. What would run programs, open
 // files, or name yet another user is refused by name: exec, auth-provider, tokenFile and every other file reference,
-// username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed.
+// username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed. A kubeconfig that is large, deeply
+// nested, or has YAML anchors or aliases is refused too: see KubeconfigOptions.MaxSize.
 //
 // Only the Secrets that extensions refer to are watched, each by its name, so the host operator's list and watch on secrets
 // can be narrowed by resourceNames. A token or certificate that changes is taken up in place once the API server has
@@ -240,7 +242,7 @@ type kubeconfigLimits struct {
 // error, ErrInvalidCredential, says what to change and holds nothing secret.
 func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	if len(content) > l.maxSize {
-		return kubeconfig{}, invalid(nil, fmt.Sprintf("it has %d bytes, of which KubeconfigOptions.MaxSize allows %d", len(content), l.maxSize))
+		return kubeconfig{}, invalid(nil, fmt.Sprintf("it has %d bytes, more than the %d allowed; keep the current context, its cluster and its user only, or raise KubeconfigOptions.MaxSize", len(content), l.maxSize))
 	}
 	plain, err := plainJSON(content)
 	if err != nil {

@@ -246,7 +246,7 @@ func TestKubeconfigsInYAML(t *testing.T) {
 		"a list as a key":           {with("? [a]\n: b\n", "t"), "a key is no text"},
 		"deep":                      {with("x: "+strings.Repeat("[", 40)+strings.Repeat("]", 40)+"\n", "t"), "nested deeper"},
 		"many values":               {with("x: ["+strings.Repeat("a,", maxIndicators)+"]\n", "t"), "too many values"},
-		"too long":                  {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "KubeconfigOptions.MaxSize allows 131072"},
+		"too long":                  {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "more than the 131072 allowed"},
 		"not a map":                 {[]byte("[]"), "cannot be parsed"},
 		"empty":                     {[]byte("---\n"), "current-context"},
 		"a comment only":            {[]byte("# x"), "it is empty"},

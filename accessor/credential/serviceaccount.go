@@ -29,9 +29,10 @@ const minLifetime = 10 * time.Minute
 // ServiceAccountOptions configure ServiceAccountTokens. The zero value is for ClusterExtensions.
 type ServiceAccountOptions struct {
 	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its ServiceAccount, such as
-	// "spec.serviceAccountName". NamePath defaults to "spec.serviceAccount.name". NamespacePath defaults to "metadata.namespace" for
-	// a namespaced kind, unless that has a field spec.namespace too: then it must be set. For a cluster-scoped kind it defaults to
-	// "spec.namespace". SetupWithManager refuses a path that the kind is known not to have.
+	// "spec.serviceAccountName". NamePath defaults to "spec.serviceAccount.name". NamespacePath defaults to "spec.namespace" for a
+	// cluster-scoped kind, and to "metadata.namespace" for a namespaced one. It must be set where a namespaced kind has a field
+	// spec.namespace too, or its schema is not available or accepts any field. SetupWithManager refuses a path that the kind is
+	// known not to have.
 	NamespacePath, NamePath string
 	// Audiences of the tokens; empty means the API server's own.
 	Audiences []string
@@ -86,6 +87,10 @@ func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath, n
 	if namespacePath == "" {
 		namespacePath = "spec.namespace"
 		if kind.Namespaced {
+			if spec, ok := kind.field("spec"); ok && spec == (anything{}) {
+				return nil, errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field spec.namespace too; "+
+					"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
+			}
 			if kind.declares("spec", "namespace") {
 				return nil, errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
 					"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())

@@ -28,8 +28,8 @@ type Options struct {
 	ReadTimeout time.Duration
 	// WatchRBAC has the cache watch Roles, ClusterRoles and their bindings with its own identity, and ask again about rights
 	// when a change concerns that identity, by its name or one of its groups: about all if the binding is a ClusterRoleBinding,
-	// else about those in that namespace. While such changes go on it asks less and less often, up to every 30 s; changes that
-	// concern others cost nothing. config/rbac/rbac-events.yaml is the right that it takes, in all namespaces; without it the log
+	// else about those in that namespace. While such changes go on it asks less and less often, up to every 30 s; a change that
+	// concerns others makes it ask nothing, once it knows its username and groups. config/rbac/rbac-events.yaml is the right that it takes, in all namespaces; without it the log
 	// says so, and CheckInterval it is. Either way CheckInterval goes on.
 	WatchRBAC bool
 	// RBACEvents, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share one
@@ -42,9 +42,11 @@ type Options struct {
 	// already: nothing is cached but what is read. By default a read in a namespace uses the informer of all namespaces where
 	// the identity may have one, as with controller-runtime's cache, and that of the namespace where it may not.
 	PerNamespace bool
-	// Username is whom errors name, and whom a change of RBAC concerns. Empty means to ask the API server when it is needed.
+	// Username is named in errors, and decides which changes of RBAC concern this cache. If it is empty the cache asks the API
+	// server.
 	Username string
-	// Groups of that user, for changes of RBAC. Those of a ServiceAccount are known without.
+	// Groups of that user decide the same. They are not needed for a ServiceAccount. For another user, if they are empty, the
+	// cache asks the API server when it starts; without an answer every change of RBAC makes it ask about its rights again.
 	Groups []string
 	// Discreet has errors show the status of what the API server answers, and none of its words: for servers that are not
 	// trusted with them.

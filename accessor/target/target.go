@@ -100,7 +100,7 @@ func (t *Target) Accepts(req *http.Request) error {
 	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
 		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, t.Host())
 	case req.Host != "" && req.Host != t.address.Host:
-		return errors.Errorf("a request with Host %s is not sent: this connection is for %s", brief.Quote(req.Host), t.Host())
+		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty", brief.Quote(req.Host), t.Host())
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,7 +51,7 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
 	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1alpha1.latchkey.dev", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
 	flags.StringVar(&m.credentials, "credentials", "tokens", "how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), kubeconfigs (in a Secret)")
-	flags.StringVar(&m.namespacePath, "namespace-path", "", "dotted path of the field with the ServiceAccount's namespace; empty for metadata.namespace if the kind is namespaced (and has no spec.namespace), else spec.namespace")
+	flags.StringVar(&m.namespacePath, "namespace-path", "", "dotted path of the field with the ServiceAccount's namespace; empty: spec.namespace for cluster-scoped kinds, metadata.namespace for namespaced ones (one that has spec.namespace too needs this flag)")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
 	flags.StringVar(&m.secretNamespace, "secret-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
 	flags.StringVar(&m.secretPath, "secret-name-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
@@ -115,6 +116,9 @@ func runManager(ctx context.Context, args []string) error {
 	if flags.NArg() > 0 {
 		return errors.Errorf("manager takes no arguments, but got %q", flags.Args())
 	}
+	if strings.ContainsFunc(m.userAgent, unicode.IsControl) {
+		return errors.Errorf("--user-agent %q must be one line without control characters", m.userAgent)
+	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&m.zap)))
 	restConfig, err := config.GetConfigWithContext(m.context)
 	if err != nil {
@@ -165,8 +169,10 @@ func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 			case scope.GVK.GroupKind() != kind:
 			case scope.State == scopedcache.Syncing:
 				return errors.Errorf("%s is being read for the first time", kind)
-			case scope.State == scopedcache.Forbidden, scope.State == scopedcache.NotServed, apierrors.IsForbidden(scope.LastError):
-				return errors.Wrapf(scope.LastError, "%s is %s (see config/rbac)", kind, scope.State)
+			case scope.State == scopedcache.NotServed:
+				return errors.Wrapf(scope.LastError, "%s is not served; install its CustomResourceDefinition", kind)
+			case apierrors.IsForbidden(scope.LastError):
+				return errors.Wrapf(scope.LastError, "this program needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", kind)
 			}
 		}
 		return nil
@@ -205,8 +211,15 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		}
 	}
 	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
-		if !m.guarded && strings.Contains(err.Error(), "Allow") {
-			err = errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
+		switch text := err.Error(); {
+		case !m.guarded && strings.Contains(text, "Allow"):
+			return errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
+		case strings.Contains(text, "OLMClusterExtension"):
+			return errors.WithMessage(err, "say --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
+		case strings.Contains(text, "NamespacePath"):
+			return errors.WithMessage(err, "--namespace-path")
+		case strings.Contains(text, "NamePath"):
+			return errors.WithMessage(err, "--service-account-path (or --secret-name-path)")
 		}
 		return err
 	}

@@ -195,7 +195,7 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 func TestManagerFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--leader-elect outside of a cluster needs --leader-election-namespace": {"--leader-elect"},
-		"must be one line": {"--user-agent=a\nb"},
+		`--user-agent "a\nb" must be one line`:                                  {"--user-agent=a\nb"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			g := NewWithT(t)

@@ -24,7 +24,7 @@ var mayImport = map[string][]string{
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
 	"examples/contentoperator":                     {"clustercache"},
-	"examples/contentoperator/cmd/contentoperator": {"clustercache", "examples/contentoperator"},
+	"examples/contentoperator/cmd/contentoperator": {"clustercache", "accessor/scopedcache", "examples/contentoperator"},
 
 	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
 	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/lists", "internal/metrics"},

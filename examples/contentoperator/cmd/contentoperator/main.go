@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/examples/contentoperator"
 )
@@ -29,7 +30,8 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	mgr, err := ctrl.NewManager(config, manager.Options{})
+	// Where a permission is missing this cache stays up and says so.
+	mgr, err := ctrl.NewManager(config, manager.Options{NewCache: scopedcache.New})
 	if err != nil {
 		return err
 	}
