@@ -437,7 +437,7 @@ func (a *identityAccessor) connectFailed(j *job, reason Reason, cause error) {
 		return e
 	})
 	metrics.Connects.WithLabelValues(string(reason)).Inc()
-	a.set.options.Logger.V(1).Info("Connect failed", "extension", klog.KRef(a.key.Namespace, a.key.Name), "reason", reason, "error", cause.Error())
+	a.set.options.Logger.V(1).Info("Connect failed", "extension", klog.KRef(a.key.Namespace, a.key.Name), "reason", reason, "error", errorText(cause))
 	if reason == Unreachable {
 		j.silent(a.set)
 	} else {
@@ -692,9 +692,9 @@ func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
-		state.Message = brief.Shorten(errorText(a.notice))
+		state.Message = errorText(a.notice)
 	} else if s.err.Cause != nil {
-		state.Message = brief.Shorten(s.err.Cause.Error())
+		state.Message = errorText(s.err.Cause)
 	}
 	state.Watches = a.watches.States()
 	return state, s.conn
@@ -727,5 +727,5 @@ func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	return err.Error()
+	return brief.Shorten(err.Error()) // a server may have written it
 }

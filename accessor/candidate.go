@@ -87,7 +87,7 @@ func (a *identityAccessor) noticeLocked(cause error) (e effects) {
 	metrics.Rotations.WithLabelValues("NotUsed").Inc()
 	generation := a.generation
 	e.then = append(e.then, func() {
-		a.set.options.Logger.Info("Newest credential not used", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "error", cause.Error())
+		a.set.options.Logger.Info("Newest credential not used", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "error", errorText(cause))
 	})
 	return e
 }

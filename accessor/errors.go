@@ -65,7 +65,7 @@ func (e *NotConnectedError) Error() string {
 	if e.Cause == nil {
 		return fmt.Sprintf("extension %s: %s (%s)", KeyString(e.Extension), ErrNotConnected, e.Reason)
 	}
-	return fmt.Sprintf("extension %s: %s (%s): %s", KeyString(e.Extension), ErrNotConnected, e.Reason, e.Cause)
+	return fmt.Sprintf("extension %s: %s (%s): %s", KeyString(e.Extension), ErrNotConnected, e.Reason, errorText(e.Cause))
 }
 
 // Is makes errors.Is(err, ErrNotConnected) true.

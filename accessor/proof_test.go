@@ -43,4 +43,17 @@ func TestNoCredentialForOtherHosts(t *testing.T) {
 		_, err := (&prover{conn: conn}).RoundTrip(req)
 		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for https://here:6443")), url)
 	}
+	for what, change := range map[string]func(*http.Request){
+		"an opaque URL":            func(req *http.Request) { req.URL.Opaque = "//there/api" },
+		"another opaque URL":       func(req *http.Request) { req.URL.Opaque = "/api/v1/namespaces/n/services/s/proxy" },
+		"a URL in place of a path": func(req *http.Request) { req.URL.Path = "https://there/api" },
+		"no path":                  func(req *http.Request) { req.URL.Path = "api" },
+		"a tunnel":                 func(req *http.Request) { req.Method = http.MethodConnect },
+	} {
+		req := httptest.NewRequest(http.MethodGet, "https://here:6443/api", nil)
+		req.Host = ""
+		change(req)
+		_, err := (&prover{conn: conn}).RoundTrip(req)
+		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of https://here:6443")), what)
+	}
 }

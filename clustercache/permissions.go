@@ -26,7 +26,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 	for {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
-			err = errors.WithMessagef(err, "the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", r.kind.GroupKind())
+			err = errors.WithMessagef(err, "the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", r.kind)
 			r.set.MayNotRead(err)
 			if !lacking {
 				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", OperatorForbidden, "error", err.Error())
@@ -54,6 +54,9 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 func (r *reconciler) readExtensions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, permissionInterval)
 	defer cancel()
+	if readable, err := r.objects.Readable(ctx, r.object); err != nil || readable {
+		return err
+	}
 	list, err := lists.New(r.object, r.scheme)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -34,8 +36,8 @@ const controllerName = "clustercache"
 // reconciler is the one owner of all accessors.
 type reconciler struct {
 	object   client.Object // an example of the kind
-	kind     credential.Kind
-	objects  client.Reader // a cache
+	kind     schema.GroupKind
+	objects  informed.Reader // a cache
 	scheme   *runtime.Scheme
 	resolver credential.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
@@ -156,9 +158,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		// watchPermissions says so, once. What is connected goes on by what the extension was last: it is probed, and ends with its
 		// ServiceAccount.
-		if object = r.set.Object(req.NamespacedName); object == nil {
+		last := r.set.Object(req.NamespacedName)
+		if last == nil {
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
+		object = last.DeepCopyObject().(client.Object) // the author's functions get it
 	}
 	wanted, err := r.isWanted(object)
 	if !wanted {

@@ -12,6 +12,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/informed"
 )
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that it serves. The reconciler
@@ -43,13 +44,13 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 
 	r := &reconciler{
 		object:   options.Object,
-		objects:  options.Cluster.GetCache(),
+		objects:  informed.NewReader(options.Cluster.GetCache()),
 		scheme:   options.Cluster.GetScheme(),
 		resolver: resolver,
 		allow:    allow,
 		labelled: options.hasWatchLabel,
 		wants:    options.wants,
-		kind:     kind,
+		kind:     kind.GroupKind(),
 	}
 	rbacEvents, err := options.rbacEvents(mgr)
 	if err != nil {

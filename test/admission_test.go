@@ -68,7 +68,7 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 		return e
 	}
 	k.allowUsers(t)
-	k.apply(t, strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group, "clusterextension", "laxextension").Replace(config.Manifests(config.Admission)))
+	k.apply(t, strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group, "["+clustercache.ClusterExtensionGVK.Version+"]", "["+k.gvk.Version+"]", "clusterextension", "laxextension").Replace(config.Manifests(config.Admission)))
 
 	expectEmptyRefused := func(err error) {
 		t.Helper()

@@ -128,6 +128,7 @@ var operatorMay = []string{
 	"list serviceaccounts", "watch serviceaccounts", // whom they name
 	"create serviceaccounts/token",
 	"get /api", "get /apis", "get /apis/latchkey.dev/v1alpha1", "get /api/v1", // the manager's discovery
+	"get /openapi/v3/apis/latchkey.dev/v1alpha1", // the schema of its extensions
 }
 
 // checkIdentities returns every event in which somebody acted whom it did not behove, and how many requests of each

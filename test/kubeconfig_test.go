@@ -204,7 +204,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 
 	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).To(ContainSubstring("it uses exec, which is refused"))
 	g.Expect(o.waitReason(t, "absent", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
-	g.Expect(o.waitReason(t, "forbidden", clustercache.InvalidCredential).Message).To(ContainSubstring("forbidden"))
+	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).To(ContainSubstring("the host operator needs list and watch on that secret"))
 
 	setKubeconfig(t, ns, "far", as("one"))
 	before := o.waitConnected(t, "far")

@@ -87,7 +87,7 @@ func TestOperatorForbidden(t *testing.T) {
 		options.Client.QPS, options.Client.Burst = 100, 100
 		// Nothing here may wait for the backoff.
 		options.ConnectBackoff = never()
-		newCache := scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: 2 * time.Second})
+		newCache := scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: 5 * time.Second})
 		return newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache}, options).start(t)
 	}
 	healTogether := func(t *testing.T, o *operator, names []string) {
@@ -110,11 +110,12 @@ func TestOperatorForbidden(t *testing.T) {
 	t.Run("extensions, ServiceAccounts and tokens", func(t *testing.T) {
 		g := NewWithT(t)
 		ns := namespace(t)
+		all := []string{ns, namespace(t), namespace(t)}
 		var names []string
 		for i := range waiting {
 			names = append(names, fmt.Sprintf("forbidden-%d", i))
-			create(t, serviceAccount(ns, names[i]))
-			create(t, extension(ns, names[i]))
+			create(t, serviceAccount(all[i%len(all)], names[i]))
+			create(t, extension(all[i%len(all)], names[i]))
 		}
 		user := "forbidden-" + ns
 		o := begins(t, user, clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
@@ -136,6 +137,21 @@ func TestOperatorForbidden(t *testing.T) {
 
 		grantCluster(t, user, "accounts", readAccounts, createTokens)
 		healTogether(t, o, names)
+		g.Expect(o.mgr.GetCache().(scopedcache.Cache).States()).To(HaveLen(2), "an informer of extensions and one of ServiceAccounts, however many namespaces there are")
+
+		// While extensions cannot be read again, what is connected goes by what they were last.
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user + "-extensions"}}
+		g.Expect(admin.Delete(t.Context(), binding)).To(Succeed())
+		unreadable := func() bool {
+			_, err := o.GetClient(t.Context(), key("unknown"))
+			var notConnected *clustercache.NotConnectedError
+			return errors.As(err, &notConnected) && notConnected.Reason == clustercache.OperatorForbidden
+		}
+		g.Eventually(unreadable).WithTimeout(patience).Should(BeTrue())
+		g.Expect(o.state(names[0]).Phase).To(Equal(clustercache.Connected))
+		g.Expect(admin.Delete(t.Context(), serviceAccount(ns, names[0]))).To(Succeed())
+		o.waitReason(t, names[0], clustercache.ServiceAccountNotFound)
+		g.Expect(o.state(names[1]).Phase).To(Equal(clustercache.Connected))
 	})
 
 	t.Run("Secrets", func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
 )
 
@@ -66,6 +68,34 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
 	return proof{certificate: func() *tls.Certificate { return &certificate }, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
+}
+
+// maxAuthorities is how many certificates a bundle of authorities may have: as many as Mozilla's, and more.
+const maxAuthorities = 500
+
+// checkAuthorities returns what is wrong with a bundle of certificate authorities: an RSA key that takes long to verify with, which
+// nothing can interrupt, or too many of them. crypto/tls bounds the keys that a server sends and not those that it is verified by.
+func checkAuthorities(bundle []byte) error {
+	found := 0
+	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue // crypto/x509 passes over it too
+		}
+		if public, ok := certificate.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
+			return errors.Errorf("has a key of more than %d bits", maxRSABits)
+		}
+		if found++; found > maxAuthorities {
+			return errors.Errorf("has more than %d certificates", maxAuthorities)
+		}
+	}
+	if found == 0 {
+		return errors.New("holds no certificate")
+	}
+	return nil
 }
 
 // digest tells contents apart.

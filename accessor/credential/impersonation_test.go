@@ -30,6 +30,10 @@ func (h hostOf) GetCache() cache.Cache       { return allThere{} }
 
 type allThere struct{ cache.Cache }
 
+func (allThere) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return nil, errors.New("there are none")
+}
+
 func (allThere) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	return everybody{}.Get(ctx, key, object, opts...)
 }

@@ -3,7 +3,6 @@ package credential
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"fmt"
 	"strings"
 
@@ -49,8 +48,8 @@ type KubeconfigOptions struct {
 	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
 	// the credential and answer what they like.
 	AllowInsecure bool
-	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more than 1 MiB. Parsing takes at
-	// most about 100 times that in memory, for one kubeconfig at a time. MaxSize does not raise the other limits: 4096 YAML
+	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more than 1 MiB. Parsing allocates
+	// at most about 100 times the size, or 4 MiB for a short one, and one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML
 	// indicators (the bytes -?:,[]{}#&*!|>'"%@ and the backtick, wherever they stand; a cluster, its context and its user have
 	// about 30 together), 32 levels, no anchors and no aliases.
 	MaxSize int
@@ -270,8 +269,10 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	if fields := refused(server, user, l.allowInsecure); len(fields) > 0 {
 		return kubeconfig{}, invalid(nil, "it uses "+strings.Join(fields, ", ")+", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or client-certificate-data with client-key-data")
 	}
-	if authorities := server.CertificateAuthorityData; len(authorities) > 0 && !x509.NewCertPool().AppendCertsFromPEM(authorities) {
-		return kubeconfig{}, invalid(nil, "its certificate-authority-data holds no certificate")
+	if authorities := server.CertificateAuthorityData; len(authorities) > 0 {
+		if err := checkAuthorities(authorities); err != nil {
+			return kubeconfig{}, invalid(nil, "its certificate-authority-data "+err.Error())
+		}
 	}
 	reach, err := Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
 		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,

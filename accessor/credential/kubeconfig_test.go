@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -134,7 +135,15 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		"a key without end": {func(_ config, _ cluster, u user) {
 			u.Token, u.ClientCertificateData, u.ClientKeyData = "", certPEM, make([]byte, maxKeyPEM+1)
 		}, "more than 16384 bytes"},
-		"a key that takes long": {func(_ config, _ cluster, u user) { u.Token = ""; u.ClientCertificateData, u.ClientKeyData = hugeRSA(t) }, "more than 8192 bits"},
+		"a key that takes long":             {func(_ config, _ cluster, u user) { u.Token = ""; u.ClientCertificateData, u.ClientKeyData = hugeRSA(t) }, "more than 8192 bits"},
+		"an authority whose key takes long": {func(_ config, c cluster, _ user) { c.CertificateAuthorityData, _ = hugeRSA(t) }, "certificate-authority-data has a key of more than 8192 bits"},
+		"one among others": {func(_ config, c cluster, _ user) {
+			huge, _ := hugeRSA(t)
+			c.CertificateAuthorityData = append(c.CertificateAuthorityData, huge...)
+		}, "certificate-authority-data has a key of more than 8192 bits"},
+		"authorities without end": {func(_ config, c cluster, _ user) {
+			c.CertificateAuthorityData = bytes.Repeat(c.CertificateAuthorityData, maxAuthorities+1)
+		}, "more than"},
 		"a password in the URL": {func(_ config, c cluster, _ user) { c.Server = "https://u:hunter2@far.example" }, "must be an https:// address"},
 		"no URL":                {func(_ config, c cluster, _ user) { c.Server = "https://%zz" }, "must be an https:// address"},
 		"no authorities":        {func(_ config, c cluster, _ user) { c.CertificateAuthorityData = []byte("x") }, "holds no certificate"},
@@ -321,7 +330,7 @@ func FuzzKubeconfig(f *testing.F) {
 		f.Add([]byte(content), false)
 		f.Add([]byte(content), true)
 	}
-	for i := range 20 { // the beginning of each kind of those that were written to hurt
+	for i := range 23 { // the beginning of each kind of those that were written to hurt
 		_, content := hostileKubeconfig(i)
 		f.Add(content[:min(len(content), 200)], false)
 	}

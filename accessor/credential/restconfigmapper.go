@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -97,6 +98,11 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	made, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
 	if err != nil {
 		return Resolved{}, errors.WithMessage(err, "the RESTConfigMapper's config")
+	}
+	if authorities := mapped.CAData; len(authorities) > 0 && !bytes.Equal(authorities, r.base.CAData) {
+		if err := checkAuthorities(authorities); err != nil {
+			return Resolved{}, invalid(nil, "the RESTConfigMapper's TLSClientConfig.CAData "+err.Error())
+		}
 	}
 	reach, err := Anonymous(mapped)
 	switch {

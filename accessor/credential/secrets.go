@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -145,15 +146,16 @@ func (s *secrets) startLocked(watched *watchedSecret) {
 // retryEvery is the shortest time between two reads of all Secrets that may not be read, beside their own backoff.
 const retryEvery = 2 * time.Second
 
-// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may read one: what granted
-// that will mostly have granted the others too, and the backoff of each of them is up to half a minute.
+// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may watch one: what granted
+// that will mostly have granted the others too, and the backoff of each of them is up to half a minute. Those that are being
+// asked for are left alone.
 func (s *secrets) retryForbiddenLocked(granted *watchedSecret) {
 	if s.life == nil || time.Since(s.retried) < retryEvery {
 		return
 	}
 	s.retried = time.Now()
 	for _, other := range s.byReference {
-		if other != granted && other.stop != nil && apierrors.IsForbidden(other.failure) {
+		if other != granted && other.stop != nil && other.refused && other.requests == 0 {
 			other.stop()
 			other.stop = nil
 			s.startLocked(other)
@@ -174,11 +176,13 @@ type watchedSecret struct {
 	all *secrets
 
 	// All of these are guarded by all.mu.
-	users   map[client.ObjectKey]struct{}
-	stop    context.CancelFunc // nil before it is watched
-	read    bool               // at least once
-	failure error              // of the last attempt to read it, nil if it succeeded
-	content *secretContent     // nil if it does not exist
+	users    map[client.ObjectKey]struct{}
+	stop     context.CancelFunc // nil before it is watched
+	read     bool               // at least once
+	failure  error              // of the last attempt to read it, nil if it succeeded
+	refused  bool               // a request was answered 403, and no watch has begun since: a list alone is no permission
+	requests int                // lists, and watches until they have begun, under way
+	content  *secretContent     // nil if it does not exist
 }
 
 // secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is dropped: another reflector may
@@ -248,9 +252,6 @@ func (w *secretReflection) set(content *secretContent) {
 		w.all.mu.Unlock()
 		return
 	}
-	if apierrors.IsForbidden(w.failure) || !w.read {
-		w.all.retryForbiddenLocked(w.watchedSecret)
-	}
 	w.read, w.failure, w.content = true, nil, content
 	w.wakeUnlock()
 }
@@ -269,6 +270,7 @@ func (w *secretReflection) failed(err error) {
 		w.all.mu.Unlock()
 		return
 	}
+	w.refused = w.refused || apierrors.IsForbidden(err)
 	news := w.failure == nil || w.failure.Error() != err.Error()
 	w.failure = err
 	if !news || w.read && !apierrors.IsForbidden(err) {
@@ -276,6 +278,28 @@ func (w *secretReflection) failed(err error) {
 		return
 	}
 	w.wakeUnlock()
+}
+
+// requesting notes a request, until what it returns is called.
+func (w *secretReflection) requesting() (done func()) {
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
+	w.requests++
+	return func() {
+		w.all.mu.Lock()
+		defer w.all.mu.Unlock()
+		w.requests--
+	}
+}
+
+// began notes that a watch has begun.
+func (w *secretReflection) began() {
+	w.all.mu.Lock()
+	defer w.all.mu.Unlock()
+	if w.ctx.Err() == nil && w.refused {
+		w.refused = false
+		w.all.retryForbiddenLocked(w.watchedSecret)
+	}
 }
 
 // wakeUnlock releases the lock and wakes the users.
@@ -308,6 +332,7 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 				return nil, err
 			}
 			defer w.all.turns.Release(1)
+			defer w.requesting()()
 			body, err := request(options).Stream(ctx)
 			if err != nil {
 				w.failed(err)
@@ -327,12 +352,19 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 				return nil, err
 			}
 			defer w.all.turns.Release(1)
+			defer w.requesting()()
 			options.Watch = true
 			watching, err := request(options).Watch(ctx)
 			if err != nil {
 				w.failed(err)
+				if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
+					// What client-go knows for one of these it waits for without looking at ctx, for up to a minute.
+					err = errors.New(err.Error())
+				}
+				return nil, err
 			}
-			return watching, err
+			w.began()
+			return watching, nil
 		},
 	}
 }

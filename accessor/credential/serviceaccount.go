@@ -21,6 +21,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/informed"
 )
 
 // minLifetime is the shortest life that the TokenRequest API grants.
@@ -108,7 +109,7 @@ func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath, n
 	if r.target, err = Anonymous(host.GetConfig()); err != nil {
 		return nil, err
 	}
-	r.serviceAccounts = host.GetCache()
+	r.serviceAccounts = informed.NewReader(host.GetCache())
 	return r, nil
 }
 

@@ -13,7 +13,7 @@ const (
 	// maxIndicators is how many YAML indicators a kubeconfig may have. Every YAML value but the first needs one, so they bound
 	// the memory that parsing takes before anything is parsed. A cluster, a context and a user have about 30 together.
 	maxIndicators = 4096
-	// indicatorsPerByte bounds them in a short kubeconfig too, so that parsing it costs in proportion to its size.
+	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in proportion to its size.
 	minBytesPerIndicator = 4
 	// maxYAMLDepth is how deep values may be nested. A kubeconfig needs eight levels.
 	maxYAMLDepth = 32
@@ -111,6 +111,8 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 }
 
 func writeString(out *bytes.Buffer, text string) {
-	quoted, _ := json.Marshal(text) // fails for no string
-	out.Write(quoted)
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false) // six bytes for one
+	_ = encoder.Encode(text)     // fails for no string
+	out.Truncate(out.Len() - 1)  // the line's end
 }

@@ -1,13 +1,16 @@
 package scopedcache
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/feed"
 )
@@ -16,7 +19,40 @@ import (
 // cache's options name.
 type facade struct{ scopes []*scope }
 
-var _ cache.Informer = facade{}
+// Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its handlers, where Get of the cache
+// may use another one that serves the namespace. So what a handler was called for is there to be read.
+type Informer interface {
+	cache.Informer
+	// Get is that of the cache. Where the identity may not list and watch all that the informer is of, it is Forbidden.
+	Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error
+	// Readable returns why Get fails, nil if it does not. It waits while that is not known.
+	Readable(ctx context.Context) error
+}
+
+var _ Informer = facade{}
+
+func (f facade) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	for _, s := range f.scopes {
+		if s.where.Namespace != metav1.NamespaceAll && s.where.Namespace != key.Namespace {
+			continue
+		}
+		running, err := s.cache.awaitReading(ctx, s)
+		if err != nil {
+			return err
+		}
+		return running.cache.Get(ctx, key, object, opts...)
+	}
+	return errors.Errorf("the cache's options do not name the namespace %q for this informer: unknown namespace for the cache", key.Namespace)
+}
+
+func (f facade) Readable(ctx context.Context) error {
+	for _, s := range f.scopes {
+		if _, err := s.cache.awaitReading(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // AddEventHandler adds a handler that outlives informers: what comes back is told again, as creations, and what has gone
 // meanwhile as DeletedFinalStateUnknown. It is no error that the right, or the kind, is not there yet.

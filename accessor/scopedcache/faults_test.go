@@ -437,11 +437,23 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 		return true
 	})
 	c := a.newCache(t)
-	why := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		return list(ctx, c, "n")
-	}
-	g.Eventually(why).WithTimeout(patience).Should(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")))
-	g.Expect(why()).NotTo(MatchError(ContainSubstring("has not answered yet")))
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- list(ctx, c, "n") }()
+	g.Eventually(func() bool {
+		states := c.States()
+		if len(states) == 0 {
+			return false
+		}
+		known, err := c.(*scoped).kindOf(configMap())
+		of, ok := known.scopes.Load(metav1.NamespaceAll)
+		if err != nil || !ok {
+			return false
+		}
+		of.(*scope).mu.Lock()
+		defer of.(*scope).mu.Unlock()
+		return of.(*scope).running != nil && of.(*scope).running.streams()
+	}).WithTimeout(patience).Should(BeTrue())
+	cancel()
+	g.Expect(<-first).To(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")), "the read that began it")
 }

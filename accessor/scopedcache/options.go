@@ -46,7 +46,7 @@ type Options struct {
 	// server.
 	Username string
 	// Groups of that user decide the same. They are not needed for a ServiceAccount. For another user, if they are empty, the
-	// cache asks the API server when it starts; without an answer every change of RBAC makes it ask about its rights again.
+	// cache asks the API server; until there is an answer every change of RBAC makes it ask about its rights again.
 	Groups []string
 	// Discreet has errors show the status of what the API server answers, and none of its words: for servers that are not
 	// trusted with them.

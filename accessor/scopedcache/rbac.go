@@ -287,9 +287,19 @@ func (s *scoped) listenAsIdentityLocked(events *RBACEvents) (stop func()) {
 	var mu sync.Mutex
 	stopped := false
 	s.running.Go(func() { // not before Start, which waits for it
-		username, groups := s.reviewer.identity(s.life)
-		if _, complete := subjectsOf(username, groups); !complete {
-			return // unknown, so every change may concern it
+		var username string
+		var groups []string
+		pauses := whileFailing
+		for complete := false; !complete; { // until then every change may concern it
+			username, groups = s.reviewer.identity(s.life)
+			if _, complete = subjectsOf(username, groups); complete {
+				break
+			}
+			select {
+			case <-s.life.Done():
+				return
+			case <-time.After(pauses.Step()):
+			}
 		}
 		mu.Lock()
 		defer mu.Unlock()

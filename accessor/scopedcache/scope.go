@@ -65,7 +65,7 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 	}
 	for {
 		s.mu.Lock()
-		running, state, since, lastError, changed := s.current.Load(), s.state, s.since, s.lastErrorLocked(), s.changed
+		running, state, lastError, changed := s.current.Load(), s.state, s.lastError, s.changed
 		s.mu.Unlock()
 		switch {
 		case running != nil:
@@ -83,7 +83,7 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 		case <-s.cache.stopped():
 			return nil, s.cache.stopError()
 		case <-ctx.Done():
-			return nil, &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: state, Since: since, Last: lastError, Cause: context.Cause(ctx)}
+			return nil, s.notSynced(context.Cause(ctx))
 		}
 	}
 }
@@ -114,10 +114,15 @@ func (s *scope) awaitSettled(ctx context.Context) error {
 	case <-s.cache.stopped():
 		return s.cache.stopError()
 	case <-ctx.Done():
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(), Cause: context.Cause(ctx)}
+		return s.notSynced(context.Cause(ctx))
 	}
+}
+
+// notSynced is the error of a wait that ended.
+func (s *scope) notSynced(cause error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(), Cause: cause}
 }
 
 // poke leaves a token, unless there is one.

@@ -20,9 +20,9 @@ import (
 // rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxDiscovery is how many bytes a server may send for one discovery, all answers together. Hundreds of
-// CustomResourceDefinitions make a megabyte or two; a server that a kubeconfig names may send anything.
-const maxDiscovery = 16 << 20
+// maxDiscovery is what a server may answer to one discovery. A thousand CustomResourceDefinitions are half a megabyte and 25,000
+// values, in two answers, or one for each group and version; a server that a kubeconfig names may answer anything.
+var maxDiscovery = brief.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
 
 // discovered is what the members of a target found out about the kinds it serves.
 type discovered struct {

@@ -94,11 +94,13 @@ func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
 }
 
 // Accepts returns why a request is not for this server, nil if it is: it goes to another address, say after a redirect, or
-// it names another virtual host. What authenticates at one server is not for another.
+// it names another virtual host, by Host or by a whole URL in place of a path. What authenticates at one server is not for another.
 func (t *Target) Accepts(req *http.Request) error {
 	switch {
 	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
 		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, t.Host())
+	case req.URL.Opaque != "" || !strings.HasPrefix(req.URL.RequestURI(), "/") || req.Method == http.MethodConnect:
+		return errors.Errorf("a request for %s is not sent: this connection is for paths of %s", brief.Quote(req.URL.RequestURI()), t.Host())
 	case req.Host != "" && req.Host != t.address.Host:
 		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty", brief.Quote(req.Host), t.Host())
 	}

@@ -1,12 +1,13 @@
 package target
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -217,27 +218,53 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// A server that a kubeconfig names may answer without end.
+// A server that a kubeconfig names may answer without end, in bytes, in values or in what else there is to ask for.
 func TestDiscoveryIsBounded(t *testing.T) {
 	g := NewWithT(t)
-	var sent atomic.Int64
+	var unit atomic.Pointer[string]
+	var sent, asked atomic.Int64
 	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
 		w.Header().Set("Content-Type", "application/json")
-		n, _ := w.Write([]byte(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`))
-		for r.Context().Err() == nil && sent.Load() < 10*maxDiscovery {
-			n, _ = w.Write(bytes.Repeat([]byte(`{"name":"g","versions":[]},`), 1000))
-			sent.Add(int64(n))
+		switch r.URL.Path {
+		case "/api":
+			_, _ = w.Write([]byte(`{"kind":"APIVersions","apiVersion":"v1","versions":[]}`))
+		case "/apis":
+			_, _ = w.Write([]byte(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`))
+			for i := 0; r.Context().Err() == nil && sent.Load() < 10*maxDiscovery.Bytes && (*unit.Load() != groups || i < 3000); i++ {
+				n, _ := w.Write([]byte(strings.ReplaceAll(*unit.Load(), "#", strconv.Itoa(i)) + ","))
+				sent.Add(int64(n))
+			}
+			_, _ = w.Write([]byte(`{"name":"last","versions":[]}]}`))
+		default:
+			_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "g/v1"})
 		}
 	}))
 	t.Cleanup(endless.Close)
-	var s Set
-	target, err := s.Acquire(&rest.Config{Host: endless.URL})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
-	_, err = member(target, "member").RESTMapping(gadget)
-	g.Expect(err).To(MatchError(ContainSubstring("answers exceed 16777216 bytes")))
-	g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery))
+	for what, tc := range map[string]struct{ unit, problem string }{
+		"bytes":    {`{"name":"` + strings.Repeat("g", 1000) + `","versions":[]}`, "answers exceed 8388608 bytes"},
+		"values":   {`{}`, "answers exceed 150000 values"},
+		"requests": {groups, "more than 2000 requests"},
+	} {
+		sent.Store(0)
+		asked.Store(0)
+		unit.Store(&tc.unit)
+		var s Set
+		target, err := s.Acquire(&rest.Config{Host: endless.URL})
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = member(target, "member").RESTMapping(gadget)
+		g.Expect(err).To(HaveOccurred(), what)
+		if what != "requests" { // what could not be asked for is as if it was not there
+			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)), what)
+		}
+		g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery.Bytes), what)
+		g.Expect(asked.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
+		target.Release()
+	}
 }
+
+// groups is a group of a discovery, to be numbered.
+const groups = `{"name":"g#","versions":[{"groupVersion":"g#/v1","version":"v1"}]}`
 
 func TestKindsComeAndGo(t *testing.T) {
 	g := NewWithT(t)

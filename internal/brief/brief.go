@@ -1,6 +1,7 @@
 package brief
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"strconv"
@@ -37,21 +38,37 @@ func (l limited) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (l limited) WrappedRoundTripper() http.RoundTripper { return l.next }
 
-// LimitAll returns a RoundTripper whose answers are of no more than that many bytes together: reading on fails. It may be
-// used from any goroutine.
-func LimitAll(next http.RoundTripper, bytes int64) http.RoundTripper {
-	b := &budget{next: next, limit: bytes}
-	b.left.Store(bytes)
+// Budget bounds several answers together.
+type Budget struct {
+	Requests int64
+	Bytes    int64
+	Values   int64 // of JSON, by what separates them: a short text may hold many, and each takes memory
+}
+
+// LimitAll returns a RoundTripper for as many requests, whose answers are of no more than that together: reading on fails. It may
+// be used from any goroutine.
+func LimitAll(next http.RoundTripper, limit Budget) http.RoundTripper {
+	b := &budget{next: next, limit: limit}
+	b.requests.Store(limit.Requests)
+	b.bytes.Store(limit.Bytes)
+	b.values.Store(limit.Values)
 	return b
 }
 
+// budget is what is left of a Budget.
 type budget struct {
-	next  http.RoundTripper
-	limit int64
-	left  atomic.Int64
+	next                    http.RoundTripper
+	limit                   Budget
+	requests, bytes, values atomic.Int64
 }
 
 func (b *budget) RoundTrip(req *http.Request) (*http.Response, error) {
+	if b.requests.Add(-1) < 0 {
+		if req.Body != nil {
+			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
+		}
+		return nil, errors.Errorf("the API server's answers ask for more than %d requests", b.limit.Requests)
+	}
 	resp, err := b.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -70,11 +87,15 @@ type budgetedBody struct {
 }
 
 func (b *budgetedBody) Read(p []byte) (int, error) {
-	if b.budget.left.Load() <= 0 {
-		return 0, errors.Errorf("the API server's answers exceed %d bytes", b.budget.limit)
+	switch {
+	case b.budget.bytes.Load() <= 0:
+		return 0, errors.Errorf("the API server's answers exceed %d bytes", b.budget.limit.Bytes)
+	case b.budget.values.Load() <= 0:
+		return 0, errors.Errorf("the API server's answers exceed %d values", b.budget.limit.Values)
 	}
 	n, err := b.ReadCloser.Read(p)
-	b.budget.left.Add(-int64(n))
+	b.budget.bytes.Add(-int64(n))
+	b.budget.values.Add(-int64(bytes.Count(p[:n], []byte{','}) + bytes.Count(p[:n], []byte{'{'}) + bytes.Count(p[:n], []byte{'['})))
 	return n, err
 }
 

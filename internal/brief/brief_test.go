@@ -21,7 +21,7 @@ func TestLimitAll(t *testing.T) {
 	g := NewWithT(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 600)) }))
 	defer server.Close()
-	limited := &http.Client{Transport: LimitAll(server.Client().Transport, 1000)}
+	limited := &http.Client{Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000, Values: 1000})}
 	read := func() (int, error) {
 		resp, err := limited.Get(server.URL)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -36,4 +36,23 @@ func TestLimitAll(t *testing.T) {
 		_, err = read()
 	}
 	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes")))
+}
+
+func TestLimitAllByRequestsAndValues(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(strings.Repeat("{},", 100))) }))
+	defer server.Close()
+	limited := &http.Client{Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 1 << 20, Values: 300})}
+	read := func() error {
+		resp, err := limited.Get(server.URL)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		_, err = io.ReadAll(resp.Body)
+		return err
+	}
+	_, _ = read(), read()
+	g.Expect(read()).To(MatchError(ContainSubstring("exceed 300 values")))
+	g.Expect(read()).To(MatchError(ContainSubstring("more than 3 requests")))
 }
