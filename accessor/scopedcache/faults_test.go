@@ -3,18 +3,23 @@ package scopedcache
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -462,3 +467,59 @@ func (s *scope) began() *informer {
 	defer s.mu.Unlock()
 	return s.running
 }
+
+// What breaks because a cache ends is no error for the log.
+func TestNoErrorWhenACacheEnds(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t)
+	const ended = "the connection has ended, as only this test says"
+	var logged atomic.Int64
+	handlers := utilruntime.ErrorHandlers
+	utilruntime.ErrorHandlers = append(slices.Clone(handlers), func(_ context.Context, err error, _ string, _ ...any) {
+		if strings.Contains(err.Error(), ended) {
+			logged.Add(1)
+		}
+	})
+	defer func() { utilruntime.ErrorHandlers = handlers }()
+	asked := make(chan struct{}, 10)
+	a.answers(func(_ http.ResponseWriter, req *http.Request) bool {
+		query := req.URL.Query()
+		if query.Get("watch") == "" || query.Get("sendInitialEvents") == "true" {
+			return false
+		}
+		asked <- struct{}{} // a watch that begins where another one ended, and is not answered
+		<-req.Context().Done()
+		return true
+	})
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	httpClient := &http.Client{Transport: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		resp, err := transport.RoundTrip(req)
+		if err != nil && req.Context().Err() != nil {
+			err = errors.New(ended)
+		}
+		return resp, err
+	})}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(configMaps, meta.RESTScopeNamespace)
+	made, err := NewWithOptions(Options{PerNamespace: true})(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Scheme: runtime.NewScheme(), Mapper: mapper})
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = made.Start(ctx)
+	}()
+	g.Expect(made.WaitForCacheSync(ctx)).To(BeTrue())
+	g.Expect(list(ctx, made.(Cache), "n")).To(Succeed())
+	<-time.After(1100 * time.Millisecond) // client-go lists again after a watch of less than a second
+	a.cut()
+	g.Eventually(asked).WithTimeout(patience).Should(Receive())
+	cancel()
+	<-stopped
+	g.Expect(logged.Load()).To(BeZero())
+}
+
+type roundTripperFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
