@@ -108,8 +108,9 @@ func TestManagerWithoutPermissions(t *testing.T) {
 	ready := func() int { status, _ := get("/readyz"); return status }
 	for _, check := range []string{"may-list-and-watch-ClusterExtension.latchkey.dev", "may-list-and-watch-ServiceAccount"} {
 		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
-		_, body := get("/readyz/" + check)
-		g.Expect(body).To(And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")))
+		// First it says that it is being read.
+		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).Should(
+			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")), "%s", m.printed)
 	}
 	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
 	live, _ := get("/healthz")
