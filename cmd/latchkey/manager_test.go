@@ -109,7 +109,7 @@ func TestManagerWithoutPermissions(t *testing.T) {
 	for _, check := range []string{"may-list-and-watch-ClusterExtension.latchkey.dev", "may-list-and-watch-ServiceAccount"} {
 		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
 		// First it says that it is being read.
-		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).Should(
+		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(
 			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")), "%s", m.printed)
 	}
 	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
