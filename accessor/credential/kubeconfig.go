@@ -49,8 +49,8 @@ type KubeconfigOptions struct {
 	// the credential and answer what they like.
 	AllowInsecure bool
 	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more than 1 MiB. Parsing allocates
-	// at most about 100 times the size, or 4 MiB for a short one, and one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML
-	// indicators (the bytes -?:,[]{}#&*!|>'"%@ and the backtick, wherever they stand; a cluster, its context and its user have
+	// at most about 100 times the size, or 1 MiB for a short one, and one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML
+	// indicators, and from 256 on no more than one for 12 bytes (the bytes -?:,[]{}#&*!|>'"%@ and the backtick, wherever they stand; a cluster, its context and its user have
 	// about 30 together), 32 levels, no anchors and no aliases.
 	MaxSize int
 }

@@ -13,8 +13,9 @@ const (
 	// maxIndicators is how many YAML indicators a kubeconfig may have. Every YAML value but the first needs one, so they bound
 	// the memory that parsing takes before anything is parsed. A cluster, a context and a user have about 30 together.
 	maxIndicators = 4096
-	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in proportion to its size.
-	minBytesPerIndicator = 4
+	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in proportion to its size. A cluster with
+	// its authorities and a token of a ServiceAccount has some 80 bytes for each.
+	minBytesPerIndicator = 12
 	// maxYAMLDepth is how deep values may be nested. A kubeconfig needs eight levels.
 	maxYAMLDepth = 32
 )
