@@ -21,6 +21,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -220,7 +221,7 @@ func (a *identityAccessor) viewLocked(now time.Time) view {
 		health: a.health, wanted: a.wish != noWish, spread: a.spread,
 	}
 	if s.conn != nil {
-		v.health = effective(a.health, s.conn.lastServed())
+		v.health = a.health.Served(s.conn.lastServed())
 		v.target = a.target.Health()
 	}
 	if a.candidate != nil {
@@ -360,7 +361,7 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	case answer.reason != Unreachable, errors.As(answer.Err, &none):
 		answer.Verdict, answer.local = healthprobe.Failing, true
 	default:
-		answer.reason = reasonOfVerdict(answer.Verdict)
+		answer.reason = connstate.ReasonOfVerdict(answer.Verdict)
 		if conn.resolved.Foreign {
 			conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", answer.Err.Error())
 			answer.Err = discreet(answer.Err)
@@ -437,7 +438,7 @@ func (a *identityAccessor) connectFailed(j *job, reason Reason, cause error) {
 		return e
 	})
 	metrics.Connects.WithLabelValues(string(reason)).Inc()
-	a.set.options.Logger.V(1).Info("Connect failed", "extension", klog.KRef(a.key.Namespace, a.key.Name), "reason", reason, "error", errorText(cause))
+	a.set.options.Logger.V(1).Info("Connect failed", "extension", klog.KRef(a.key.Namespace, a.key.Name), "reason", reason, "error", connstate.ErrorText(cause))
 	if reason == Unreachable {
 		j.silent(a.set)
 	} else {
@@ -498,11 +499,11 @@ func (a *identityAccessor) probedLocked(now time.Time, conn *connection, answer 
 		// It answers, and says nothing of the identity: neither a success nor a failure.
 		a.health.LastProbeTime, a.health.LastError = now, answer.Err
 	case answer.unaccepted():
-		a.health = effective(a.health, conn.lastServed()).After(now, answer.Err)
+		a.health = a.health.Served(conn.lastServed()).After(now, answer.Err)
 		a.nextConnect = now // with a new token it may well work
 		return a.disconnectLocked(now, answer.reason, answer.Err)
 	default:
-		a.health = effective(a.health, conn.lastServed()).After(now, answer.Err)
+		a.health = a.health.Served(conn.lastServed()).After(now, answer.Err)
 		if a.set.options.HealthProbe.Failed(a.health) {
 			a.stepBackoffLocked(now)
 			return a.disconnectLocked(now, answer.reason, answer.Err)
@@ -523,7 +524,7 @@ func (a *identityAccessor) targetSilent(t *target.Target, cause error) {
 		if a.target != t || conn == nil {
 			return e
 		}
-		a.health = withTarget(effective(a.health, conn.lastServed()), t.Health())
+		a.health = a.health.Served(conn.lastServed()).WithTarget(t.Health())
 		a.stepBackoffLocked(now)
 		return a.disconnectLocked(now, Unreachable, cause)
 	})
@@ -648,7 +649,7 @@ func (a *identityAccessor) publishLocked(now time.Time, phase Phase, reason Reas
 		}
 		generation := a.generation
 		e.then = append(e.then, func() {
-			a.set.options.Logger.Info("Not connected", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "reason", reason, "error", errorText(cause))
+			a.set.options.Logger.Info("Not connected", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "reason", reason, "error", connstate.ErrorText(cause))
 		})
 	}
 	return e
@@ -692,9 +693,9 @@ func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 	if s.conn != nil {
 		state.Identity = s.conn.identity
 		state.Identity.Groups = slices.Clone(s.conn.identity.Groups)
-		state.Message = errorText(a.notice)
+		state.Message = connstate.ErrorText(a.notice)
 	} else if s.err.Cause != nil {
-		state.Message = errorText(s.err.Cause)
+		state.Message = connstate.ErrorText(s.err.Cause)
 	}
 	state.Watches = a.watches.States()
 	return state, s.conn
@@ -703,7 +704,7 @@ func (a *identityAccessor) stateWithoutScopes() (ConnectionState, *connection) {
 // healthLocked is the health to show.
 func (a *identityAccessor) healthLocked() healthprobe.State {
 	if conn := a.published.Load().conn; conn != nil {
-		return withTarget(effective(a.health, conn.lastServed()), a.target.Health())
+		return a.health.Served(conn.lastServed()).WithTarget(a.target.Health())
 	}
 	return a.health
 }
@@ -721,11 +722,4 @@ func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, u
 		since = a.born
 	}
 	return a.object, since, true
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return brief.Shorten(err.Error()) // a server may have written it
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -87,7 +88,7 @@ func (a *identityAccessor) noticeLocked(cause error) (e effects) {
 	metrics.Rotations.WithLabelValues("NotUsed").Inc()
 	generation := a.generation
 	e.then = append(e.then, func() {
-		a.set.options.Logger.Info("Newest credential not used", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "error", errorText(cause))
+		a.set.options.Logger.Info("Newest credential not used", "extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", generation, "error", connstate.ErrorText(cause))
 	})
 	return e
 }

@@ -60,27 +60,6 @@ func decide(v view, options healthprobe.Options) (action, time.Duration) {
 	return nothing, wait
 }
 
-// effective is the health of a connection whose identity was last served at served: that counts as a probe.
-func effective(health healthprobe.State, served time.Time) healthprobe.State {
-	if served.After(health.LastProbeTime) {
-		return health.After(served, nil)
-	}
-	if served.After(health.LastProbeSuccessTime) {
-		health.LastProbeSuccessTime = served
-	}
-	return health
-}
-
-// withTarget is the health to show: while the target is silent, so is the connection.
-func withTarget(health, target healthprobe.State) healthprobe.State {
-	if target.ConsecutiveFailures > health.ConsecutiveFailures && target.LastProbeTime.After(health.LastProbeSuccessTime) {
-		health.ConsecutiveFailures = target.ConsecutiveFailures
-		health.LastProbeTime = target.LastProbeTime
-		health.LastError = target.LastError
-	}
-	return health
-}
-
 // canGoOnUnread reports whether a connection may be kept while the reference behind it cannot be read. Without the right to
 // watch ServiceAccounts the deletion of an impersonated one would go unnoticed; a token ends with its ServiceAccount.
 func canGoOnUnread(reason Reason, made credential.Resolved) bool {

@@ -50,25 +50,6 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestEffective(t *testing.T) {
-	g := NewWithT(t)
-	failed := healthprobe.State{}.After(t0, nil).After(t0.Add(10), errDown)
-	g.Expect(effective(failed, time.Time{})).To(Equal(failed))
-	g.Expect(effective(failed, t0.Add(20))).To(Equal(healthprobe.State{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0.Add(20)}), "a request of its own counts as a probe")
-	earlier := effective(failed, t0.Add(5))
-	g.Expect(earlier.ConsecutiveFailures).To(Equal(1), "but not one before the failure")
-	g.Expect(earlier.LastProbeSuccessTime).To(Equal(t0.Add(5)))
-}
-
-func TestWithTarget(t *testing.T) {
-	g := NewWithT(t)
-	healthy := healthprobe.State{}.After(t0, nil)
-	silent := healthprobe.State{}.After(t0.Add(10), errDown).After(t0.Add(20), errDown)
-	g.Expect(withTarget(healthy, silent)).To(Equal(healthprobe.State{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
-	g.Expect(withTarget(healthy.After(t0.Add(30), nil), silent).ConsecutiveFailures).To(BeZero(), "what was before our last success does not count")
-	g.Expect(withTarget(healthy, healthprobe.State{})).To(Equal(healthy))
-}
-
 func TestWakeWindow(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(wakeWindow(0)).To(BeZero())

@@ -9,26 +9,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
-	"github.com/latchkey-dev/latchkey/healthprobe"
 )
-
-// Phase is where a connection stands.
-type Phase string
-
-const (
-	// Disconnected: there is no connection; Reason says why.
-	Disconnected Phase = "Disconnected"
-	// Connecting: a connect is under way. Reason is that of the last disconnect.
-	Connecting Phase = "Connecting"
-	// Connected: there is a connection, and the API server stated whose.
-	Connected Phase = "Connected"
-)
-
-// Identity is a user as an API server states it.
-type Identity = healthprobe.Identity
-
-// HealthCheckingState is what the probes of a connection found.
-type HealthCheckingState = healthprobe.State
 
 // What package watches declares, by the names under which it is known here.
 type (

@@ -17,52 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Identity is a user as the API server states it. The zero value means "not known".
-type Identity struct {
-	Username string
-	UID      types.UID // empty for users that have none, such as those of client certificates
-	Groups   []string
-}
-
-// Matches reports whether seen is acceptable where i is expected: fields that i leaves empty are not compared,
-// groups never are, for they may change while the identity stays the same.
-func (i Identity) Matches(seen Identity) bool {
-	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
-}
-
-// Same reports whether seen is the very identity that the server stated before. Groups may change while the identity stays
-// the same.
-func (i Identity) Same(seen Identity) bool { return i.Username == seen.Username && i.UID == seen.UID }
-
-// SameGroups reports whether seen is of the same groups, in whatever order.
-func (i Identity) SameGroups(seen Identity) bool {
-	return slices.Equal(slices.Sorted(slices.Values(i.Groups)), slices.Sorted(slices.Values(seen.Groups)))
-}
-
-// Verdict is what an answer says about the server and about us.
-type Verdict int
-
-const (
-	// Silent: no answer came: refused, hung, broken off, or not a server we trust.
-	Silent Verdict = iota
-	// Valid: the server stated who we are.
-	Valid
-	// Unauthorized: the server does not accept our credential (401).
-	Unauthorized
-	// Denied: the server answers but does not tell (403). Says nothing about the credential.
-	Denied
-	// Failing: the server answers with an error of its own (429, 5xx) or with something that is no API server's.
-	Failing
-)
-
-// String is the name of the verdict, as metrics show it.
-func (v Verdict) String() string {
-	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing"}[v]
-}
-
-// Answered reports whether the server said anything at all.
-func (v Verdict) Answered() bool { return v != Silent }
-
 // Answer is the outcome of one probe.
 type Answer struct {
 	Verdict  Verdict

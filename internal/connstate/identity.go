@@ -1,0 +1,55 @@
+package connstate
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Identity is a user as an API server states it. The zero value means "not known".
+type Identity struct {
+	Username string
+	UID      types.UID // empty for users that have none, such as those of client certificates
+	Groups   []string
+}
+
+// Matches reports whether seen is acceptable where i is expected. Fields that i leaves empty are not
+// compared. Groups never are: they may change while the identity stays the same.
+func (i Identity) Matches(seen Identity) bool {
+	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
+}
+
+// Same reports whether seen has the same name and UID. Groups are not compared.
+func (i Identity) Same(seen Identity) bool { return i.Username == seen.Username && i.UID == seen.UID }
+
+// SameGroups reports whether seen has the same groups, in any order.
+func (i Identity) SameGroups(seen Identity) bool {
+	return slices.Equal(slices.Sorted(slices.Values(i.Groups)), slices.Sorted(slices.Values(seen.Groups)))
+}
+
+// Verdict is what the answer to a probe says about the API server and about the identity.
+type Verdict int
+
+const (
+	// Silent means that no answer came: the connection was refused, hung or broke off, or the server is
+	// not one that the target's certificate authorities vouch for.
+	Silent Verdict = iota
+	// Valid means that the server stated the identity.
+	Valid
+	// Unauthorized means that the server does not accept the credential (401).
+	Unauthorized
+	// Denied means that the server answers but refuses the review (403). A 403 says nothing about the
+	// credential.
+	Denied
+	// Failing means that the server answers with an error of its own (429, 5xx), or with something
+	// that no API server sends.
+	Failing
+)
+
+// String returns the verdict's name, as metrics show it.
+func (v Verdict) String() string {
+	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing"}[v]
+}
+
+// Answered reports whether the server said anything at all.
+func (v Verdict) Answered() bool { return v != Silent }
