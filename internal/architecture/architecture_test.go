@@ -26,14 +26,15 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "accessor/scopedcache", "examples/contentoperator"},
 
-	"fake":                 {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
-	"clustercache":         {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/informed", "internal/lists", "internal/metrics"},
-	"accessor":             {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/brief", "internal/connstate", "internal/feed", "internal/metrics"},
-	"accessor/watches":     {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
-	"accessor/credential":  {"healthprobe", "internal/brief", "internal/informed", "internal/metrics"},
-	"accessor/scopedcache": {"internal/brief", "internal/feed"},
-	"accessor/target":      {"healthprobe", "internal/brief"},
-	"healthprobe":          {"internal/connstate"},
+	"fake":                        {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
+	"clustercache":                {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/informed", "internal/lists", "internal/metrics"},
+	"accessor":                    {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/brief", "internal/connstate", "internal/feed", "internal/metrics"},
+	"accessor/internal/lifecycle": {"internal/connstate"},
+	"accessor/watches":            {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
+	"accessor/credential":         {"healthprobe", "internal/brief", "internal/informed", "internal/metrics"},
+	"accessor/scopedcache":        {"internal/brief", "internal/feed"},
+	"accessor/target":             {"healthprobe", "internal/brief"},
+	"healthprobe":                 {"internal/connstate"},
 
 	"config":                       {},
 	"internal/brief":               {},
@@ -101,6 +102,54 @@ func TestNothingImportsUpwards(t *testing.T) {
 
 	upwards := append(list, goPackage{ImportPath: module + "/healthprobe", Imports: []string{module + "/clustercache"}}, goPackage{ImportPath: module + "/util"})
 	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"), "the check sees one")
+}
+
+// pure are the packages that decide and do nothing else. What they may not import directly, or call, would make their
+// decisions depend on more than their input.
+var (
+	pure      = []string{"accessor/internal/lifecycle"}
+	impure    = []string{"sync", "context", "net", "math/rand", "os", "k8s.io/klog", "k8s.io/client-go"}
+	impureUse = regexp.MustCompile(`\btime\.(Now|Since|Until|After|AfterFunc|Sleep|Tick|NewTimer|NewTicker)\b|\bwait\.(Jitter|Poll)|\bgo func\b|<-`)
+)
+
+func impureImports(list []goPackage) (found []string) {
+	for _, p := range list {
+		name := strings.TrimPrefix(p.ImportPath, module+"/")
+		if !slices.Contains(pure, name) {
+			continue
+		}
+		for _, imported := range p.Imports {
+			for _, prefix := range impure {
+				if imported == prefix || strings.HasPrefix(imported, prefix+"/") {
+					found = append(found, name+" imports "+imported)
+				}
+			}
+		}
+	}
+	return found
+}
+
+func TestPurePackages(t *testing.T) {
+	g := NewWithT(t)
+	list := packages(t)
+	g.Expect(impureImports(list)).To(BeEmpty())
+	impureOne := append(list, goPackage{ImportPath: module + "/" + pure[0], Imports: []string{"sync/atomic", "time", "net/http", "network"}})
+	g.Expect(impureImports(impureOne)).To(HaveLen(2), "the check sees one")
+	for _, p := range list {
+		if !slices.Contains(pure, strings.TrimPrefix(p.ImportPath, module+"/")) {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, file := range files {
+			code, err := os.ReadFile(file)
+			g.Expect(err).NotTo(HaveOccurred())
+			if !strings.HasSuffix(file, "_test.go") {
+				g.Expect(impureUse.FindString(string(code))).To(BeEmpty(), file)
+			}
+		}
+	}
+	g.Expect(impureUse.MatchString("at := time.Now()")).To(BeTrue(), "the check sees one")
 }
 
 // isPublic reports whether users import the package.

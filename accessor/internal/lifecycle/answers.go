@@ -1,0 +1,154 @@
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// finished takes the answer of an attempt. An answer that comes late has no effect but to be discarded.
+func (s *step) finished(e AttemptFinished) {
+	if e.Attempt != s.attempt.id {
+		s.discard(e)
+		return
+	}
+	was := s.attempt
+	s.attempt = attempt{}
+	switch was.kind {
+	case Connect:
+		s.connectFinished(e)
+	case Probe:
+		s.probeFinished(e, was)
+	case Verify:
+		s.verifyFinished(e, was)
+	}
+}
+
+// discard has the driver close what a late connect made.
+func (s *step) discard(e AttemptFinished) {
+	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: s.reason, Cause: s.cause})
+}
+
+// connectFinished decides over the answer of a connect.
+func (s *step) connectFinished(e AttemptFinished) {
+	answer, reason := e.Answer, reasonOf(e.Answer)
+	switch {
+	case answer.Verdict == connstate.Valid && !s.resolution.Expected.Matches(answer.Identity):
+		answer, reason = mismatch(s.resolution.Expected, answer.Identity), connstate.IdentityMismatch
+	case answer.Verdict == connstate.Denied && s.resolution.Impersonated:
+		reason = connstate.UnauthorizedCredential // the server denies the impersonation itself
+	}
+	if reason == "" {
+		s.connected(e)
+		return
+	}
+	if isUnaccepted(reason) {
+		s.emit(DiscardSecret{Credential: s.credential, Before: e.Asked})
+	}
+	s.health = s.health.After(s.now, answer.Err)
+	s.backOff()
+	s.publish(connstate.Disconnected, reason, answer.Err)
+	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: reason, Cause: answer.Err})
+	s.emit(Record{Counter: Connects, Result: string(reason)})
+	s.emit(Log{Message: MessageConnectFail, Verbose: true, Epoch: s.epoch, Reason: reason, Err: answer.Err})
+	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.Unreachable, Asked: e.Asked, Err: answer.Err})
+}
+
+// connected begins the connection that the attempt made.
+func (s *step) connected(e AttemptFinished) {
+	s.epoch++
+	s.phase, s.reason, s.cause, s.since, s.downSince = connstate.Connected, "", nil, s.now, time.Time{}
+	s.connection, s.stated = e.Attempt, e.Answer.Identity
+	s.health = connstate.Health{}.After(s.now, nil)
+	s.resetBackoff()
+	s.probeReason, s.announced = byClock, announcement{}
+	s.emit(BeginConnection{Attempt: e.Attempt})
+	s.emit(Publish{Phase: connstate.Connected, Since: s.now, Epoch: s.epoch})
+	s.notify()
+	s.emit(Record{Counter: Connects, Result: string(connstate.Connected)})
+	s.emit(Log{Message: MessageConnected, Epoch: s.epoch})
+	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: e.Asked})
+}
+
+// isUnaccepted reports whether the server did not take the credential for what it should be.
+func isUnaccepted(reason connstate.Reason) bool {
+	return reason == connstate.UnauthorizedCredential || reason == connstate.IdentityMismatch
+}
+
+// probeFinished decides whether the connection goes on.
+func (s *step) probeFinished(e AttemptFinished, was attempt) {
+	answer, reason := e.Answer, reasonOf(e.Answer)
+	if answer.Verdict == connstate.Valid && !s.stated.Same(answer.Identity) {
+		answer, reason = mismatch(s.stated, answer.Identity), connstate.IdentityMismatch
+	}
+	s.emit(Record{Counter: Probes, Result: resultOf(answer, reason)})
+	s.reportProbe(e, answer, was)
+	switch {
+	case reason == "":
+		s.health = s.health.After(s.now, nil)
+	case answer.Verdict == connstate.Denied && !s.resolution.Impersonated:
+		// The server answers and says nothing about the identity.
+		s.health = s.health.Inconclusive(s.now, answer.Err)
+	case isUnaccepted(reason):
+		s.emit(DiscardSecret{Credential: s.credential, Before: e.Asked})
+		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
+		s.connectNow() // with a new token it may well work
+		s.disconnect(reason, answer.Err)
+	case answer.Verdict == connstate.Denied:
+		// The server denies the impersonation itself. One denial may come from its first moments.
+		s.health = s.health.After(s.now, answer.Err)
+		s.giveUpIfFailed(connstate.UnauthorizedCredential, answer.Err)
+	default:
+		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
+		s.giveUpIfFailed(reason, answer.Err)
+	}
+}
+
+// giveUpIfFailed disconnects after FailureThreshold failures.
+func (s *step) giveUpIfFailed(reason connstate.Reason, cause error) {
+	if s.config.Probe.Failed(s.health) {
+		s.backOff()
+		s.disconnect(reason, cause)
+	}
+}
+
+// reportProbe tells the target whether it answered. A failure of our own credential says nothing about it.
+func (s *step) reportProbe(e AttemptFinished, answer Answer, was attempt) {
+	switch {
+	case answer.NotSent != "":
+	case answer.Verdict == connstate.Silent && was.kind == Verify && answer.OwnConnections:
+		// The certificate may be what the server does not answer.
+	case answer.Verdict.Answered():
+		s.emit(ReportTarget{Target: s.target, Answered: true, Asked: e.Asked})
+	default:
+		s.emit(ReportTarget{Target: s.target, Asked: e.Asked, ForAll: was.probeReason == forAll, Err: answer.Err})
+	}
+}
+
+// verifyFinished decides over a newer credential.
+func (s *step) verifyFinished(e AttemptFinished, was attempt) {
+	answer, reason := e.Answer, reasonOf(e.Answer)
+	result := resultOf(answer, reason)
+	switch {
+	case answer.Verdict != connstate.Valid:
+	case s.stated.Same(answer.Identity) && s.stated.SameGroups(answer.Identity):
+		result = "TakenUp"
+	default: // also for other groups: the cache was filled with the old ones
+		answer, reason = mismatch(s.stated, answer.Identity), connstate.IdentityMismatch
+		result = string(reason)
+	}
+	s.emit(Record{Counter: Rotations, Result: result})
+	s.reportProbe(e, answer, was)
+	switch reason {
+	case "":
+		s.takeUp()
+		s.health = s.health.After(s.now, nil)
+	case connstate.IdentityMismatch:
+		// The newest credential is another identity's. The extension gets a new connection, with nothing of the
+		// old one.
+		s.disconnect(reason, answer.Err)
+	default:
+		s.rotation.next = s.now.Add(s.delay(&s.rotation.backoff))
+		s.reportRotationError(answer.Err)
+	}
+}

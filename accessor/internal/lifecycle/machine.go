@@ -1,0 +1,232 @@
+package lifecycle
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// Config is what all machines of a driver have in common. It must not change.
+type Config struct {
+	Probe   connstate.ProbeOptions
+	Backoff wait.Backoff // between connects
+}
+
+// Machine is one connection's lifecycle. Make it with [New]. It is not safe for concurrent use: its
+// driver's lock guards it.
+type Machine struct {
+	config    *Config
+	createdAt time.Time
+	spread    float64 // in [0,1): probes of identities that connected together drift apart
+
+	removed    bool
+	generation int64  // of the extension, as last resolved
+	source     string // of the credential that the extension refers to, also where resolving failed
+
+	phase     connstate.Phase
+	reason    connstate.Reason // why not connected, "" while connected
+	cause     error            // with reason
+	since     time.Time        // of phase
+	downSince time.Time        // since when not connected, zero while connected
+	announced announcement     // what Notify was last about
+
+	target      TargetID     // zero if there is no credential
+	credential  CredentialID // in use, or to connect with; zero if there is none
+	resolution  Resolution   // that credential was opened for
+	rotation    *rotation    // a newer credential that may replace it, nil if there is none
+	rotationErr error        // why the newest credential is not in use; only while connected
+	renewedAt   time.Time    // when a newer credential was last tried at once
+	attempt     attempt      // under way; zero if there is none
+	connection  AttemptID    // that made the connection; zero while not connected
+	stated      connstate.Identity
+	epoch       int64 // counts connects
+	backoff     wait.Backoff
+	nextConnect time.Time // not before this
+	health      connstate.Health
+	probeReason probeReason
+	lastID      uint64 // of credentials and attempts
+}
+
+// announcement is what extension sources last heard about an extension that is not connected. It is zero
+// while the extension is connected.
+type announcement struct {
+	reason     connstate.Reason
+	generation int64 // so that an edit of the extension that does not help is announced, too
+}
+
+// rotation is a newer credential for the same connection. It replaces the one in use once the API server
+// stated that it is the same identity's. Before that, nothing is sent with it but this question.
+type rotation struct {
+	credential CredentialID
+	resolution Resolution
+	next       time.Time // when to ask
+	backoff    wait.Backoff
+}
+
+// attempt is a connect, probe or verify under way.
+type attempt struct {
+	id          AttemptID
+	kind        AttemptKind
+	probeReason probeReason
+}
+
+// probeReason is why a probe is due, beside the clock.
+type probeReason int
+
+const (
+	byClock      probeReason = iota
+	unauthorized             // a request got a 401
+	forAll                   // the target is silent, and this connection asks for all
+)
+
+// Observed is what the driver reads under its lock for each step. An event per served request would lock
+// the path of every request.
+type Observed struct {
+	// Served is when the API server last served a request of the connection; zero if there was none.
+	Served time.Time
+	// Target is the health of the target; zero while there is none.
+	Target connstate.Health
+	// Jitter in [0,1) is random. Backoffs use it.
+	Jitter float64
+}
+
+// New returns the machine of an extension that is not connected. spread in [0,1) brings its probes forward by
+// up to a tenth.
+func New(config *Config, now time.Time, spread float64) Machine {
+	return Machine{
+		config: config, createdAt: now, spread: spread,
+		phase: connstate.Disconnected, reason: connstate.NotStarted, since: now, downSince: now,
+		backoff: config.Backoff,
+	}
+}
+
+// CredentialKey returns the Resolution.Key of the credential in use, "" if there is none. For another key the
+// driver acquires the target before it steps.
+func (m *Machine) CredentialKey() string { return m.resolution.Key }
+
+// Step decides what follows from an event at now, and returns what the driver is to do, in order.
+func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
+	s := step{Machine: m, now: now, seen: seen}
+	if m.removed {
+		if finished, ok := event.(AttemptFinished); ok {
+			s.discard(finished)
+		}
+		return s.effects
+	}
+	before := m.Deadline(now, seen)
+	switch e := event.(type) {
+	case Resolved:
+		s.resolved(e)
+		before = time.Time{} // the driver gets the new deadline
+	case AttemptFinished:
+		s.finished(e)
+	case RequestUnauthorized:
+		s.requestUnauthorized(e)
+	case ProbeRequested:
+		s.probeRequested(e)
+	case TargetDown:
+		s.targetDown(e)
+	case RetryAt:
+		s.retryAt(e)
+	case AccessChanged:
+		s.notify()
+	case Removed:
+		s.remove(e)
+	}
+	if _, resolved := event.(Resolved); !resolved && isForward(before, m.Deadline(now, seen)) {
+		s.emit(Wake{})
+	}
+	sortEffects(s.effects)
+	return s.effects
+}
+
+// isForward reports whether a deadline came forward.
+func isForward(before, after time.Time) bool {
+	return !after.IsZero() && (before.IsZero() || after.Before(before))
+}
+
+// Deadline returns when the extension is to be resolved again, zero if only when woken. While an attempt is
+// under way, its end wakes.
+func (m *Machine) Deadline(now time.Time, seen Observed) time.Time {
+	_, at := m.due(now, seen)
+	return at
+}
+
+// due returns what to start now, or else when to look again.
+func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
+	switch {
+	case m.removed || m.attempt.id != 0:
+		return 0, time.Time{}
+	case m.phase != connstate.Connected:
+		if m.credential == 0 || now.Before(m.nextConnect) {
+			return 0, m.nextConnect
+		}
+		return Connect, now
+	case m.probeReason != byClock:
+		return Probe, now
+	}
+	silent := seen.Target.ConsecutiveFailures > 0
+	if m.rotation != nil && !silent && !now.Before(m.rotation.next) {
+		return Verify, now
+	}
+	// While the target is silent, one member asks on behalf of all. A target that is down then meets one
+	// probe per Interval, and not one per identity.
+	at := now.Add(m.config.Probe.Interval)
+	if !silent {
+		at = m.config.Probe.Due(m.health.Served(seen.Served), m.spread)
+	}
+	if !at.After(now) {
+		return Probe, now
+	}
+	if m.rotation != nil && m.rotation.next.After(now) && m.rotation.next.Before(at) {
+		at = m.rotation.next
+	}
+	return 0, at
+}
+
+// Snapshot is the machine's state, for people.
+type Snapshot struct {
+	Phase      connstate.Phase
+	Reason     connstate.Reason
+	Since      time.Time
+	Epoch      int64
+	Generation int64  // of the extension
+	Source     string // of the credential
+	Health     connstate.Health
+	// Err is why there is no connection or, while connected, why the newest credential is not in use.
+	Err error
+	// Credential is the one in use, zero if there is none.
+	Credential CredentialID
+	// LastSuccess is when the API server last served the identity, or when the machine was made if it never
+	// did. Healthy reports whether the last probe was a success and the connection is there.
+	LastSuccess time.Time
+	Healthy     bool
+}
+
+// Snapshot returns the state.
+func (m *Machine) Snapshot(seen Observed) Snapshot {
+	s := Snapshot{
+		Phase: m.phase, Reason: m.reason, Since: m.since, Epoch: m.epoch, Generation: m.generation,
+		Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
+	}
+	if m.credential != 0 {
+		s.Source = m.resolution.Source
+	}
+	if m.phase == connstate.Connected {
+		s.Health = m.health.Served(seen.Served).WithTarget(seen.Target)
+		s.Err = m.rotationErr
+		s.Healthy = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
+	}
+	if s.LastSuccess = s.Health.LastProbeSuccessTime; s.LastSuccess.IsZero() {
+		s.LastSuccess = m.createdAt
+	}
+	return s
+}
+
+// AwaitsTarget reports whether the machine is disconnected because the target did not answer, and when it
+// connects next.
+func (m *Machine) AwaitsTarget() (nextConnect time.Time, awaits bool) {
+	return m.nextConnect, m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0
+}

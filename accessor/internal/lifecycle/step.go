@@ -1,0 +1,196 @@
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// step is one call of Machine.Step.
+type step struct {
+	*Machine
+	now      time.Time
+	seen     Observed
+	effects  []Effect
+	notified bool // Notify is among the effects
+}
+
+func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
+
+// notify has the extension sources notified, once per step.
+func (s *step) notify() {
+	if !s.notified {
+		s.notified = true
+		s.emit(Notify{})
+	}
+}
+
+// newID returns an ID that was never used.
+func (s *step) newID() uint64 {
+	s.lastID++
+	return s.lastID
+}
+
+// delay takes the next delay of a backoff, with the step's jitter.
+func (s *step) delay(backoff *wait.Backoff) time.Duration {
+	jitter := backoff.Jitter
+	backoff.Jitter = 0
+	delay := backoff.Step()
+	backoff.Jitter = jitter
+	return delay + time.Duration(s.seen.Jitter*max(jitter, 0)*float64(delay))
+}
+
+// backOff puts off the next connect.
+func (s *step) backOff() { s.nextConnect = s.now.Add(s.delay(&s.backoff)) }
+
+// connectNow lets the next connect begin at once.
+func (s *step) connectNow() { s.nextConnect = s.now }
+
+// resetBackoff begins the backoff anew, so that the next connect begins at once.
+func (s *step) resetBackoff() { s.backoff, s.nextConnect = s.config.Backoff, time.Time{} }
+
+// publish says that the machine is not connected. Sources and log hear of it if the phase or the reason is
+// news.
+func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause error) {
+	wasConnected := s.phase == connstate.Connected
+	if s.phase != phase {
+		s.since = s.now
+	}
+	if s.downSince.IsZero() {
+		s.downSince = s.now
+	}
+	s.phase, s.reason, s.cause = phase, reason, cause
+	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DownSince: s.downSince, Epoch: s.epoch, Cause: cause})
+	news := announcement{reason: reason, generation: s.generation}
+	if phase != connstate.Disconnected || !wasConnected && s.announced == news {
+		return
+	}
+	s.announced = news
+	s.notify()
+	if s.removed && reason == connstate.NotStarted {
+		return // the manager stops, which the driver logs once
+	}
+	s.emit(Log{Message: MessageNotConnected, Epoch: s.epoch, Reason: reason, Err: cause})
+}
+
+// cancelAttempt gives up what is under way.
+func (s *step) cancelAttempt() {
+	if s.attempt.id != 0 {
+		s.emit(CancelAttempt{Attempt: s.attempt.id})
+		s.attempt = attempt{}
+	}
+}
+
+// disconnect ends the connection, if there is one, and what is under way. The credential stays, or the newer
+// one takes its place, for there is no connection left to be kept.
+func (s *step) disconnect(reason connstate.Reason, cause error) {
+	s.cancelAttempt()
+	wasConnected := s.phase == connstate.Connected
+	s.publish(connstate.Disconnected, reason, cause)
+	s.rotationErr = nil
+	if newer := s.rotation; newer != nil {
+		s.emit(CloseCredential{Credential: s.credential})
+		s.credential, s.resolution, s.rotation = newer.credential, newer.resolution, nil
+		if reason != connstate.Unreachable && reason != connstate.ProbeFailed { // the server's, with any credential
+			s.resetBackoff()
+			s.connectNow()
+		}
+	}
+	if wasConnected {
+		s.connection, s.stated, s.probeReason = 0, connstate.Identity{}, byClock
+		s.emit(EndConnection{})
+		s.emit(PauseWatches{})
+	}
+}
+
+// drop disconnects and gives up credential and target.
+func (s *step) drop(reason connstate.Reason, cause error) {
+	s.disconnect(reason, cause)
+	if s.credential != 0 {
+		s.emit(CloseCredential{Credential: s.credential})
+		s.emit(ReleaseTarget{Target: s.target})
+	}
+	s.credential, s.target, s.resolution = 0, 0, Resolution{}
+}
+
+// remove ends everything.
+func (s *step) remove(e Removed) {
+	s.removed = true
+	s.drop(e.Reason, e.Cause)
+	s.emit(EndWatches{})
+	s.notify()
+}
+
+// requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API says nothing
+// about the credential. One probe per Interval is enough.
+func (s *step) requestUnauthorized(e RequestUnauthorized) {
+	if s.phase != connstate.Connected || e.Attempt != s.connection || s.probeReason != byClock || s.isBusy() ||
+		s.now.Before(s.health.LastProbeTime.Add(s.config.Probe.Interval)) {
+		return
+	}
+	s.probeReason = unauthorized
+}
+
+func (s *step) probeRequested(e ProbeRequested) {
+	if s.phase == connstate.Connected && e.Target == s.target && !s.isBusy() {
+		s.probeReason = forAll
+	}
+}
+
+// isBusy reports whether an attempt is under way that answers for the connection. A verify answers for another
+// credential.
+func (s *step) isBusy() bool { return s.attempt.id != 0 && s.attempt.kind != Verify }
+
+// targetDown: nobody gets an answer, so every connection to the target ends.
+func (s *step) targetDown(e TargetDown) {
+	if s.phase != connstate.Connected || e.Target != s.target {
+		return
+	}
+	s.health = s.health.Served(s.seen.Served).WithTarget(s.seen.Target)
+	s.backOff()
+	s.disconnect(connstate.Unreachable, e.Err)
+}
+
+// retryAt: the target answers again, so a connect that waits need not wait for its whole backoff.
+func (s *step) retryAt(e RetryAt) {
+	next, awaits := s.AwaitsTarget()
+	if awaits && e.Target == s.target && next.After(e.At) {
+		s.nextConnect = e.At
+	}
+}
+
+// resultOf is what metrics call an answer.
+func resultOf(answer Answer, reason connstate.Reason) string {
+	switch {
+	case answer.NotSent != "":
+		return "NoCredential"
+	case reason == connstate.IdentityMismatch:
+		return string(reason)
+	default:
+		return answer.Verdict.String()
+	}
+}
+
+// reasonOf says why an answer prevents or ends a connection; "" if the answer is Valid.
+func reasonOf(answer Answer) connstate.Reason {
+	switch {
+	case answer.Verdict == connstate.Valid:
+		return ""
+	case answer.NotSent != "":
+		return answer.NotSent
+	default:
+		return connstate.ReasonOfVerdict(answer.Verdict)
+	}
+}
+
+// errIdentityMismatch is the cause of IdentityMismatch.
+var errIdentityMismatch = errors.New("unexpected identity")
+
+// mismatch turns the answer of a server that states another identity into a failure.
+func mismatch(want, got connstate.Identity) Answer {
+	err := errors.Wrapf(errIdentityMismatch, "got %s (UID %s), want %s (UID %s)", got.Username, got.UID, want.Username, want.UID)
+	return Answer{Verdict: connstate.Failing, Err: err}
+}

@@ -1,0 +1,281 @@
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// ticks is a time relative to now, in small integers.
+type ticks int8
+
+const (
+	unset   ticks = 100
+	horizon ticks = -4 // what is longer ago makes no difference any more
+)
+
+const tick = time.Second
+
+var (
+	epoch0    = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	errServer = errors.New("the server failed")
+
+	exploreConfig = &Config{
+		Probe:   connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: tick, FailureThreshold: 2},
+		Backoff: wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
+	}
+	ours, others = connstate.Identity{Username: "ours", Groups: []string{"a"}}, connstate.Identity{Username: "others"}
+	ourGroups    = connstate.Identity{Username: "ours", Groups: []string{"b"}}
+)
+
+// reasons are those that the exploration meets. Their index stands for them in a world.
+var reasons = []connstate.Reason{"", connstate.NotStarted, connstate.Unreachable, connstate.UnauthorizedCredential,
+	connstate.IdentityMismatch, connstate.ProbeFailed, connstate.InvalidCredential, connstate.NotAllowed,
+	connstate.TokenRequestFailed, connstate.Deleted}
+
+var phases = []connstate.Phase{connstate.Disconnected, connstate.Connecting, connstate.Connected}
+
+// world is a machine and what its driver owes it, in a form that two equal states share. Times are relative to now, IDs are
+// replaced by what they stand for.
+type world struct {
+	removed, rotationErr, lastErr bool
+	phase, reason, announced      int8 // indexes; announced plus one, zero for nothing
+	key, version, rotation        int8 // of the credential; zero for none
+	rotationNext, renewed         ticks
+	rotationBackoff, backoff      int8
+	nextConnect                   ticks
+	attempt                       AttemptKind8
+	attemptReason, probeReason    int8
+	failures                      int8
+	lastProbe, lastSuccess        ticks
+
+	served     ticks // as observed
+	targetDown bool
+	wake       bool  // a Resolved is owed at once
+	deadline   ticks // a Resolved is owed then; unset for never
+}
+
+// AttemptKind8 is an AttemptKind in a byte.
+type AttemptKind8 int8
+
+var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, lastProbe: unset, lastSuccess: unset,
+	served: unset, wake: true, deadline: unset}
+
+// The IDs that a decoded machine uses.
+const (
+	currentID    CredentialID = 1
+	rotationID   CredentialID = 2
+	attemptID    AttemptID    = 3
+	connectionID AttemptID    = 4
+	staleID      AttemptID    = 5
+	lastID                    = 9
+)
+
+func at(t ticks) time.Time {
+	if t == unset {
+		return time.Time{}
+	}
+	return epoch0.Add(time.Duration(t) * tick)
+}
+
+func ticksOf(t time.Time) ticks {
+	if t.IsZero() {
+		return unset
+	}
+	return max(ticks(t.Sub(epoch0)/tick), horizon)
+}
+
+func resolutionOf(key, version int8) Resolution {
+	if key == 0 {
+		return Resolution{}
+	}
+	return Resolution{Key: string('0' + rune(key)), Version: string('0' + rune(version)), Source: "source",
+		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{Username: "ours"}}
+}
+
+func backoffOf(index int8) wait.Backoff {
+	b := exploreConfig.Backoff
+	for range index {
+		b.Step()
+	}
+	return b
+}
+
+func indexOfBackoff(b wait.Backoff) int8 { return int8(exploreConfig.Backoff.Steps - b.Steps) }
+
+func indexOf[T comparable](list []T, value T) int8 {
+	for i, v := range list {
+		if v == value {
+			return int8(i)
+		}
+	}
+	panic(errors.Errorf("%v is none of those that the exploration knows", value))
+}
+
+// machine makes the machine that w stands for.
+func (w *world) machine() *Machine {
+	m := New(exploreConfig, epoch0, 0)
+	m.removed, m.generation, m.source = w.removed, 1, "source"
+	m.phase, m.reason = phases[w.phase], reasons[w.reason]
+	if m.phase == connstate.Connected {
+		m.connection, m.stated, m.downSince = connectionID, ours, time.Time{}
+	}
+	if w.announced > 0 {
+		m.announced = announcement{reason: reasons[w.announced-1], generation: 1}
+	}
+	if w.key != 0 {
+		m.credential, m.target, m.resolution = currentID, TargetID(w.key), resolutionOf(w.key, w.version)
+	}
+	if w.rotation != 0 {
+		m.rotation = &rotation{credential: rotationID, resolution: resolutionOf(w.key, w.rotation), next: at(w.rotationNext), backoff: backoffOf(w.rotationBackoff)}
+	}
+	if w.rotationErr {
+		m.rotationErr = errServer
+	}
+	m.renewedAt, m.nextConnect, m.backoff = at(w.renewed), at(w.nextConnect), backoffOf(w.backoff)
+	if w.attempt != 0 {
+		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), probeReason: probeReason(w.attemptReason)}
+	}
+	m.probeReason = probeReason(w.probeReason)
+	m.health = connstate.Health{LastProbeTime: at(w.lastProbe), LastProbeSuccessTime: at(w.lastSuccess), ConsecutiveFailures: int(w.failures)}
+	if w.lastErr {
+		m.health.LastError = errServer
+	}
+	m.lastID = lastID
+	return &m
+}
+
+// take returns w with the state of the machine.
+func (w world) take(m *Machine) world {
+	w.removed, w.phase, w.reason = m.removed, indexOf(phases, m.phase), indexOf(reasons, m.reason)
+	w.announced = 0
+	if m.announced != (announcement{}) {
+		w.announced = indexOf(reasons, m.announced.reason) + 1
+	}
+	w.key, w.version, w.rotation, w.rotationNext, w.rotationBackoff = 0, 0, 0, unset, 0
+	if m.resolution.Key != "" {
+		w.key, w.version = int8(m.resolution.Key[0]-'0'), int8(m.resolution.Version[0]-'0')
+	}
+	if m.rotation != nil {
+		w.rotation = int8(m.rotation.resolution.Version[0] - '0')
+		w.rotationNext, w.rotationBackoff = ticksOf(m.rotation.next), indexOfBackoff(m.rotation.backoff)
+	}
+	w.rotationErr = m.rotationErr != nil
+	w.renewed, w.nextConnect, w.backoff = ticksOf(m.renewedAt), ticksOf(m.nextConnect), indexOfBackoff(m.backoff)
+	w.attempt, w.attemptReason, w.probeReason = AttemptKind8(m.attempt.kind), int8(m.attempt.probeReason), int8(m.probeReason)
+	// More failures than the threshold make no difference.
+	w.failures = int8(min(m.health.ConsecutiveFailures, exploreConfig.Probe.FailureThreshold))
+	w.lastProbe, w.lastSuccess, w.lastErr = ticksOf(m.health.LastProbeTime), ticksOf(m.health.LastProbeSuccessTime), m.health.LastError != nil
+	return w.canonical()
+}
+
+// canonical removes differences that cannot matter any more.
+func (w world) canonical() world {
+	if w.phase != 2 {
+		w.served = unset
+	}
+	if w.renewed != unset && w.renewed <= -2 {
+		w.renewed = unset
+	}
+	if w.nextConnect < 0 {
+		w.nextConnect = 0
+	}
+	if w.rotationNext < 0 {
+		w.rotationNext = 0
+	}
+	if w.removed {
+		w = start
+		w.removed, w.wake = true, false
+	}
+	return w
+}
+
+// advance lets time pass.
+func (w world) advance(by ticks) world {
+	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.lastProbe, &w.lastSuccess, &w.served} {
+		if *t != unset {
+			*t = max(*t-by, horizon)
+		}
+	}
+	if w.deadline != unset {
+		if w.deadline -= by; w.deadline <= 0 {
+			w.deadline, w.wake = unset, true
+		}
+	}
+	return w.canonical()
+}
+
+func (w *world) observed() Observed {
+	seen := Observed{Served: at(w.served)}
+	if w.targetDown {
+		seen.Target = connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: exploreConfig.Probe.FailureThreshold, LastError: errServer}
+	}
+	return seen
+}
+
+// input is something that may happen in a world.
+type input struct {
+	name     string
+	possible func(w *world) bool // nil for always
+	event    func(w *world) Event
+	change   func(w world) world // in place of an event
+}
+
+func answer(name string, verdict connstate.Verdict, identity connstate.Identity, notSent connstate.Reason) input {
+	a := Answer{Verdict: verdict, Identity: identity, NotSent: notSent}
+	if verdict != connstate.Valid {
+		a.Err = errServer
+	}
+	return input{name: "answer " + name, possible: func(w *world) bool { return w.attempt != 0 }, event: func(*world) Event {
+		return AttemptFinished{Attempt: attemptID, Asked: epoch0, Answer: a}
+	}}
+}
+
+// inputs is the alphabet of the exploration.
+var inputs = func() (list []input) {
+	for key := int8(1); key <= 2; key++ {
+		for version := int8(1); version <= 2; version++ {
+			list = append(list, input{name: "resolved", event: func(w *world) Event {
+				r := Resolved{Generation: 1, Resolution: resolutionOf(key, version)}
+				if key != w.key {
+					r.Target = TargetID(key)
+				}
+				return r
+			}})
+		}
+		list = append(list, input{name: "resolved, no target", possible: func(w *world) bool { return w.key != key }, event: func(*world) Event {
+			return Resolved{Generation: 1, Resolution: resolutionOf(key, 1), TargetErr: errServer}
+		}})
+	}
+	resolveErr := func(reason connstate.Reason, keep bool) input {
+		return input{name: "resolve error " + string(reason), event: func(*world) Event {
+			return Resolved{Generation: 1, Reason: reason, Err: errServer,
+				Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep}}
+		}}
+	}
+	return append(list,
+		resolveErr(connstate.Unreachable, false), resolveErr(connstate.InvalidCredential, true), resolveErr(connstate.NotAllowed, false),
+		answer("valid", connstate.Valid, ours, ""), answer("other identity", connstate.Valid, others, ""),
+		answer("other groups", connstate.Valid, ourGroups, ""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
+		answer("403", connstate.Denied, connstate.Identity{}, ""), answer("500", connstate.Failing, connstate.Identity{}, ""),
+		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing, connstate.Identity{}, connstate.TokenRequestFailed),
+		input{name: "late answer", event: func(*world) Event {
+			return AttemptFinished{Attempt: staleID, Asked: epoch0, Answer: Answer{Verdict: connstate.Valid, Identity: ours}}
+		}},
+		input{name: "401 to a request", event: func(*world) Event { return RequestUnauthorized{Attempt: connectionID} }},
+		input{name: "401 to an earlier connection's request", event: func(*world) Event { return RequestUnauthorized{Attempt: staleID} }},
+		input{name: "probe for all", event: func(w *world) Event { return ProbeRequested{Target: TargetID(w.key)} }},
+		input{name: "target down", event: func(w *world) Event { return TargetDown{Target: TargetID(w.key), Err: errServer} }},
+		input{name: "another target down", event: func(*world) Event { return TargetDown{Target: 9, Err: errServer} }},
+		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
+		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
+		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.Deleted} }},
+		input{name: "a request is served", possible: func(w *world) bool { return w.phase == 2 }, change: func(w world) world { w.served = 0; return w }},
+		input{name: "the target's health changes", change: func(w world) world { w.targetDown = !w.targetDown; return w }},
+		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
+	)
+}()
