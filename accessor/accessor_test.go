@@ -16,12 +16,12 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	"go.uber.org/goleak"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
@@ -264,6 +265,8 @@ func disconnectedFor(reason Reason) func(ConnectionState) bool {
 	return func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason == reason }
 }
 
+var errDown = errors.New("down")
+
 var (
 	fast   = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond, Timeout: 2 * time.Second, FailureThreshold: 3}
 	rare   = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second, FailureThreshold: 3}
@@ -291,43 +294,21 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
-	late := a.job
+	late := a.attempt
 	a.mu.Unlock()
 
 	d.extension("red", "new")
 	state := d.eventually("red", connectedAs("new"))
 	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.target, late.proof, credential.Resolved{}, func() {}, func() {})
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.membership.Target, late.credential, func() {}, func() {})
 	conn.identity = Identity{Username: "old"}
-	a.connected(late, conn)
-	a.connectFailed(late, Unreachable, errDown)
+	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt, Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, brought{conn: conn})
 	g.Expect(conn.err()).To(MatchError(ErrNotConnected), "what nobody publishes is closed")
 	after, _ := d.State(a.key)
 	g.Expect(after.Identity).To(Equal(state.Identity))
 	g.Expect(after.Generation).To(BeEquivalentTo(1))
 	g.Expect(after.Since).To(Equal(state.Since))
-}
-
-// So it is with a probe, and with a connect that fails, that come late.
-func TestLateAnswersChangeNothing(t *testing.T) {
-	g := NewWithT(t)
-	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
-	d.extension("red", "token")
-	before := d.eventually("red", connectedAs("user-of-token"))
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
-	a := found.(*identityAccessor)
-	a.mu.Lock()
-	stale := &job{ctx: t.Context(), cancel: func() {}, proof: a.proof, target: a.target}
-	a.mu.Unlock()
-	r.status(http.StatusUnauthorized)
-	a.runProbe(stale, a.published.Load().conn, noWish)
-	a.connectFailed(stale, Unreachable, errDown)
-	after, _ := d.State(a.key)
-	g.Expect(after.Phase).To(Equal(Connected))
-	g.Expect(after.Since).To(Equal(before.Since))
-	g.Expect(after.Health.LastError).NotTo(HaveOccurred())
 }
 
 // Nobody is connected as another than expected, however valid the credential is.
@@ -400,7 +381,7 @@ func TestUnauthorizedReview(t *testing.T) {
 		a := found.(*identityAccessor)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return a.job == nil && time.Until(a.nextConnect) > time.Minute
+		return time.Until(a.machine.Deadline(time.Now(), a.observedLocked())) > time.Minute
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
@@ -511,7 +492,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
-	cred := a.proof.cred
+	cred := a.credentials[0].cred
 	a.mu.Unlock()
 
 	d.gone("red")
@@ -668,16 +649,4 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		g.Expect(err).To(MatchError(ErrNotConnected))
 		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
 	}
-}
-
-// The credential's own failure is not taken for the server's answer, whatever status it carries.
-func TestReasonOfACredentialThatFails(t *testing.T) {
-	g := NewWithT(t)
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "red", errDown)
-	g.Expect(healthprobe.Classify(forbidden)).To(Equal(healthprobe.Denied))
-	answer := told{Answer: healthprobe.Answer{Verdict: healthprobe.Failing, Err: forbidden}, local: true}
-	g.Expect(answer.fromServer()).To(BeFalse())
-	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Denied, Err: forbidden}}.fromServer()).To(BeTrue())
-	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Valid}}.fromServer()).To(BeTrue())
-	g.Expect(told{Answer: healthprobe.Answer{Verdict: healthprobe.Silent, Err: errDown}}.fromServer()).To(BeFalse())
 }

@@ -65,7 +65,7 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 			return nil, err
 		}
 	}
-	c.owned.start(func() { _ = made.Start(c.life) }) // ends with the connection and never fails otherwise
+	c.owned.Start(func() { _ = made.Start(c.life) }) // ends with the connection and never fails otherwise
 	made.WaitForCacheSync(c.life)                    // it has no scope yet, so this waits for Start only
 	return made.(scopedcache.Cache), nil
 }

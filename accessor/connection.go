@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -20,8 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
-	"github.com/latchkey-dev/latchkey/accessor/target"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/feed"
 )
@@ -40,13 +42,13 @@ type connection struct {
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
-	owned *goroutines // that end with life
+	owned *workpool.TaskGroup // that end with life
 
 	config     *rest.Config // authenticates as the identity, holds no secret; copied before it is handed out
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
-	mapper     *target.Mapper
-	proof      atomic.Pointer[proof] // by which requests act as the identity; replaced when its secret is
+	mapper     *targets.Mapper
+	credential atomic.Pointer[boundCredential] // by which requests act as the identity; replaced when its secret is
 
 	served       atomic.Pointer[time.Time] // of the identity's last successful request
 	unauthorized func()                    // told of every 401; must not block
@@ -66,11 +68,11 @@ type handles struct {
 }
 
 // newConnection does no I/O. What it makes must be closed.
-func newConnection(parent context.Context, owned *goroutines, options *Options, key client.ObjectKey, generation int64,
-	t *target.Target, by *proof, resolved credential.Resolved, unauthorized, rightsChanged func()) *connection {
+func newConnection(parent context.Context, owned *workpool.TaskGroup, options *Options, key client.ObjectKey, generation int64,
+	t *targets.Target, by *boundCredential, unauthorized, rightsChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned, resolved: resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
-	c.proof.Store(by)
+	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned, resolved: by.resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
+	c.credential.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
@@ -114,7 +116,7 @@ func (r refuse) RoundTrip(req *http.Request) (*http.Response, error) {
 // dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
 func (c *connection) close(reason *NotConnectedError) {
 	c.end(reason)
-	c.proof.Store(nil) // whoever keeps a handle does not keep a secret
+	c.credential.Store(nil) // whoever keeps a handle does not keep a secret
 }
 
 // err is why the connection ended, nil while it lives.
@@ -137,12 +139,17 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// scopes are pictures of the cache's scopes, none before its first use.
+// scopes returns the states of the cache's scopes, sorted; none before its first use.
 func (c *connection) scopes() []scopedcache.ScopeState {
-	if h := c.built.Load(); h != nil {
-		return h.cache.States()
+	h := c.built.Load()
+	if h == nil {
+		return nil
 	}
-	return nil
+	states := h.cache.States()
+	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
+		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation), cmp.Compare(x.Scope.String(), y.Scope.String()))
+	})
+	return states
 }
 
 // Hold implements watches.Connection.
@@ -176,7 +183,7 @@ func (c *connection) Life() context.Context { return c.life }
 func (c *connection) Err() error { return c.err() }
 
 // Go implements watches.Connection.
-func (c *connection) Go(f func()) { c.owned.start(f) }
+func (c *connection) Go(f func()) { c.owned.Start(f) }
 
 // Generation implements watches.Connection.
 func (c *connection) Generation() int64 { return c.generation }
@@ -236,7 +243,7 @@ func (c *connection) newCluster() (cluster.Cluster, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "making a cluster.Cluster")
 	}
-	c.owned.start(func() { _ = made.Start(c.life) }) // ends its event recorders with the connection
+	c.owned.Start(func() { _ = made.Start(c.life) }) // ends its event recorders with the connection
 	return &boundCluster{Cluster: made, conn: c}, nil
 }
 

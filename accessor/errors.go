@@ -49,9 +49,6 @@ var ErrNotConnected = connstate.ErrNotConnected
 // errUnknown is the cause of NotStarted where the extension is unknown.
 var errUnknown = errors.New("it is unknown here: not seen yet, deleted, or filtered out, or this replica does not lead")
 
-// errIdentityMismatch is the cause of IdentityMismatch.
-var errIdentityMismatch = errors.New("the API server takes us for somebody else")
-
 // notAllowedError is the error of a rule that forbids an extension its ServiceAccount.
 type notAllowedError struct{ cause error }
 

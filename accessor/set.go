@@ -2,7 +2,6 @@ package accessor
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -28,10 +29,11 @@ const handlerPatience = 5 * time.Second
 // Reconcile, Remove and Run. Everything else may be called from any goroutine, and getters never wait.
 type Set struct {
 	options   *Options
+	lifecycle lifecycle.Config
 	accessors sync.Map // client.ObjectKey to *identityAccessor
-	targets   target.Set
-	pool      pool
-	owned     goroutines
+	targets   targets.Set
+	pool      workpool.Pool
+	owned     workpool.TaskGroup
 	unknown   atomic.Pointer[unknownExtensions]
 
 	life context.Context // parent of everything; ends when Run does
@@ -41,7 +43,11 @@ type Set struct {
 // NewSet makes an empty set. It starts nothing; Run does.
 func NewSet(options Options) *Set {
 	life, end := context.WithCancelCause(context.Background())
-	return &Set{options: &options, life: life, end: end}
+	return &Set{
+		options: &options, life: life, end: end,
+		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
+		targets:   targets.Set{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
+	}
 }
 
 // Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns once nothing
@@ -56,7 +62,7 @@ func (s *Set) Run(ctx context.Context) error {
 			s.shutdown()
 			return nil
 		case now := <-tick.C:
-			s.askSilentTargets(now)
+			s.targets.CheckSilent(now)
 		}
 	}
 }
@@ -94,8 +100,8 @@ func (s *Set) shutdown() {
 	s.options.Logger.Info("Ended all connections", "connections", connected)
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
 	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) }) // what Reconcile made meanwhile; it makes no more
-	s.pool.close()
-	if !s.owned.wait(handlerPatience) {
+	s.pool.Close()
+	if !s.owned.Wait(handlerPatience) {
 		s.options.Logger.Info("Stopped, although handlers of other controllers are still being called", "waited", handlerPatience)
 	}
 }
@@ -128,76 +134,9 @@ func (s *Set) Remove(key client.ObjectKey, reason Reason) {
 	}
 }
 
-// askSilentTargets makes one member of every silent target ask: of those that are connected the one whose probe is
-// longest ago. If all have given up, it is the one whose next connect is soonest, so that a target that is back is
-// noticed before everybody's backoff has run out.
-func (s *Set) askSilentTargets(now time.Time) {
-	type members struct {
-		connected, waiting   *identityAccessor
-		lastProbe, connectAt time.Time
-		waiters              int
-	}
-	found := map[*target.Target]members{}
-	s.each(func(a *identityAccessor) {
-		a.mu.Lock()
-		t, lastProbe, connectAt := a.target, a.health.LastProbeTime, a.nextConnect
-		idle, waits := a.published.Load().phase == Connected && a.job == nil, a.waitsForLocked(a.target)
-		a.mu.Unlock()
-		if t == nil || now.Sub(t.LastAnswer()) < s.options.HealthProbe.Interval {
-			return
-		}
-		m := found[t]
-		if idle && (m.connected == nil || lastProbe.Before(m.lastProbe)) {
-			m.connected, m.lastProbe = a, lastProbe
-		}
-		if waits {
-			m.waiters++
-			if m.waiting == nil || connectAt.Before(m.connectAt) {
-				m.waiting, m.connectAt = a, connectAt
-			}
-		}
-		found[t] = m
-	})
-	for t, m := range found {
-		switch {
-		case m.connected != nil:
-			if t.TakeTurn(now, s.options.HealthProbe.Interval) {
-				m.connected.askForTarget()
-			}
-		case m.waiters > 1 && t.TakeTurn(now, scoutInterval(m.waiters, s.options.HealthProbe.Interval, s.options.ConnectBackoff.Duration)):
-			m.waiting.targetBack(t, now)
-		}
-	}
-}
-
-// targetDown disconnects all members of a target that answers nobody.
-func (s *Set) targetDown(t *target.Target, cause error) {
-	t.MarkSilent()
-	s.each(func(a *identityAccessor) { a.targetSilent(t, cause) })
-}
-
-// answered wakes those that gave up on a target that was silent, spread so that it meets no storm.
-func (s *Set) answered(t *target.Target) {
-	if !t.TakeSilent() {
-		return
-	}
-	var waiters []*identityAccessor
-	s.each(func(a *identityAccessor) {
-		if a.waitsFor(t) {
-			waiters = append(waiters, a)
-		}
-	})
-	now := time.Now()
-	for _, a := range waiters {
-		a.targetBack(t, now.Add(WakeDelay(len(waiters))))
-	}
-}
-
-// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: some time up to 50 ms per
-// waiter and 10 s in all, so that what is back meets no storm.
-func WakeDelay(waiters int) time.Duration {
-	return time.Duration(rand.Float64() * float64(wakeWindow(waiters)))
-}
+// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a random time of up to 50 ms
+// per waiter and 10 s in all, so that what is back meets no storm.
+func WakeDelay(waiters int) time.Duration { return targets.WakeDelay(waiters) }
 
 func (s *Set) each(f func(*identityAccessor)) {
 	s.accessors.Range(func(_, value any) bool {
@@ -354,19 +293,15 @@ func (s *Set) Object(key client.ObjectKey) client.Object {
 	if err != nil {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.object
+	return a.lastObject()
 }
 
 // Objects returns every known extension as last reconciled. They are shared: do not change them.
 func (s *Set) Objects() []client.Object {
 	var objects []client.Object
 	s.each(func(a *identityAccessor) {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.object != nil {
-			objects = append(objects, a.object)
+		if object := a.lastObject(); object != nil {
+			objects = append(objects, object)
 		}
 	})
 	return objects

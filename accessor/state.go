@@ -47,10 +47,10 @@ type ConnectionState struct {
 
 // snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.
 type snapshot struct {
-	phase      Phase
-	reason     Reason
-	since      time.Time
-	generation int64
+	phase  Phase
+	reason Reason
+	since  time.Time
+	epoch  int64 // counts connects
 
 	conn *connection        // set exactly when phase is Connected
 	err  *NotConnectedError // set exactly when conn is not

@@ -26,14 +26,18 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "accessor/scopedcache", "examples/contentoperator"},
 
-	"fake":                        {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
-	"clustercache":                {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/informed", "internal/lists", "internal/metrics"},
-	"accessor":                    {"accessor/credential", "accessor/scopedcache", "accessor/target", "accessor/watches", "healthprobe", "internal/brief", "internal/connstate", "internal/feed", "internal/metrics"},
+	"fake":         {"clustercache", "accessor/scopedcache", "accessor/watches", "internal/extensionsource", "internal/feed", "internal/lists"},
+	"clustercache": {"accessor", "accessor/credential", "accessor/scopedcache", "accessor/watches", "healthprobe", "internal/extensionsource", "internal/informed", "internal/lists", "internal/metrics"},
+	"accessor": {
+		"accessor/credential", "accessor/internal/lifecycle", "accessor/internal/targets", "accessor/internal/workpool", "accessor/scopedcache", "accessor/watches",
+		"healthprobe", "internal/brief", "internal/connstate", "internal/feed", "internal/metrics",
+	},
+	"accessor/internal/targets":   {"internal/brief", "internal/connstate"},
+	"accessor/internal/workpool":  {"internal/connstate"},
 	"accessor/internal/lifecycle": {"internal/connstate"},
 	"accessor/watches":            {"accessor/scopedcache", "healthprobe", "internal/feed", "internal/metrics"},
 	"accessor/credential":         {"healthprobe", "internal/brief", "internal/informed", "internal/metrics"},
 	"accessor/scopedcache":        {"internal/brief", "internal/feed"},
-	"accessor/target":             {"healthprobe", "internal/brief"},
 	"healthprobe":                 {"internal/connstate"},
 
 	"config":                       {},

@@ -3,6 +3,8 @@ package lifecycle
 import (
 	"time"
 
+	"github.com/pkg/errors"
+
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
@@ -24,9 +26,12 @@ func (s *step) finished(e AttemptFinished) {
 	}
 }
 
+// errLate is the cause with which a connection ends that came too late. Nobody ever had a handle of it.
+var errLate = errors.New("the connect came too late")
+
 // discard has the driver close what a late connect made.
 func (s *step) discard(e AttemptFinished) {
-	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: s.reason, Cause: s.cause})
+	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: connstate.NotStarted, Cause: errLate})
 }
 
 // connectFinished decides over the answer of a connect.

@@ -225,8 +225,20 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 	return s
 }
 
-// AwaitsTarget reports whether the machine is disconnected because the target did not answer, and when it
-// connects next.
-func (m *Machine) AwaitsTarget() (nextConnect time.Time, awaits bool) {
-	return m.nextConnect, m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0
+// Standing returns what the target needs to know about this connection: whether there is one, when it last
+// probed, and until when it waits because the target did not answer (zero if it does not).
+func (m *Machine) Standing() (connected bool, lastProbe, waitsUntil time.Time) {
+	if m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0 {
+		waitsUntil = m.nextConnect
+	}
+	return m.phase == connstate.Connected, m.health.LastProbeTime, waitsUntil
 }
+
+// AcceptsProbe reports whether the connection can probe on behalf of all now.
+func (m *Machine) AcceptsProbe(e ProbeRequested) bool {
+	return m.phase == connstate.Connected && e.Target == m.target && !m.isBusy()
+}
+
+// isBusy reports whether an attempt is under way that answers for the connection. A verify answers for another
+// credential.
+func (m *Machine) isBusy() bool { return m.attempt.id != 0 && m.attempt.kind != Verify }

@@ -135,14 +135,10 @@ func (s *step) requestUnauthorized(e RequestUnauthorized) {
 }
 
 func (s *step) probeRequested(e ProbeRequested) {
-	if s.phase == connstate.Connected && e.Target == s.target && !s.isBusy() {
+	if s.AcceptsProbe(e) {
 		s.probeReason = forAll
 	}
 }
-
-// isBusy reports whether an attempt is under way that answers for the connection. A verify answers for another
-// credential.
-func (s *step) isBusy() bool { return s.attempt.id != 0 && s.attempt.kind != Verify }
 
 // targetDown: nobody gets an answer, so every connection to the target ends.
 func (s *step) targetDown(e TargetDown) {
@@ -156,8 +152,8 @@ func (s *step) targetDown(e TargetDown) {
 
 // retryAt: the target answers again, so a connect that waits need not wait for its whole backoff.
 func (s *step) retryAt(e RetryAt) {
-	next, awaits := s.AwaitsTarget()
-	if awaits && e.Target == s.target && next.After(e.At) {
+	_, _, waitsUntil := s.Standing()
+	if e.Target == s.target && waitsUntil.After(e.At) {
 		s.nextConnect = e.At
 	}
 }
@@ -186,11 +182,11 @@ func reasonOf(answer Answer) connstate.Reason {
 	}
 }
 
-// errIdentityMismatch is the cause of IdentityMismatch.
-var errIdentityMismatch = errors.New("unexpected identity")
-
-// mismatch turns the answer of a server that states another identity into a failure.
+// mismatch turns the answer of a server that states another identity, or other groups, into a failure.
 func mismatch(want, got connstate.Identity) Answer {
-	err := errors.Wrapf(errIdentityMismatch, "got %s (UID %s), want %s (UID %s)", got.Username, got.UID, want.Username, want.UID)
-	return Answer{Verdict: connstate.Failing, Err: err}
+	if want.Same(got) {
+		return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: got %q, want %q", got.Username, got.Groups, want.Groups)}
+	}
+	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
+		got.Username, got.UID, want.Username, want.UID)}
 }

@@ -1,4 +1,4 @@
-package target
+package targets
 
 import (
 	"context"
@@ -80,10 +80,10 @@ func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
 func (s *streaming) target(t *testing.T) *Target {
 	t.Helper()
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	target, err := set.Join(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
-	return target
+	t.Cleanup(target.Leave)
+	return target.Target
 }
 
 // Fifty starts at once find the connection that the first of them dialed.
@@ -133,7 +133,7 @@ func TestWaitingForAConnection(t *testing.T) {
 	g := NewWithT(t)
 	url, accepted := hanging(t)
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: url})
+	target, err := set.Join(&rest.Config{Host: url}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	ask := func(ctx context.Context) error {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, http.NoBody)
@@ -156,7 +156,7 @@ func TestWaitingForAConnection(t *testing.T) {
 	// The last member's end ends the dial that nobody waits for; goleak sees it.
 	again := make(chan error, 1)
 	go func() { again <- ask(t.Context()) }()
-	target.Release()
+	target.Leave()
 	g.Eventually(again).Should(Receive(HaveOccurred()))
 }
 
@@ -207,9 +207,9 @@ func TestDialThatHangs(t *testing.T) {
 	t.Cleanup(server.Close)
 	url, accepted := behind(t, server.URL, 1)
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	target, err := set.Join(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
+	t.Cleanup(target.Leave)
 	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-dialPatience)
 	defer cancel()
 	var asking sync.WaitGroup
@@ -242,9 +242,9 @@ func TestRoomThatComesFree(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
+	t.Cleanup(target.Leave)
 	ask := func(path string) error {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
 		resp, err := target.RoundTripper().RoundTrip(req)
@@ -325,9 +325,9 @@ func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
+	t.Cleanup(target.Leave)
 	for upgrade, want := range map[string]string{"": "HTTP/2.0", "websocket": "HTTP/1.1"} {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
 		if upgrade != "" {
@@ -357,9 +357,9 @@ func TestBodyIsClosed(t *testing.T) {
 	g.Expect(listener.Close()).To(Succeed())
 	url := "https://" + listener.Addr().String()
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: url})
+	target, err := set.Join(&rest.Config{Host: url}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
+	t.Cleanup(target.Leave)
 	body := &closes{Reader: strings.NewReader("body")}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 	_, err = target.RoundTripper().RoundTrip(req)
@@ -409,9 +409,9 @@ func TestServerWithoutHTTP2(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Acquire(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
+	t.Cleanup(target.Leave)
 	for range 2 {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("echo"))
 		resp, err := target.RoundTripper().RoundTrip(req)

@@ -1,4 +1,4 @@
-package target
+package targets
 
 import (
 	"crypto/tls"
@@ -12,15 +12,15 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // Target is one API server and what its members share. Its methods may be called from any goroutine.
 type Target struct {
 	set     *Set
 	key     Key
-	members int // guarded by set.mu
+	users   int // guarded by set.mu
 	config  *rest.Config
 	address *url.URL    // of the server
 	tls     *tls.Config // without a client certificate
@@ -31,8 +31,9 @@ type Target struct {
 	silent     atomic.Bool               // a member met silence and nobody took note of an answer since
 
 	mu     sync.Mutex
-	health healthprobe.State // guarded by mu
-	asked  time.Time         // guarded by mu; when a member was last made to ask for all
+	health connstate.Health // guarded by mu
+	asked  time.Time        // guarded by mu; when a member was last made to ask for all
+	joined []*Membership    // guarded by mu
 }
 
 func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
@@ -56,7 +57,7 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
-	t := &Target{set: set, key: key, members: 1, config: anonymous, address: address, tls: tlsConfig}
+	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig}
 	t.line = t.newLine(tlsConfig)
 	return t, nil
 }
@@ -71,9 +72,6 @@ func (t *Target) Certified(certificate *tls.Certificate) *Line {
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
 	return t.newLine(config)
 }
-
-// Release ends the membership that Acquire began. Call it once. The last one closes the target's TCP connections.
-func (t *Target) Release() { t.set.release(t) }
 
 // Host names the server, for people.
 func (t *Target) Host() string { return t.key.Host }
@@ -116,23 +114,23 @@ func (t *Target) LastAnswer() time.Time {
 }
 
 // Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as soon as it answers anybody.
-func (t *Target) Health() healthprobe.State {
+func (t *Target) Health() connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.healthLocked()
 }
 
 // healthLocked takes note of the last answer.
-func (t *Target) healthLocked() healthprobe.State {
+func (t *Target) healthLocked() connstate.Health {
 	if last := t.LastAnswer(); last.After(t.health.LastProbeTime) {
 		t.health = t.health.After(last, nil)
 	}
 	return t.health
 }
 
-// Probed records that such a probe, begun at asked, got no answer until now. It counts only if nobody else got one
-// meanwhile. It returns the new health.
-func (t *Target) Probed(asked, now time.Time, err error) healthprobe.State {
+// probeFailed records that a probe on behalf of all, sent at asked, got no answer until now. It counts only if no member
+// got one meanwhile. It returns the new health.
+func (t *Target) probeFailed(asked, now time.Time, err error) connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.healthLocked(); !t.LastAnswer().After(asked) {
@@ -140,34 +138,6 @@ func (t *Target) Probed(asked, now time.Time, err error) healthprobe.State {
 	}
 	return t.health
 }
-
-// TakeTurn reports whether it is time to make a member ask whether the target is up: nobody got an answer for an
-// interval, and nobody was made to ask in the last one either. If so, the turn is taken.
-func (t *Target) TakeTurn(now time.Time, interval time.Duration) bool {
-	if now.Sub(t.LastAnswer()) < interval {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if now.Sub(t.asked) < interval {
-		return false
-	}
-	t.asked = now
-	return true
-}
-
-// Answers reports whether the server is known to answer: it did, and nobody met silence since.
-func (t *Target) Answers() bool { return t.lastAnswer.Load() != nil && !t.silent.Load() }
-
-// Tried reports whether anything is known about whether the server answers.
-func (t *Target) Tried() bool { return t.lastAnswer.Load() != nil || t.silent.Load() }
-
-// MarkSilent notes that a member got no answer.
-func (t *Target) MarkSilent() { t.silent.Store(true) }
-
-// TakeSilent reports whether MarkSilent was called since the last TakeSilent: who learns that the target answers
-// wakes those that gave up on it, once.
-func (t *Target) TakeSilent() bool { return t.silent.Load() && t.silent.CompareAndSwap(true, false) }
 
 // observer is a RoundTripper that sends requests to its server only, notes that it answered, and forgets discovery
 // when it says that a path does not exist.

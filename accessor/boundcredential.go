@@ -9,56 +9,60 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 )
 
-// proof is a credential and what carries its requests. It never changes.
-type proof struct {
-	cred    credential.Credential
-	target  *target.Target
-	carrier http.RoundTripper // nil if it is what the target's members share
-	line    *target.Line      // under carrier, if it is ours to close
+// boundCredential is a credential and what carries its requests to a target. It never changes.
+type boundCredential struct {
+	id       lifecycle.CredentialID
+	resolved credential.Resolved
+	cred     credential.Credential
+	target   *targets.Target
+	carrier  http.RoundTripper // nil if it is what the target's members share
+	line     *targets.Line     // under carrier, if it is ours to close
 }
 
-// openProof opens the credential of resolved. Who opens it closes it.
-func openProof(resolved credential.Resolved, t *target.Target) *proof {
-	p := &proof{cred: resolved.Open(), target: t}
-	switch carrier := p.cred.Carrier(); {
+// openCredential opens the credential of resolved. Whoever opens it closes or retires it.
+func openCredential(id lifecycle.CredentialID, resolved credential.Resolved, t *targets.Target) *boundCredential {
+	b := &boundCredential{id: id, resolved: resolved, cred: resolved.Open(), target: t}
+	switch carrier := b.cred.Carrier(); {
 	case carrier.Transport != nil:
-		p.carrier = t.Observe(carrier.Transport)
+		b.carrier = t.Observe(carrier.Transport)
 	case carrier.Certificate != nil:
-		p.line = t.Certified(carrier.Certificate())
-		p.carrier = p.line.RoundTripper()
+		b.line = t.Certified(carrier.Certificate())
+		b.carrier = b.line.RoundTripper()
 	}
-	return p
+	return b
 }
 
 // roundTripper sends requests as the credential's identity.
-func (p *proof) roundTripper(shared http.RoundTripper) http.RoundTripper {
-	if p.carrier != nil {
-		shared = p.carrier
+func (b *boundCredential) roundTripper(shared http.RoundTripper) http.RoundTripper {
+	if b.carrier != nil {
+		shared = b.carrier
 	}
-	return p.cred.RoundTripper(shared)
+	return b.cred.RoundTripper(shared)
 }
 
-func (p *proof) close() {
-	p.cred.Close()
-	if p.line != nil {
-		p.line.Close()
+func (b *boundCredential) close() {
+	b.cred.Close()
+	if b.line != nil {
+		b.line.Close()
 	}
 }
 
-// retire gives up a proof that another took the place of, after a while: a request may be about to use it, and what is
-// under way on TCP connections of its own may end. Watches on those begin anew on the others, from where they were.
-func (p *proof) retire(life context.Context, after time.Duration) {
+// retire closes a credential that another took the place of, after a while: a request may be about to use it, and
+// what is under way on TCP connections of its own may end. Watches on those begin anew on the others, from where
+// they were.
+func (b *boundCredential) retire(life context.Context, after time.Duration) {
 	ctx, cancel := context.WithTimeout(life, after)
 	context.AfterFunc(ctx, func() {
 		cancel()
-		p.close()
+		b.close()
 	})
 }
 
-// prover is the RoundTripper that adds the connection's identity to requests, by the proof that it has at that moment.
+// prover is the RoundTripper that adds the connection's identity to requests, by the credential that it uses at that moment.
 type prover struct {
 	conn *connection
 	next http.RoundTripper // reaches the target without a credential
@@ -66,7 +70,7 @@ type prover struct {
 }
 
 func (p *prover) RoundTrip(req *http.Request) (*http.Response, error) {
-	now := p.conn.proof.Load()
+	now := p.conn.credential.Load()
 	if now == nil { // the connection has ended since the guard looked
 		return refuse{p.conn.err()}.RoundTrip(req)
 	}

@@ -1,11 +1,15 @@
-package target
+package targets
 
 import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // Key names a target: two configs with equal keys reach the same server and trust the same authorities.
@@ -25,20 +29,39 @@ func KeyOf(config *rest.Config) Key {
 	}
 }
 
-// Set keeps the targets that are in use. The zero value is empty and ready. Its methods may be called from any goroutine.
+// Set keeps the targets that are in use. Its fields must not change after first use. Its methods may be called from any
+// goroutine.
 type Set struct {
+	// Probe says how long a target may be silent, and after how many failures it counts as down.
+	Probe connstate.ProbeOptions
+	// FirstBackoff is how long a member waits after its first failed connect.
+	FirstBackoff time.Duration
+
 	mu      sync.Mutex
 	targets map[Key]*Target // guarded by mu
+	lastID  atomic.Uint64
 }
 
-// Acquire returns the target that config reaches and counts the caller as a member; Release ends that.
-// It does no I/O.
-func (s *Set) Acquire(config *rest.Config) (*Target, error) {
+// Join makes the member one of the target that config reaches; Leave ends that. It does no I/O.
+func (s *Set) Join(config *rest.Config, member Member) (*Membership, error) {
+	t, err := s.acquire(config)
+	if err != nil {
+		return nil, err
+	}
+	m := &Membership{Target: t, id: ID(s.lastID.Add(1)), member: member}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.joined = append(t.joined, m)
+	return m, nil
+}
+
+// acquire returns the target that config reaches and counts one more user; release ends that.
+func (s *Set) acquire(config *rest.Config) (*Target, error) {
 	key := KeyOf(config)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t, ok := s.targets[key]; ok {
-		t.members++
+		t.users++
 		return t, nil
 	}
 	t, err := newTarget(s, key, config)
@@ -66,8 +89,8 @@ func (s *Set) List() []*Target {
 
 func (s *Set) release(t *Target) {
 	s.mu.Lock()
-	t.members--
-	last := t.members == 0
+	t.users--
+	last := t.users == 0
 	if last {
 		delete(s.targets, t.key)
 	}

@@ -1,4 +1,4 @@
-// Package target holds what all identities at one API server share.
+// Package targets holds what all identities at one API server share.
 //
 // # Setup
 //
@@ -20,4 +20,4 @@
 //     per connection would cost hundreds of KiB and a discovery each.
 //   - Any answer that any member gets proves the server up. Only when all are silent is one of them asked to
 //     probe: "is the server up" is a question about the target, not about each identity.
-package target
+package targets

@@ -1,4 +1,4 @@
-package accessor
+package workpool
 
 import (
 	"fmt"
@@ -9,22 +9,24 @@ import (
 	"testing/synctest"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-func answers() lane { return proven }
+func answers() connstate.Reachability { return connstate.Reachable }
 
 // A target that hangs takes no more than its share, and submit never waits.
 func TestPoolIsBoundedPerTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		var hanging, others atomic.Int32
 		for range 500 {
-			p.submit("hangs", answers, false, func() { hanging.Add(1); <-release })
+			p.Submit("hangs", answers, false, func() { hanging.Add(1); <-release })
 		}
 		for i := range 500 {
-			p.submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { others.Add(1) })
+			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { others.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(maxJobsPerTarget))
@@ -33,18 +35,18 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(500))
 		g.Expect(p.queues).To(BeEmpty(), "nothing is left of a target without jobs")
-		p.close()
+		p.Close()
 	})
 }
 
 func TestPoolIsBoundedInAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		var running, most atomic.Int32
 		for i := range 400 {
-			p.submit(fmt.Sprintf("target-%d", i), answers, false, func() {
+			p.Submit(fmt.Sprintf("target-%d", i), answers, false, func() {
 				for n, before := running.Add(1), most.Load(); n > before && !most.CompareAndSwap(before, n); before = most.Load() {
 				}
 				<-release
@@ -55,28 +57,28 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs - minDoubtfulJobs))
 		close(release)
 		p.mu.Lock()
-		waiting := len(p.turns[proven])
+		waiting := len(p.turns[connstate.Reachable])
 		p.mu.Unlock()
 		g.Expect(waiting).To(BeNumerically("<=", 400-(maxJobs-minDoubtfulJobs)))
 		synctest.Wait()
 		g.Expect(most.Load()).To(BeNumerically("<=", maxJobs))
 		g.Expect(p.queues).To(BeEmpty())
-		p.close()
+		p.Close()
 	})
 }
 
 func TestPoolCloseDropsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		var ran atomic.Int32
 		for range 2 * maxJobsPerTarget {
-			p.submit("target", answers, false, func() { ran.Add(1); <-release })
+			p.Submit("target", answers, false, func() { ran.Add(1); <-release })
 		}
 		synctest.Wait()
 		closed := make(chan struct{})
-		go func() { p.close(); close(closed) }()
+		go func() { p.Close(); close(closed) }()
 		synctest.Wait()
 		select {
 		case <-closed:
@@ -86,7 +88,7 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		close(release)
 		<-closed
 		g.Expect(ran.Load()).To(BeEquivalentTo(maxJobsPerTarget))
-		p.submit("target", answers, false, func() { t.Error("a closed pool runs nothing") })
+		p.Submit("target", answers, false, func() { t.Error("a closed pool runs nothing") })
 		synctest.Wait()
 	})
 }
@@ -95,28 +97,28 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		var hanging, served atomic.Int32
 		var turnedOut atomic.Bool
-		turnsOut := func() lane {
+		turnsOut := func() connstate.Reachability {
 			if turnedOut.Load() {
-				return proven
+				return connstate.Reachable
 			}
-			return doubtful
+			return connstate.Unresponsive
 		}
 		first := make(chan struct{})
-		p.submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
+		p.Submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
 		for i := range 10 * maxDoubtfulJobs {
-			p.submit(fmt.Sprintf("hangs-%d", i), func() lane { return doubtful }, true, func() { hanging.Add(1); <-release })
+			p.Submit(fmt.Sprintf("hangs-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, true, func() { hanging.Add(1); <-release })
 		}
 		for range 20 {
-			p.submit("unknown", turnsOut, false, func() { served.Add(1) })
+			p.Submit("unknown", turnsOut, false, func() { served.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs), "with the unknown one, that is all of the room")
 		for i := range 500 {
-			p.submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
+			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(served.Load()).To(BeNumerically(">=", 500))
@@ -127,8 +129,8 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxDoubtfulJobs))
 		g.Expect(p.queues).To(BeEmpty())
-		g.Expect(p.running).To(Equal([lanes]int{}))
-		p.close()
+		g.Expect(p.running).To(Equal([reachabilities]int{}))
+		p.Close()
 	})
 }
 
@@ -136,10 +138,10 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		for range maxJobsPerTarget {
-			p.submit("target", answers, false, func() { <-release })
+			p.Submit("target", answers, false, func() { <-release })
 		}
 		var mu sync.Mutex
 		order := ""
@@ -151,14 +153,14 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 			}
 		}
 		for range 30 {
-			p.submit("target", answers, false, note("c"))
-			p.submit("target", answers, true, note("p"))
+			p.Submit("target", answers, false, note("c"))
+			p.Submit("target", answers, true, note("p"))
 		}
 		release <- struct{}{} // one place, so that there is an order
 		synctest.Wait()
 		g.Expect(order).To(Equal(strings.Repeat("ppppc", 7)+"pp"+strings.Repeat("c", 23)), "but connects get their turn too")
 		close(release)
-		p.close()
+		p.Close()
 	})
 }
 
@@ -167,47 +169,47 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 func TestPoolGivesEverybodyAChance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		release := make(chan struct{})
 		for i := range 40 * maxJobsPerTarget {
-			p.submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
+			p.Submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
 		}
 		silent := make(chan struct{})
 		for i := range 2 * minDoubtfulJobs {
-			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-silent })
+			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, false, func() { <-silent })
 		}
 		var tried atomic.Int32
-		p.submit("new", func() lane { return untried }, false, func() { tried.Add(1) })
+		p.Submit("new", func() connstate.Reachability { return connstate.Unknown }, false, func() { tried.Add(1) })
 		synctest.Wait()
 		silent <- struct{}{} // one place
 		synctest.Wait()
 		g.Expect(tried.Load()).To(BeEquivalentTo(1))
 		close(silent)
 		close(release)
-		p.close()
+		p.Close()
 	})
 }
 
-// Another target at the same address, which nobody knows to answer, does not make the address doubtful.
+// Another target at the same address, which nobody knows to answer, does not make the address connstate.Unresponsive.
 func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p pool
+		var p Pool
 		silent, busy := make(chan struct{}), make(chan struct{})
 		for i := range maxDoubtfulJobs {
-			p.submit(fmt.Sprintf("silent-%d", i), func() lane { return doubtful }, false, func() { <-silent })
+			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, false, func() { <-silent })
 		}
 		for range maxJobsPerTarget {
-			p.submit("address", answers, true, func() { <-busy })
+			p.Submit("address", answers, true, func() { <-busy })
 		}
 		var probed atomic.Int32
-		p.submit("address", answers, true, func() { probed.Add(1) })
-		p.submit("address", func() lane { return doubtful }, false, func() {})
+		p.Submit("address", answers, true, func() { probed.Add(1) })
+		p.Submit("address", func() connstate.Reachability { return connstate.Unresponsive }, false, func() {})
 		synctest.Wait()
 		close(busy)
 		synctest.Wait()
 		g.Expect(probed.Load()).To(BeEquivalentTo(1))
 		close(silent)
-		p.close()
+		p.Close()
 	})
 }

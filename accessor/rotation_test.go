@@ -236,15 +236,13 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	d.extension("red", "red-2")
 	<-held
 	a.mu.Lock()
-	newer, late := a.candidate, a.job
+	newer := a.attempt.credential
 	a.mu.Unlock()
 	d.gone("red")
 	free()
 	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(newer.proof.cred.Prepare(t.Context())).NotTo(Succeed(), "it was given up")
-	// Imagine that its answer had been on the way.
-	a.runVerify(&job{ctx: t.Context(), cancel: late.cancel, proof: newer.proof, target: late.target, begun: time.Now()}, conn, newer)
-	g.Expect(conn.proof.Load()).NotTo(BeIdenticalTo(newer.proof))
+	g.Expect(newer.cred.Prepare(t.Context())).NotTo(Succeed(), "it was given up")
+	g.Expect(conn.credential.Load()).NotTo(BeIdenticalTo(newer))
 }
 
 // A provider that gives another credential with every look is tried no more often than a probe would be.
@@ -358,40 +356,6 @@ func TestUnauthorizedWhileVerifying(t *testing.T) {
 	conn.unauthorized()
 	free()
 	NewWithT(t).Eventually(d.said).WithTimeout(patience).Should(ContainElement("Unauthorized"))
-}
-
-// A verify that was given up says nothing of the target, which others use.
-func TestGivenUpVerifyLeavesTheTargetAlone(t *testing.T) {
-	g := NewWithT(t)
-	r := newReviewer(t)
-	held, release := make(chan struct{}), make(chan struct{})
-	free := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(free)
-	r.answers(func(token string) (int, authenticationv1.UserInfo) {
-		if token == "red-2" {
-			close(held)
-			<-release
-		}
-		return http.StatusCreated, ownerOf(token)
-	})
-	d := drive(t, r.URL, rare, never)
-	d.extension("red", "red-1")
-	d.extension("blue", "blue-1")
-	d.eventually("red", connectedAs("red"))
-	d.eventually("blue", connectedAs("blue"))
-	shared := d.targets.List()[0]
-	d.extension("red", "red-2")
-	<-held
-	running := func() int {
-		d.pool.mu.Lock()
-		defer d.pool.mu.Unlock()
-		return d.pool.running[proven] + d.pool.running[untried] + d.pool.running[doubtful]
-	}
-	g.Expect(running()).To(Equal(1), "the question whose the newer token is")
-	d.gone("red") // while it has no answer
-	g.Eventually(running).WithTimeout(patience).Should(BeZero())
-	g.Expect(shared.Answers()).To(BeTrue())
-	free()
 }
 
 // Under impersonation a denied review is the verdict, if it goes on.

@@ -1,9 +1,8 @@
-package target
+package targets
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -28,39 +26,40 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestSetSharesAndForgets(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	acquire := func(config *rest.Config) *Target {
-		target, err := s.Acquire(config)
+	acquire := func(config *rest.Config) *Membership {
+		target, err := s.Join(config, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		return target
 	}
 	one := acquire(&rest.Config{Host: "https://one"})
-	g.Expect(acquire(&rest.Config{Host: "https://one"})).To(BeIdenticalTo(one))
+	again := acquire(&rest.Config{Host: "https://one"})
+	g.Expect(again.Target).To(BeIdenticalTo(one.Target))
 	two := acquire(&rest.Config{Host: "https://two"})
-	g.Expect(two).NotTo(BeIdenticalTo(one))
-	g.Expect(s.List()).To(Equal([]*Target{one, two}))
+	g.Expect(two.Target).NotTo(BeIdenticalTo(one.Target))
+	g.Expect(s.List()).To(Equal([]*Target{one.Target, two.Target}))
 	for _, other := range []*rest.Config{
 		{Host: "https://one", APIPath: "/p"},
 		{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{ServerName: "n"}},
 		{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
 	} {
 		different := acquire(other)
-		g.Expect(different).NotTo(BeIdenticalTo(one))
-		different.Release()
+		g.Expect(different.Target).NotTo(BeIdenticalTo(one.Target))
+		different.Leave()
 	}
-	one.Release()
-	g.Expect(s.List()).To(ContainElement(one), "another member is left")
-	one.Release()
-	g.Expect(s.List()).To(Equal([]*Target{two}))
-	g.Expect(acquire(&rest.Config{Host: "https://one"})).NotTo(BeIdenticalTo(one), "a new life")
+	one.Leave()
+	g.Expect(s.List()).To(ContainElement(one.Target), "another member is left")
+	again.Leave()
+	g.Expect(s.List()).To(Equal([]*Target{two.Target}))
+	g.Expect(acquire(&rest.Config{Host: "https://one"}).Target).NotTo(BeIdenticalTo(one.Target), "a new life")
 }
 
 func TestTargetHasNoIdentity(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	_, err := s.Acquire(&rest.Config{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
+	_, err := s.Join(&rest.Config{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	g.Expect(s.List()).To(BeEmpty())
-	target, err := s.Acquire(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"})
+	target, err := s.Join(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(target.Config()).To(Equal(&rest.Config{Host: "https://one"}))
 }
@@ -112,10 +111,10 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 
 func (a *apiServer) target(t *testing.T) *Target {
 	var s Set
-	target, err := s.Acquire(&rest.Config{Host: a.URL})
+	target, err := s.Join(&rest.Config{Host: a.URL}, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Release)
-	return target
+	t.Cleanup(target.Leave)
+	return target.Target
 }
 
 // member is a mapper of a connection with that User-Agent.
@@ -250,16 +249,16 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		asked.Store(0)
 		unit.Store(&tc.unit)
 		var s Set
-		target, err := s.Acquire(&rest.Config{Host: endless.URL})
+		target, err := s.Join(&rest.Config{Host: endless.URL}, nil)
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = member(target, "member").RESTMapping(gadget)
+		_, err = member(target.Target, "member").RESTMapping(gadget)
 		g.Expect(err).To(HaveOccurred(), what)
 		if what != "requests" { // what could not be asked for is as if it was not there
 			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)), what)
 		}
 		g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery.Bytes), what)
 		g.Expect(asked.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
-		target.Release()
+		target.Leave()
 	}
 }
 
@@ -299,9 +298,9 @@ func TestKindsComeAndGo(t *testing.T) {
 func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	target, err := s.Acquire(&rest.Config{Host: "https://one"})
+	target, err := s.Join(&rest.Config{Host: "https://one"}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer target.Release()
+	defer target.Leave()
 	sent := 0
 	through := target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
 		sent++
@@ -316,51 +315,4 @@ func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	_, err = through.RoundTrip(httptest.NewRequest(http.MethodPost, "https://one/api", nil))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(sent).To(Equal(1))
-}
-
-func TestHealth(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		var s Set
-		target, err := s.Acquire(&rest.Config{Host: "https://one"})
-		g.Expect(err).NotTo(HaveOccurred())
-		defer target.Release()
-		answer := func() {
-			_, _ = target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
-				return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody}, nil
-			})).RoundTrip(httptest.NewRequest(http.MethodGet, "https://one/", nil))
-		}
-		down := errors.New("down")
-		interval := 10 * time.Second
-		answer()
-		g.Expect(target.LastAnswer()).To(Equal(time.Now()))
-		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeFalse(), "it has just answered, if only with a 500")
-		<-time.After(interval)
-		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
-		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeFalse(), "one member at a time")
-		g.Expect(target.Probed(time.Now(), time.Now(), down).ConsecutiveFailures).To(Equal(1))
-		<-time.After(interval)
-		g.Expect(target.TakeTurn(time.Now(), interval)).To(BeTrue())
-		g.Expect(target.Probed(time.Now(), time.Now(), down).ConsecutiveFailures).To(Equal(2))
-		<-time.After(time.Second)
-		answer()
-		g.Expect(target.Health().ConsecutiveFailures).To(BeZero(), "any answer to any member proves it up")
-
-		// A probe that got nothing while others were answered counts for nothing, at the end of the longest silence too.
-		for range 4 {
-			<-time.After(interval)
-			target.Probed(time.Now(), time.Now(), down)
-		}
-		asked := time.Now()
-		<-time.After(time.Second)
-		answer()
-		<-time.After(time.Second)
-		g.Expect(target.Probed(asked, time.Now(), down).ConsecutiveFailures).To(BeZero())
-
-		g.Expect(target.TakeSilent()).To(BeFalse())
-		target.MarkSilent()
-		target.MarkSilent()
-		g.Expect(target.TakeSilent()).To(BeTrue())
-		g.Expect(target.TakeSilent()).To(BeFalse(), "once")
-	})
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/target"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 )
 
 // neverUsed is a credential that nothing may be sent with.
@@ -26,12 +26,12 @@ func (n neverUsed) RoundTripper(http.RoundTripper) http.RoundTripper {
 // A request for another server, or another virtual host of this one, gets no token to begin with.
 func TestNoCredentialForOtherHosts(t *testing.T) {
 	g := NewWithT(t)
-	var targets target.Set
-	acquired, err := targets.Acquire(&rest.Config{Host: "https://here:6443"})
+	var all targets.Set
+	joined, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer acquired.Release()
+	defer joined.Leave()
 	conn := &connection{}
-	conn.proof.Store(&proof{cred: neverUsed{t: t}, target: acquired})
+	conn.credential.Store(&boundCredential{cred: neverUsed{t: t}, target: joined.Target})
 	for url, host := range map[string]string{
 		"https://here:6443/api":  "there:6443",
 		"https://here:6443/apis": "here",

@@ -1,0 +1,124 @@
+package accessor
+
+import (
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
+)
+
+// commitLocked carries out a commit effect.
+func (a *identityAccessor) commitLocked(effect lifecycle.Effect, with brought, before before) {
+	switch e := effect.(type) {
+	case lifecycle.AdoptTarget:
+		a.membership = with.membership
+	case lifecycle.OpenCredential:
+		a.credentials = append(a.credentials, openCredential(e.Credential, with.resolution, a.membership.Target))
+	case lifecycle.UseCredential:
+		before.conn.credential.Store(a.credentialLocked(e.Credential))
+	case lifecycle.CreateAttempt:
+		a.attempt = a.newAttemptLocked(e)
+	case lifecycle.CancelAttempt:
+		a.attempt.cancel()
+		a.attempt = nil
+	case lifecycle.BeginConnection:
+		a.watches.Connected(with.conn)
+	case lifecycle.Publish:
+		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
+		if e.Phase == Connected {
+			next.conn = with.conn
+		} else {
+			next.err = &NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DownSince, Cause: e.Cause}
+		}
+		a.published.Store(next)
+	case lifecycle.EndConnection:
+		before.conn.close(a.published.Load().err)
+	default:
+		panic(fmt.Sprintf("unknown effect %T", effect))
+	}
+}
+
+// afterEffectLocked returns what to run, without mu, for an after effect.
+func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with brought, before before) func() {
+	switch e := effect.(type) {
+	case lifecycle.DiscardSecret:
+		cred := a.credentialLocked(e.Credential).cred
+		return func() { cred.Discard(e.Before) }
+	case lifecycle.SubmitAttempt:
+		submitted := a.attempt
+		return func() { a.submit(submitted) }
+	case lifecycle.DiscardConnection:
+		if with.conn == nil {
+			return func() {}
+		}
+		return func() {
+			with.conn.close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
+		}
+	case lifecycle.RetireCredential:
+		retired := a.takeCredentialLocked(e.Credential)
+		return func() { retired.retire(before.conn.life, a.set.options.Client.Timeout) }
+	case lifecycle.CloseCredential:
+		return a.takeCredentialLocked(e.Credential).close
+	case lifecycle.ReleaseTarget:
+		if a.membership == before.membership { // else the new one was joined already
+			a.membership = nil
+		}
+		return before.membership.Leave
+	case lifecycle.PauseWatches:
+		return func() { a.watches.Disconnected(before.conn) }
+	case lifecycle.EndWatches:
+		return a.watches.End
+	case lifecycle.ReportTarget:
+		return func() {
+			before.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})
+		}
+	case lifecycle.Log:
+		conn := with.conn
+		return func() { a.log(e, conn) }
+	case lifecycle.Record:
+		return func() { record(e) }
+	case lifecycle.Notify:
+		object := a.object
+		return func() {
+			if object != nil {
+				a.set.options.Changed(object)
+			}
+		}
+	case lifecycle.Wake:
+		return func() { a.set.options.Wake(a.key) }
+	default:
+		panic(fmt.Sprintf("unknown effect %T", effect))
+	}
+}
+
+func (a *identityAccessor) log(e lifecycle.Log, conn *connection) {
+	logger := a.set.options.Logger
+	if e.Verbose {
+		logger = logger.V(1)
+	}
+	values := []any{"extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", e.Epoch}
+	switch {
+	case e.Message == lifecycle.MessageConnected:
+		values = append(values, "username", conn.identity.Username, "uid", conn.identity.UID, "target", conn.config.Host)
+	case e.Reason != "":
+		values = append(values, "reason", e.Reason, "error", connstate.ErrorText(e.Err))
+	case e.Err != nil:
+		values = append(values, "error", connstate.ErrorText(e.Err))
+	}
+	logger.Info(e.Message, values...)
+}
+
+func record(e lifecycle.Record) {
+	switch e.Counter {
+	case lifecycle.Connects:
+		metrics.Connects.WithLabelValues(e.Result).Inc()
+	case lifecycle.Probes:
+		metrics.Probes.WithLabelValues(e.Result).Inc()
+	case lifecycle.Rotations:
+		metrics.Rotations.WithLabelValues(e.Result).Inc()
+	}
+}

@@ -1,0 +1,295 @@
+package lifecycle
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
+
+// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event, the indented lines below
+// it are what the machine does. -update writes the latter.
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scenarios", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, want)
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// scenarioConfig has the defaults that users get, without jitter.
+var scenarioConfig = &Config{
+	Probe:   connstate.ProbeOptions{}.WithDefaults(),
+	Backoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute},
+}
+
+// player is the driver of a scenario.
+type player struct {
+	machine    Machine
+	now        time.Time
+	seen       Observed
+	target     TargetID
+	generation int64
+	resolution Resolution
+	kept       AttemptID // an attempt that was given up
+}
+
+func play(t *testing.T, script []byte) []byte {
+	p := &player{now: epoch0, generation: 1}
+	p.machine = New(scenarioConfig, p.now, 0)
+	var out bytes.Buffer
+	lines := bufio.NewScanner(bytes.NewReader(script))
+	for lines.Scan() {
+		line := lines.Text()
+		command, isEvent := strings.CutPrefix(line, "> ")
+		if !isEvent {
+			if !strings.HasPrefix(line, "    ") {
+				fmt.Fprintln(&out, line)
+			}
+			continue
+		}
+		fmt.Fprintln(&out, line)
+		command, _, _ = strings.Cut(command, " #")
+		effects, err := p.do(strings.Fields(command))
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		for _, effect := range effects {
+			fmt.Fprintln(&out, "    "+describe(effect))
+		}
+		if at := p.machine.Deadline(p.now, p.seen); at.IsZero() {
+			fmt.Fprintln(&out, "    ... until an event")
+		} else {
+			fmt.Fprintf(&out, "    ... %s\n", max(at.Sub(p.now), 0))
+		}
+	}
+	return out.Bytes()
+}
+
+// options are the words of a command after the first, as "key=value" or "flag".
+type options map[string]string
+
+func (o options) get(key, otherwise string) string {
+	if value, ok := o[key]; ok {
+		return value
+	}
+	return otherwise
+}
+
+func (o options) has(key string) bool { _, ok := o[key]; return ok }
+
+func (p *player) do(words []string) ([]Effect, error) {
+	o := options{}
+	for _, word := range words[1:] {
+		key, value, _ := strings.Cut(word, "=")
+		o[key] = value
+	}
+	event, err := p.event(words[0], o)
+	if event == nil || err != nil {
+		return nil, err
+	}
+	if p.machine.attempt.id != 0 {
+		p.kept = p.machine.attempt.id
+	}
+	return p.machine.Step(p.now, p.seen, event), nil
+}
+
+// event returns what a command means, nil if it is no event for the machine.
+func (p *player) event(verb string, o options) (Event, error) {
+	switch verb {
+	case "wait":
+		for word := range o {
+			d, err := time.ParseDuration(word)
+			if err != nil {
+				return nil, err
+			}
+			p.now = p.now.Add(d)
+		}
+		return nil, nil
+	case "jitter":
+		for word := range o {
+			p.seen.Jitter, _ = strconv.ParseFloat(word, 64)
+		}
+		p.machine.config = &Config{Probe: scenarioConfig.Probe, Backoff: scenarioConfig.Backoff}
+		p.machine.config.Backoff.Jitter = 0.2
+		p.machine.backoff.Jitter = 0.2
+		return nil, nil
+	case "served":
+		p.seen.Served = p.now
+		return nil, nil
+	case "target":
+		p.seen.Target = connstate.Health{}
+		if o.has("silent") {
+			p.seen.Target = connstate.Health{LastProbeTime: p.now, ConsecutiveFailures: 1, LastError: errors.New("silence")}
+		}
+		return nil, nil
+	case "edited":
+		p.generation++
+		return nil, nil
+	case "resolved", "resolve-error":
+		return p.resolved(verb, o), nil
+	case "answer", "late-answer":
+		return p.answered(verb, o), nil
+	case "request-401":
+		return RequestUnauthorized{Attempt: p.machine.connection + AttemptID(len(o))}, nil
+	case "probe-for-all":
+		return ProbeRequested{Target: p.machine.target + TargetID(len(o))}, nil
+	case "target-down":
+		return TargetDown{Target: p.machine.target + TargetID(len(o)), Err: errors.New("silence")}, nil
+	case "retry":
+		d, err := time.ParseDuration(o.get("in", "0s"))
+		return RetryAt{Target: p.machine.target, At: p.now.Add(d)}, err
+	case "access-changed":
+		return AccessChanged{}, nil
+	case "removed":
+		return Removed{Reason: connstate.Reason(o.get("reason", "Deleted"))}, nil
+	}
+	return nil, errors.Errorf("no such event: %s", verb)
+}
+
+func (p *player) resolved(verb string, o options) Event {
+	e := Resolved{Generation: p.generation, Resolution: Resolution{
+		Key: o.get("key", "k"), Version: o.get("version", "1"), Source: o.get("source", "secret"),
+		ServiceAccount: types.NamespacedName{Name: o.get("serviceaccount", "sa")}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
+		Expected: connstate.Identity{Username: o.get("expected", "")},
+	}}
+	switch {
+	case verb == "resolve-error":
+		e.Reason, e.Err = connstate.Reason(o.get("reason", "NotAllowed")), errors.New(o.get("error", "failed"))
+	case o.has("no-target"):
+		e.TargetErr = errors.New("no such target")
+	case e.Resolution.Key != p.machine.CredentialKey():
+		p.target++
+		e.Target = p.target
+	}
+	return e
+}
+
+func (p *player) answered(verb string, o options) Event {
+	answer := Answer{Err: errors.New("failed"), OwnConnections: o.has("own-connections"), NotSent: connstate.Reason(o.get("not-sent", ""))}
+	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied, "500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing}
+	for word, verdict := range verdicts {
+		if o.has(word) {
+			answer.Verdict = verdict
+		}
+	}
+	if user, ok := o["user"]; ok {
+		answer.Verdict, answer.Err = connstate.Valid, nil
+		answer.Identity = connstate.Identity{Username: user, UID: types.UID(o.get("uid", "")), Groups: strings.Split(o.get("groups", "g"), ",")}
+	}
+	id := p.machine.attempt.id
+	if verb == "late-answer" {
+		id = p.kept
+	}
+	return AttemptFinished{Attempt: id, Asked: p.now, Answer: answer}
+}
+
+// describe puts an effect in words.
+func describe(effect Effect) string {
+	because := func(reason connstate.Reason, err error) string {
+		switch {
+		case err == nil:
+			return string(reason)
+		case reason == "":
+			return err.Error()
+		}
+		return fmt.Sprintf("%s: %v", reason, err)
+	}
+	switch e := effect.(type) {
+	case AdoptTarget:
+		return fmt.Sprintf("adopt target %d", e.Target)
+	case OpenCredential:
+		return fmt.Sprintf("open credential %d", e.Credential)
+	case UseCredential:
+		return fmt.Sprintf("use credential %d", e.Credential)
+	case CreateAttempt:
+		text := fmt.Sprintf("create %s %d with credential %d", map[AttemptKind]string{Connect: "connect", Probe: "probe", Verify: "verify"}[e.Kind], e.Attempt, e.Credential)
+		if e.Urgent {
+			text += ", urgent"
+		}
+		return text
+	case CancelAttempt:
+		return fmt.Sprintf("cancel attempt %d", e.Attempt)
+	case BeginConnection:
+		return fmt.Sprintf("begin the connection of attempt %d", e.Attempt)
+	case Publish:
+		if e.Phase == connstate.Connected {
+			return fmt.Sprintf("publish Connected, epoch %d", e.Epoch)
+		}
+		return fmt.Sprintf("publish %s (%s), down since %s", e.Phase, because(e.Reason, e.Cause), e.DownSince.Sub(epoch0))
+	case EndConnection:
+		return "end the connection"
+	case DiscardSecret:
+		return fmt.Sprintf("discard the secret of credential %d", e.Credential)
+	case SubmitAttempt:
+		return fmt.Sprintf("submit attempt %d", e.Attempt)
+	case DiscardConnection:
+		return fmt.Sprintf("discard what attempt %d made", e.Attempt)
+	case RetireCredential:
+		return fmt.Sprintf("retire credential %d", e.Credential)
+	case CloseCredential:
+		return fmt.Sprintf("close credential %d", e.Credential)
+	case ReleaseTarget:
+		return fmt.Sprintf("release target %d", e.Target)
+	case PauseWatches:
+		return "pause the watches"
+	case EndWatches:
+		return "end the watches"
+	case ReportTarget:
+		switch {
+		case e.Answered:
+			return fmt.Sprintf("report: target %d answered", e.Target)
+		case e.ForAll:
+			return fmt.Sprintf("report: target %d was silent, asked for all", e.Target)
+		}
+		return fmt.Sprintf("report: target %d was silent", e.Target)
+	case Log:
+		text := "log: " + e.Message
+		if why := because(e.Reason, e.Err); why != "" {
+			text += " (" + why + ")"
+		}
+		if e.Verbose {
+			text += ", verbose"
+		}
+		return text
+	case Record:
+		return fmt.Sprintf("count %s %s", map[Counter]string{Connects: "connects", Probes: "probes", Rotations: "rotations"}[e.Counter], e.Result)
+	case Notify:
+		return "notify the extension sources"
+	case Wake:
+		return "wake"
+	}
+	return fmt.Sprintf("%T", effect)
+}
