@@ -1,9 +1,7 @@
 package accessor
 
 import (
-	"context"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
-	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // identityAccessor is one extension's connection. The lifecycle machine decides everything; the accessor
@@ -234,64 +231,4 @@ func (a *identityAccessor) TargetDown(id targets.ID, err error) {
 // RetryAt implements targets.Member.
 func (a *identityAccessor) RetryAt(id targets.ID, at time.Time) {
 	a.step(lifecycle.RetryAt{Target: lifecycle.TargetID(id), At: at}, brought{})
-}
-
-// state is a snapshot for people.
-func (a *identityAccessor) state() ConnectionState {
-	a.mu.Lock()
-	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
-	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason, Since: snap.Since,
-		Generation: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
-	if a.object != nil {
-		state.UID = a.object.GetUID()
-	}
-	if a.membership != nil {
-		state.Target = a.membership.Host()
-	}
-	if current := a.credentialLocked(snap.Credential); current != nil {
-		state.TokenExpires = current.cred.Expires()
-	}
-	state.Watches = a.watches.States()
-	a.mu.Unlock()
-	if conn := published.conn; conn != nil {
-		state.Identity = conn.identity
-		state.Identity.Groups = slices.Clone(conn.identity.Groups)
-		state.Scopes = conn.scopes()
-	}
-	return state
-}
-
-// unhealthy reports whether the extension is not connected or its last probe was no success, and since when
-// it had none.
-func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	snap := a.machine.Snapshot(a.observedLocked())
-	if a.object == nil || snap.Healthy {
-		return nil, time.Time{}, false
-	}
-	return a.object, snap.LastSuccess, true
-}
-
-// newAttemptLocked makes what CreateAttempt asks for.
-func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
-	ctx, cancel := context.WithCancel(a.set.life)
-	return &attempt{CreateAttempt: e, ctx: ctx, cancel: cancel, begun: time.Now(), credential: a.credentialLocked(e.Credential),
-		membership: a.membership, conn: a.published.Load().conn}
-}
-
-// credentialLocked returns an open credential, nil if it is not open.
-func (a *identityAccessor) credentialLocked(id lifecycle.CredentialID) *boundCredential {
-	i := slices.IndexFunc(a.credentials, func(c *boundCredential) bool { return c.id == id })
-	if i < 0 {
-		return nil
-	}
-	return a.credentials[i]
-}
-
-// takeCredentialLocked removes a credential from those that are open, and returns it.
-func (a *identityAccessor) takeCredentialLocked(id lifecycle.CredentialID) *boundCredential {
-	taken := a.credentialLocked(id)
-	a.credentials = slices.DeleteFunc(a.credentials, func(c *boundCredential) bool { return c == taken })
-	return taken
 }

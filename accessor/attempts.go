@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
@@ -28,6 +27,13 @@ type attempt struct {
 	credential *boundCredential
 	membership *targets.Membership
 	conn       *connection // there was when the attempt was created; nil for a connect
+}
+
+// newAttemptLocked makes what CreateAttempt asks for.
+func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
+	ctx, cancel := context.WithCancel(a.set.life)
+	return &attempt{CreateAttempt: e, ctx: ctx, cancel: cancel, begun: time.Now(), credential: a.credentialLocked(e.Credential),
+		membership: a.membership, conn: a.published.Load().conn}
 }
 
 // submit has the pool run the attempt.
@@ -91,7 +97,7 @@ func (a *identityAccessor) verify(t *attempt) (lifecycle.AttemptFinished, *conne
 	httpClient := &http.Client{Transport: transport, Timeout: a.set.options.HealthProbe.Timeout, CheckRedirect: neverRedirect}
 	asked := time.Now()
 	answer := ask(t.ctx, t.conn, httpClient, a.set.options.HealthProbe.Timeout)
-	answer.OwnConnections = t.credential.line != nil
+	answer.OwnConnections = t.credential.transport != nil
 	return lifecycle.AttemptFinished{Asked: asked, Answer: answer}, nil
 }
 
@@ -148,16 +154,4 @@ func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration
 		case <-time.After(denialRetryInterval):
 		}
 	}
-}
-
-// named is a RoundTripper that names the extension to the API server.
-type named struct {
-	userAgent string
-	next      http.RoundTripper
-}
-
-func (n named) RoundTrip(req *http.Request) (*http.Response, error) {
-	req = utilnet.CloneRequest(req)
-	req.Header.Set("User-Agent", n.userAgent)
-	return n.next.RoundTrip(req)
 }

@@ -3,7 +3,6 @@ package accessor
 import (
 	"cmp"
 	"context"
-	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -97,19 +96,6 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 	c.handles = sync.OnceValues(c.newHandles)
 	c.cluster = sync.OnceValues(c.newCluster)
 	return c
-}
-
-// neverRedirect hands redirects to the caller: an API server does not redirect its clients, what runs behind it may.
-func neverRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
-// refuse is a RoundTripper that sends nothing.
-type refuse struct{ err error }
-
-func (r refuse) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.Body != nil {
-		_ = req.Body.Close()
-	}
-	return nil, r.err
 }
 
 // close ends the connection: requests and watches under way, informers, and every handle. Only what a caller
@@ -261,106 +247,4 @@ func (b *boundCluster) Start(ctx context.Context) error {
 	case <-b.conn.life.Done():
 		return b.conn.err()
 	}
-}
-
-// guard is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
-// what is under way with it, names the extension to the API server, and notes what the answers mean.
-type guard struct {
-	conn *connection
-	next http.RoundTripper
-}
-
-func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
-	if err := g.conn.err(); err != nil {
-		if req.Body != nil {
-			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
-		}
-		return nil, err
-	}
-	caller := req
-	ctx, cancel := context.WithCancelCause(req.Context())
-	stop := context.AfterFunc(g.conn.life, func() { cancel(context.Cause(g.conn.life)) })
-	release := func() {
-		stop()
-		cancel(nil)
-	}
-	if req.Header.Get("User-Agent") == "" {
-		req = utilnet.CloneRequest(req)
-		req.Header.Set("User-Agent", g.conn.config.UserAgent)
-	}
-	resp, err := g.next.RoundTrip(req.WithContext(ctx))
-	if err != nil {
-		release()
-		if ended := g.conn.err(); ended != nil {
-			return nil, ended
-		}
-		return nil, err
-	}
-	switch {
-	case resp.StatusCode == http.StatusUnauthorized:
-		g.conn.unauthorized()
-	case resp.StatusCode < http.StatusBadRequest:
-		now := time.Now()
-		g.conn.served.Store(&now)
-	}
-	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
-		// net/http has handed the TCP connection over, and no context ends it any more.
-		stopClosing := context.AfterFunc(g.conn.life, func() { _ = upgraded.Close() })
-		releaseRequest := release
-		release = func() {
-			stopClosing()
-			releaseRequest()
-		}
-	}
-	resp.Body = bodyWithRelease(resp.Body, release)
-	resp.Request = caller // and not the one that carries the token
-	return resp, nil
-}
-
-// WrappedRoundTripper lets client-go find the TLS settings below.
-func (g *guard) WrappedRoundTripper() http.RoundTripper { return g.next }
-
-// releasingBody is a response body that calls release when it is closed.
-type releasingBody struct {
-	io.ReadCloser
-	release func()
-}
-
-func (b *releasingBody) Close() error {
-	defer b.release()
-	return b.ReadCloser.Close()
-}
-
-// releasingStream is a releasingBody that can be written to, as after an upgrade of the protocol.
-type releasingStream struct {
-	releasingBody
-	io.Writer
-}
-
-func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
-	if writer, ok := body.(io.Writer); ok {
-		return &releasingStream{releasingBody{body, release}, writer}
-	}
-	return &releasingBody{body, release}
-}
-
-// limiter is the identity's rate limit; nobody waits for it after the connection has ended.
-type limiter struct {
-	flowcontrol.RateLimiter
-	conn *connection
-}
-
-// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request through to the guard,
-// which refuses it with the reason.
-func (l *limiter) Wait(ctx context.Context) error {
-	if l.conn.err() != nil || l.TryAccept() {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(l.conn.life, cancel)()
-	if err := l.RateLimiter.Wait(ctx); err != nil && l.conn.err() == nil {
-		return err
-	}
-	return nil
 }

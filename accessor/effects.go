@@ -2,6 +2,7 @@ package accessor
 
 import (
 	"fmt"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -121,4 +122,20 @@ func record(e lifecycle.Record) {
 	case lifecycle.Rotations:
 		metrics.Rotations.WithLabelValues(e.Result).Inc()
 	}
+}
+
+// credentialLocked returns an open credential, nil if it is not open.
+func (a *identityAccessor) credentialLocked(id lifecycle.CredentialID) *boundCredential {
+	i := slices.IndexFunc(a.credentials, func(c *boundCredential) bool { return c.id == id })
+	if i < 0 {
+		return nil
+	}
+	return a.credentials[i]
+}
+
+// takeCredentialLocked removes a credential from those that are open, and returns it.
+func (a *identityAccessor) takeCredentialLocked(id lifecycle.CredentialID) *boundCredential {
+	taken := a.credentialLocked(id)
+	a.credentials = slices.DeleteFunc(a.credentials, func(c *boundCredential) bool { return c == taken })
+	return taken
 }

@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // What package watches declares, by the names under which it is known here.
@@ -71,4 +73,41 @@ func (s *snapshot) handles() (*handles, error) {
 		s.built.Store(h)
 	}
 	return h, err
+}
+
+// state is a snapshot for people.
+func (a *identityAccessor) state() ConnectionState {
+	a.mu.Lock()
+	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
+	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason, Since: snap.Since,
+		Generation: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
+	if a.object != nil {
+		state.UID = a.object.GetUID()
+	}
+	if a.membership != nil {
+		state.Target = a.membership.Host()
+	}
+	if current := a.credentialLocked(snap.Credential); current != nil {
+		state.TokenExpires = current.cred.Expires()
+	}
+	state.Watches = a.watches.States()
+	a.mu.Unlock()
+	if conn := published.conn; conn != nil {
+		state.Identity = conn.identity
+		state.Identity.Groups = slices.Clone(conn.identity.Groups)
+		state.Scopes = conn.scopes()
+	}
+	return state
+}
+
+// unhealthy reports whether the extension is not connected or its last probe was no success, and since when
+// it had none.
+func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	snap := a.machine.Snapshot(a.observedLocked())
+	if a.object == nil || snap.Healthy {
+		return nil, time.Time{}, false
+	}
+	return a.object, snap.LastSuccess, true
 }

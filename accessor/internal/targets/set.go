@@ -96,6 +96,6 @@ func (s *Set) release(t *Target) {
 	}
 	s.mu.Unlock()
 	if last {
-		t.line.Close()
+		t.transport.Close()
 	}
 }

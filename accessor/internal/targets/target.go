@@ -18,14 +18,14 @@ import (
 
 // Target is one API server and what its members share. Its methods may be called from any goroutine.
 type Target struct {
-	set     *Set
-	key     Key
-	users   int // guarded by set.mu
-	config  *rest.Config
-	address *url.URL    // of the server
-	tls     *tls.Config // without a client certificate
-	line    *Line       // that all members share
-	kinds   discovered
+	set       *Set
+	key       Key
+	users     int // guarded by set.mu
+	config    *rest.Config
+	address   *url.URL    // of the server
+	tls       *tls.Config // without a client certificate
+	transport *Transport  // that all members share
+	kinds     discovered
 
 	lastAnswer atomic.Pointer[time.Time] // of the last response to any member
 	silent     atomic.Bool               // a member met silence and nobody took note of an answer since
@@ -58,19 +58,19 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
 	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig}
-	t.line = t.newLine(tlsConfig)
+	t.transport = t.newTransport(tlsConfig)
 	return t, nil
 }
 
-// Certified returns a line of TCP connections in whose handshakes the certificate is shown. It ends with Close, and not
+// Certified returns a transport of TCP connections in whose handshakes the certificate is shown. It ends with Close, and not
 // with the target: whoever asked for it closes it.
-func (t *Target) Certified(certificate *tls.Certificate) *Line {
+func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 	config := t.tls.Clone()
 	if config == nil {
 		config = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
-	return t.newLine(config)
+	return t.newTransport(config)
 }
 
 // Host names the server, for people.
@@ -84,7 +84,7 @@ func (t *Target) Config() *rest.Config {
 }
 
 // RoundTripper sends requests to the server over the TCP connections that all members share, and learns from the answers.
-func (t *Target) RoundTripper() http.RoundTripper { return t.line.RoundTripper() }
+func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
 
 // Observe returns next, made to refuse requests to other servers and to tell the target what it can learn from the answers.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {

@@ -2,7 +2,6 @@ package targets
 
 import (
 	"context"
-	"crypto/tls"
 	"io"
 	"log"
 	"net"
@@ -254,13 +253,17 @@ func TestRoomThatComesFree(t *testing.T) {
 		return err
 	}
 	g.Expect(ask("/")).To(Succeed())
-	pool := target.line.wire.http2.ConnPool.(*connections)
+	pool := target.transport.h2.http2
 	pool.mu.Lock()
-	pool.dial = func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() } // from now on they hang
+	pool.dial = func(ctx context.Context) (*http.ClientConn, error) { <-ctx.Done(); return nil, ctx.Err() } // from now on they hang
 	pool.mu.Unlock()
 	long, waiting := make(chan error, 1), make(chan error, 1)
 	go func() { long <- ask("/long") }()
-	g.Eventually(func() int { return pool.open[0].State().StreamsActive }).Should(Equal(1))
+	g.Eventually(func() int {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return pool.conns[0].InFlight()
+	}).Should(Equal(1))
 	go func() { waiting <- ask("/") }()
 	g.Eventually(func() int {
 		pool.mu.Lock()
@@ -279,7 +282,7 @@ func TestDialsAreFew(t *testing.T) {
 		var dials atomic.Int32
 		var ends []time.Duration
 		var mu sync.Mutex
-		pool := &connections{life: t.Context(), dial: func(ctx context.Context, _ string) (net.Conn, error) {
+		pool := newH2Pool(t.Context(), "host:443", func(ctx context.Context) (*http.ClientConn, error) {
 			begun := time.Now()
 			dials.Add(1)
 			<-ctx.Done()
@@ -287,13 +290,12 @@ func TestDialsAreFew(t *testing.T) {
 			defer mu.Unlock()
 			ends = append(ends, time.Since(begun))
 			return nil, ctx.Err()
-		}}
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-time.Second)
 		var waiting sync.WaitGroup
 		for range 50 {
 			waiting.Go(func() {
-				req, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://host", nil)
-				_, err := pool.GetClientConn(req, "host:443")
+				_, err := pool.acquire(ctx)
 				g.Expect(err).To(MatchError(context.DeadlineExceeded))
 			})
 		}
@@ -310,14 +312,11 @@ func TestDialsAreFew(t *testing.T) {
 // What HTTP/2 cannot do, or must not, goes to net/http; dead connections are noticed.
 func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	g := NewWithT(t)
-	s := newStreaming(t)
-	h2 := s.target(t).line.wire.http2
-	g.Expect([]time.Duration{h2.ReadIdleTimeout, h2.PingTimeout, h2.IdleConnTimeout}).To(Equal([]time.Duration{pingAfter, pingTimeout, idleTimeout}))
-	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"}), TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{"h2": nil}}
-	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).To(BeNil())
+	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).To(BeNil())
 	proxied.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
-	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).NotTo(BeNil())
-	g.Expect(newWire(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).To(BeNil())
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).NotTo(BeNil())
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).To(BeNil())
 
 	var proto atomic.Pointer[string]
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { proto.Store(&req.Proto) }))
@@ -369,9 +368,16 @@ func TestBodyIsClosed(t *testing.T) {
 
 // HTTP/2 can be switched off, as with any client of client-go.
 func TestHTTP2SwitchedOff(t *testing.T) {
-	t.Setenv("DISABLE_HTTP2", "true")
 	s := newStreaming(t)
-	NewWithT(t).Expect(s.target(t).line.wire.http2).To(BeNil())
+	NewWithT(t).Expect(s.target(t).transport.h2.http2).NotTo(BeNil())
+	t.Run("for client-go", func(t *testing.T) {
+		t.Setenv("DISABLE_HTTP2", "true")
+		NewWithT(t).Expect(s.target(t).transport.h2.http2).To(BeNil())
+	})
+	t.Run("for net/http", func(t *testing.T) {
+		t.Setenv("GODEBUG", "http2client=0")
+		NewWithT(t).Expect(s.target(t).transport.h2.http2).To(BeNil())
+	})
 }
 
 // A connection that is lost is replaced, and requests that were not answered fail rather than hang.
@@ -381,11 +387,11 @@ func TestLostConnection(t *testing.T) {
 	target := s.target(t)
 	s.stream(t, target.RoundTripper(), 1)
 	s.CloseClientConnections()
-	pool := target.line.wire.http2.ConnPool.(*connections)
+	pool := target.transport.h2.http2
 	g.Eventually(func() int {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()
-		return len(pool.open)
+		return len(pool.conns)
 	}).Should(BeZero(), "the lost one is forgotten")
 	s.streams.Store(0)
 	s.stream(t, target.RoundTripper(), 1)

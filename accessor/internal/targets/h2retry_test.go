@@ -1,0 +1,353 @@
+package targets
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+)
+
+// The types of HTTP/2 frames, and the codes, that the tests use (RFC 9113, sections 6 and 7).
+const (
+	frameData, frameHeaders, frameReset, frameSettings, framePing, frameGoAway = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7
+	flagEndStream, flagEndHeaders, flagAck                                     = 0x1, 0x4, 0x1
+	settingMaxStreams                                                          = 0x3
+)
+
+// rawH2 is an HTTP/2 server that answers request by request as it is told to, and keeps no rule of its own.
+type rawH2 struct {
+	url      string
+	conns    atomic.Int32 // that it accepted
+	requests atomic.Int32 // whose headers it got
+	answer   func(c *rawConn, stream uint32, n int32)
+	settings []byte        // payload of its SETTINGS
+	delay    chan struct{} // SETTINGS wait for it, if not nil
+
+	mu     sync.Mutex
+	bodies map[string]string // guarded by mu; what it got, by connection and stream
+}
+
+type rawConn struct {
+	net.Conn
+	settled chan struct{} // closed when its SETTINGS were sent
+	mu      sync.Mutex
+}
+
+func (c *rawConn) frame(kind, flags byte, stream uint32, payload ...byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	header := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+	_, _ = c.Write(append(binary.BigEndian.AppendUint32(header, stream), payload...))
+}
+
+// ok answers 200 without a body: 0x88 is ":status: 200" in HPACK's static table.
+func (c *rawConn) ok(stream uint32) {
+	c.frame(frameHeaders, flagEndStream|flagEndHeaders, stream, 0x88)
+}
+
+func newRawH2(t *testing.T, answer func(c *rawConn, stream uint32, n int32)) *rawH2 {
+	t.Helper()
+	certificates := httptest.NewTLSServer(nil)
+	config := certificates.TLS.Clone()
+	certificates.Close()
+	config.NextProtos = []string{"h2"}
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	s := &rawH2{url: "https://" + listener.Addr().String(), answer: answer, bodies: map[string]string{}}
+	var running sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			n := s.conns.Add(1)
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			running.Go(func() {
+				defer stop()
+				defer conn.Close()
+				s.serve(&rawConn{Conn: conn, settled: make(chan struct{})}, n)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		cancel()
+		running.Wait()
+	})
+	return s
+}
+
+func (s *rawH2) serve(c *rawConn, n int32) {
+	preface := make([]byte, 24)
+	if _, err := io.ReadFull(c, preface); err != nil {
+		return
+	}
+	settle := func() { c.frame(frameSettings, 0, 0, s.settings...); close(c.settled) }
+	if s.delay == nil {
+		settle()
+	} else {
+		go func() { <-s.delay; settle() }()
+	}
+	for {
+		header := make([]byte, 9)
+		if _, err := io.ReadFull(c, header); err != nil {
+			return
+		}
+		payload := make([]byte, int(header[0])<<16|int(header[1])<<8|int(header[2]))
+		if _, err := io.ReadFull(c, payload); err != nil {
+			return
+		}
+		kind, flags, stream := header[3], header[4], binary.BigEndian.Uint32(header[5:])
+		switch {
+		case kind == frameSettings && flags&flagAck == 0:
+			c.frame(frameSettings, flagAck, 0)
+		case kind == framePing && flags&flagAck == 0:
+			c.frame(framePing, flagAck, 0, payload...)
+		case kind == frameData:
+			s.mu.Lock()
+			s.bodies[fmt.Sprint(n, "/", stream)] += string(payload)
+			s.mu.Unlock()
+		}
+		if (kind == frameHeaders || kind == frameData) && flags&flagEndStream != 0 {
+			s.answer(c, stream, s.requests.Add(1))
+		}
+	}
+}
+
+func (s *rawH2) target(t *testing.T) *Target {
+	t.Helper()
+	var set Set
+	target, err := set.Join(&rest.Config{Host: s.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Leave)
+	return target.Target
+}
+
+// whole returns the bodies that arrived.
+func (s *rawH2) whole() (bodies []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, body := range s.bodies {
+		bodies = append(bodies, body)
+	}
+	return bodies
+}
+
+func post(t *testing.T, target *Target, url string, body io.Reader) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	resp, err := target.RoundTripper().RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	NewWithT(t).Expect(resp.Request).To(BeIdenticalTo(req))
+	return resp.Body.Close()
+}
+
+// What the server says it did not process is sent once more, whole.
+func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
+	refuse := func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) }
+	goAway := func(c *rawConn, stream uint32) { c.frame(frameGoAway, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) } // NO_ERROR, last stream 0
+	for name, tc := range map[string]struct {
+		decline func(*rawConn, uint32)
+		conns   int32
+	}{"REFUSED_STREAM": {refuse, 1}, "GOAWAY": {goAway, 2}} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			s := newRawH2(t, func(c *rawConn, stream uint32, n int32) {
+				if n == 1 {
+					tc.decline(c, stream)
+				} else {
+					c.ok(stream)
+				}
+			})
+			g.Expect(post(t, s.target(t), s.url, strings.NewReader("body"))).To(Succeed())
+			g.Expect(s.requests.Load()).To(BeEquivalentTo(2))
+			g.Expect(s.conns.Load()).To(Equal(tc.conns))
+			g.Expect(s.whole()).To(Equal([]string{"body", "body"}))
+		})
+	}
+}
+
+// What the server may have processed is not, nor is what cannot be sent again whole.
+func TestRequestsThatAreNotSentAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		decline func(*rawConn, uint32)
+		body    io.Reader
+	}{
+		"the connection is lost":    {func(c *rawConn, _ uint32) { _ = c.Close() }, strings.NewReader("body")},
+		"the server fails":          {func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 2) }, strings.NewReader("body")},
+		"the body cannot be reread": {func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) }, io.MultiReader(strings.NewReader("body"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { tc.decline(c, stream) })
+			g.Expect(post(t, s.target(t), s.url, tc.body)).NotTo(Succeed())
+			g.Expect(s.requests.Load()).To(BeEquivalentTo(1))
+		})
+	}
+}
+
+// The Close of a body that was not read waits until it is known whether it is sent again.
+func TestUnreadBody(t *testing.T) {
+	g := NewWithT(t)
+	original := &closes{Reader: strings.NewReader("body")}
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://one", original)
+	body := newReplayable(req)
+	sent := body.attach(req).Body
+	g.Expect(sent.Close()).To(Succeed())
+	g.Expect(original.closed.Load()).To(BeFalse())
+	g.Expect(body.rewind()).To(Succeed())
+	sent = body.attach(req).Body
+	g.Expect(sent.Close()).To(Succeed())
+	body.sent()
+	g.Expect(original.closed.Load()).To(BeTrue(), "it was answered without")
+
+	original = &closes{Reader: strings.NewReader("body")}
+	req.Body = original
+	body = newReplayable(req)
+	body.sent()
+	g.Expect(original.closed.Load()).To(BeFalse(), "it is still being sent")
+	g.Expect(body.attach(req).Body.Close()).To(Succeed())
+	g.Expect(original.closed.Load()).To(BeTrue())
+	g.Expect(newReplayable(httptest.NewRequest(http.MethodGet, "/", nil)).rewind()).To(Succeed(), "there is none")
+}
+
+// A server that declines for ever is asked a few times.
+func TestRefusedForEver(t *testing.T) {
+	g := NewWithT(t)
+	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) })
+	ctx, cancel := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
+	done := make(chan error, 1)
+	target := s.target(t)
+	go func() { _, err := target.RoundTripper().RoundTrip(req); done <- err }()
+	g.Eventually(s.requests.Load).Should(BeNumerically(">=", 2))
+	cancel()
+	g.Eventually(done).Should(Receive(MatchError(context.Canceled)), "the pause ends with the request's context")
+}
+
+// A connection that the server ends between two requests costs none.
+func TestRequestsAfterGoAway(t *testing.T) {
+	g := NewWithT(t)
+	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) {
+		if stream == 1 { // later ones came too late
+			c.ok(stream)
+			c.frame(frameGoAway, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
+		}
+	})
+	target := s.target(t)
+	for range 20 {
+		g.Expect(post(t, target, s.url, strings.NewReader("body"))).To(Succeed())
+	}
+	g.Expect(s.conns.Load()).To(BeEquivalentTo(20))
+}
+
+// A server that allows few streams gets as many connections as it takes, also if its settings arrive late: net/http sends
+// nothing on a connection on which more was reserved than they allow.
+func TestFewStreamsPerConnection(t *testing.T) {
+	for name, late := range map[string]bool{"settings at once": false, "late settings": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			s := newRawH2(t, func(*rawConn, uint32, int32) {})
+			s.answer = func(c *rawConn, stream uint32, _ int32) {
+				go func() {
+					<-c.settled
+					c.frame(frameHeaders, flagEndHeaders, stream, 0x88) // and no end
+				}()
+			}
+			s.settings = []byte{0, settingMaxStreams, 0, 0, 0, 5}
+			if late {
+				s.delay = make(chan struct{})
+				time.AfterFunc(300*time.Millisecond, func() { close(s.delay) })
+			}
+			target := s.target(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			var asking, open sync.WaitGroup
+			for range 40 {
+				open.Add(1)
+				asking.Go(func() {
+					req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
+					resp, err := target.RoundTripper().RoundTrip(req)
+					open.Done()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					<-ctx.Done()
+					_ = resp.Body.Close()
+				})
+			}
+			all := make(chan struct{})
+			go func() { open.Wait(); close(all) }()
+			g.Eventually(all, 20*time.Second).Should(BeClosed())
+			g.Expect(s.conns.Load()).To(And(BeNumerically(">=", 8), BeNumerically("<=", 10)))
+			cancel()
+			asking.Wait()
+		})
+	}
+}
+
+// Requests that are given up while they wait, or just as they are served, leave no reservation behind.
+func TestRequestsThatAreGivenUp(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_, _ = io.Copy(w, req.Body)
+	}))
+	server.EnableHTTP2 = true
+	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 4}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	var set Set
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Leave)
+	var asking sync.WaitGroup
+	for worker := range 20 {
+		asking.Go(func() {
+			for n := range 100 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if (worker+n)%7 == 0 {
+					time.AfterFunc(time.Duration(n)*10*time.Microsecond, cancel)
+				}
+				req, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, bytes.NewReader([]byte("body")))
+				if resp, err := target.RoundTripper().RoundTrip(req); err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				} else if ctx.Err() == nil {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	asking.Wait()
+	pool := target.transport.h2.http2
+	g.Eventually(func() (inFlight int) {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		for _, conn := range pool.conns {
+			inFlight += conn.InFlight()
+		}
+		return inFlight
+	}).WithTimeout(20 * time.Second).Should(BeZero())
+	g.Expect(pool.waiting.Load()).To(BeZero())
+}

@@ -1,0 +1,201 @@
+package targets
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+)
+
+const (
+	tcpTimeout       = 30 * time.Second // of net/http's dials
+	handshakeTimeout = 10 * time.Second
+	idleTimeout      = 90 * time.Second // of a TCP connection without requests
+	pingAfter        = 30 * time.Second // without a frame, as client-go has it
+	pingTimeout      = 15 * time.Second
+	maxSends         = 6 // of one request that the server did not process
+)
+
+// h2Transport is the RoundTripper of a target: HTTP/2, over connections that are dialed one at a time. HTTP/1.1
+// takes its place without TLS, behind a proxy, for a server without HTTP/2, and for a request that upgrades its
+// connection.
+type h2Transport struct {
+	http1   *http.Transport
+	http2   *h2Pool     // nil where HTTP/2 is not to be had
+	refused atomic.Bool // the server does not speak HTTP/2
+}
+
+// newH2Transport makes a transport that dials through http1.DialContext.
+func newH2Transport(life context.Context, server *http.Request, http1 *http.Transport) *h2Transport {
+	t := &h2Transport{http1: http1}
+	if proxy, err := http1.Proxy(server); err != nil || proxy != nil || server.URL.Scheme != "https" || isHTTP2Disabled() {
+		return t
+	}
+	config := http1.TLSClientConfig.Clone()
+	if config == nil {
+		config = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	config.NextProtos = []string{"h2", "http/1.1"}
+	if config.ServerName == "" {
+		config.ServerName = server.URL.Hostname()
+	}
+	// A transport of its own: the one that client-go's defaults were applied to makes connections of another
+	// implementation, whose errors cannot be told apart.
+	dialer := &http.Transport{
+		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return dialTLS(ctx, http1.DialContext, address, config)
+		},
+		Protocols:       new(http.Protocols),
+		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		IdleConnTimeout: idleTimeout,
+	}
+	dialer.Protocols.SetHTTP2(true)
+	address := server.URL.Host
+	if server.URL.Port() == "" {
+		address += ":"
+	}
+	t.http2 = newH2Pool(life, address, func(ctx context.Context) (*http.ClientConn, error) {
+		return dialer.NewClientConn(ctx, "https", address)
+	})
+	return t
+}
+
+// isHTTP2Disabled reports whether the environment switches HTTP/2 off: for every client of client-go, or for
+// every client of net/http.
+func isHTTP2Disabled() bool {
+	return os.Getenv("DISABLE_HTTP2") != "" || strings.Contains(os.Getenv("GODEBUG"), "http2client=0")
+}
+
+// errNoHTTP2 is why a connection to a server cannot be used.
+var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
+
+// dialTLS opens a connection for HTTP/2.
+func dialTLS(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address string, config *tls.Config) (net.Conn, error) {
+	plain, err := dial(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(plain, config)
+	handshake, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	if err := conn.HandshakeContext(handshake); err != nil {
+		_ = plain.Close()
+		return nil, errors.Wrapf(err, "TLS handshake with %s", address)
+	}
+	if conn.ConnectionState().NegotiatedProtocol != "h2" {
+		_ = conn.Close()
+		return nil, errNoHTTP2
+	}
+	return conn, nil
+}
+
+// RoundTrip implements http.RoundTripper. A request that the server did not process is sent again.
+func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t.http2 == nil || t.refused.Load() || req.Header.Get("Upgrade") != "" {
+		return t.http1.RoundTrip(req)
+	}
+	body := newReplayable(req)
+	for sends := 1; ; sends++ {
+		conn, err := t.http2.acquire(req.Context())
+		if err != nil {
+			if errors.Is(err, errNoHTTP2) && body.rewind() == nil { // nothing was sent
+				t.refused.Store(true)
+				return t.http1.RoundTrip(body.attach(req))
+			}
+			body.close()
+			return nil, err
+		}
+		resp, err := t.send(conn, body.attach(req))
+		if err == nil {
+			body.sent()
+			resp.Request = req
+			return resp, nil
+		}
+		if !isUnprocessed(err) || req.Context().Err() != nil || sends == maxSends || body.rewind() != nil {
+			body.close()
+			return nil, errors.Cause(err)
+		}
+		if err := sleep(req.Context(), sends); err != nil {
+			body.close()
+			return nil, err
+		}
+	}
+}
+
+// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time.
+func sleep(ctx context.Context, sends int) error {
+	if sends == 1 {
+		return nil
+	}
+	timer := time.NewTimer(time.Second << (sends - 2))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// send sends a request on a connection that has room for it.
+func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, error) {
+	var sent, passedOn atomic.Bool
+	passOn := func() { // the turn to send; net/http may send the headers of a request that was given up after it has returned
+		if !passedOn.Swap(true) {
+			t.http2.sent(conn)
+		}
+	}
+	trace := &httptrace.ClientTrace{WroteHeaders: func() {
+		sent.Store(true)
+		passOn()
+	}}
+	resp, err := conn.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
+	passOn()
+	answeredBefore := t.http2.finished(conn, err == nil)
+	if err != nil && !sent.Load() && answeredBefore {
+		return nil, &unprocessedError{err}
+	}
+	return resp, err
+}
+
+// unprocessedError is the error of a request that was not sent, because its connection had just ended.
+type unprocessedError struct{ cause error }
+
+func (e *unprocessedError) Error() string { return e.cause.Error() }
+func (e *unprocessedError) Cause() error  { return e.cause }
+func (e *unprocessedError) Unwrap() error { return e.cause }
+
+// streamError has the fields of net/http's HTTP/2 stream errors, which errors.As copies into any such struct.
+type streamError struct {
+	StreamID uint32
+	Code     uint32
+	Cause    error
+}
+
+func (streamError) Error() string { return "stream error" }
+
+const (
+	refusedStream = 7 // RFC 9113, section 7
+	// gracefulShutdown is the error of a request whose stream ID is above the last one that the server's GOAWAY
+	// says it processes. net/http exports no type for it. If the text changes, a retry is lost and none is made
+	// in vain.
+	gracefulShutdown = "http2: Transport received Server's graceful shutdown GOAWAY"
+)
+
+// isUnprocessed reports whether a request that failed with err was certainly not processed: it was not sent, or the
+// server says so (RFC 9113, sections 6.8 and 8.7).
+func isUnprocessed(err error) bool {
+	var unprocessed *unprocessedError
+	var stream streamError
+	return errors.As(err, &unprocessed) || errors.As(err, &stream) && stream.Code == refusedStream || err.Error() == gracefulShutdown
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (t *h2Transport) WrappedRoundTripper() http.RoundTripper { return t.http1 }

@@ -1,0 +1,105 @@
+package targets
+
+import (
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pkg/errors"
+)
+
+// replayable is a request body that can be sent again: by GetBody, or as long as nothing was read of it.
+type replayable struct {
+	original io.ReadCloser
+	getBody  func() (io.ReadCloser, error)
+	current  *unreadBody
+}
+
+// errBodyRead is why a request cannot be sent again.
+var errBodyRead = errors.New("the request body was read, and the request has no GetBody")
+
+func newReplayable(req *http.Request) *replayable {
+	r := &replayable{original: req.Body, getBody: req.GetBody}
+	if r.original != nil && r.original != http.NoBody {
+		r.current = &unreadBody{body: r.original}
+	}
+	return r
+}
+
+// attach returns req with the body to send.
+func (r *replayable) attach(req *http.Request) *http.Request {
+	if r.current == nil {
+		return req
+	}
+	attached := *req
+	attached.Body = r.current
+	return &attached
+}
+
+// rewind makes a body that can be sent again of one that was sent.
+func (r *replayable) rewind() error {
+	switch {
+	case r.current == nil:
+		return nil
+	case !r.current.read.Load():
+		r.current = &unreadBody{body: r.current.body}
+		return nil
+	case r.getBody == nil:
+		return errBodyRead
+	}
+	body, err := r.getBody()
+	if err != nil {
+		return err
+	}
+	r.close()
+	r.current = &unreadBody{body: body}
+	return nil
+}
+
+// sent says that the body is not sent again. If its Close waits for that, the body is closed.
+func (r *replayable) sent() {
+	if r.current != nil {
+		r.current.release()
+	}
+}
+
+// close closes the body: a RoundTripper does so, also on errors.
+func (r *replayable) close() {
+	if r.current != nil {
+		_ = r.current.body.Close()
+	}
+}
+
+// unreadBody is a body whose Close waits until something was read, or it is released: until then it may be sent again.
+type unreadBody struct {
+	body io.ReadCloser
+	read atomic.Bool
+
+	mu       sync.Mutex
+	released bool // guarded by mu
+	closed   bool // guarded by mu; Close was called
+}
+
+func (b *unreadBody) Read(p []byte) (int, error) {
+	b.read.Store(true)
+	return b.body.Read(p)
+}
+
+func (b *unreadBody) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	if !b.read.Load() && !b.released {
+		return nil
+	}
+	return b.body.Close()
+}
+
+func (b *unreadBody) release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.released = true; b.closed && !b.read.Load() {
+		_ = b.body.Close()
+	}
+}

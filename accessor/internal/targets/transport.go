@@ -1,0 +1,70 @@
+package targets
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/util/connrotation"
+)
+
+// Transport carries requests to a target over TCP connections of its own: those that all members share, or those of a client
+// certificate. Its methods may be called from any goroutine.
+type Transport struct {
+	target *Target
+	http1  *http.Transport
+	h2     *h2Transport         // over http1
+	dialer *connrotation.Dialer // knows the open TCP connections
+	life   context.Context      // ends with Close
+	end    context.CancelFunc
+}
+
+// newTransport makes a transport. It does no I/O and starts nothing.
+func (target *Target) newTransport(config *tls.Config) *Transport {
+	t := &Transport{
+		target: target,
+		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
+	}
+	t.life, t.end = context.WithCancel(context.Background())
+	// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
+	t.http1 = utilnet.SetTransportDefaults(&http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: handshakeTimeout,
+		MaxIdleConnsPerHost: 25,
+		DialContext:         t.dial,
+	})
+	t.h2 = newH2Transport(t.life, &http.Request{URL: target.address}, t.http1)
+	return t
+}
+
+// RoundTripper sends requests to the server and lets the target learn from the answers.
+func (t *Transport) RoundTripper() http.RoundTripper { return t.target.Observe(t.h2) }
+
+// Close ends the TCP connections, open and to come.
+func (t *Transport) Close() {
+	t.end()
+	t.http1.CloseIdleConnections()
+	t.dialer.CloseAll() // also what is still shaking hands, or ends a cancelled stream
+}
+
+// dial opens a TCP connection that ends with the transport. net/http goes on dialing after the request that wanted the
+// connection was given up, so the transport may be closed when the dial succeeds.
+func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.life, cancel)()
+	conn, err := t.dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if t.life.Err() != nil {
+		_ = conn.Close()
+		return nil, errors.Errorf("nobody uses %s any more", t.target.Host())
+	}
+	return conn, nil
+}
