@@ -20,6 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any goroutine.
@@ -105,6 +107,7 @@ type scoped struct {
 	configs    configs
 	reviewer   *reviewer
 	rbacEvents *RBACEvents // its own, if it watches RBAC
+	monitoring *monitor.Config
 
 	kinds sync.Map                               // of *kind by kindKey
 	types atomic.Pointer[map[reflect.Type]*kind] // of typed objects and lists. Copied to be written: every read looks here first
@@ -138,7 +141,8 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 		return nil, err
 	}
 	made := &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
-		started: make(chan struct{}), over: make(chan struct{}),
+		monitoring: &monitor.Config{Interval: own.CheckInterval, PollWithoutWatch: own.AllowListOnly, Timing: monitor.DefaultTiming},
+		started:    make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
 	made.types.Store(&map[reflect.Type]*kind{})
 	if own.WatchRBAC {
@@ -178,7 +182,7 @@ func (s *scoped) Start(ctx context.Context) error {
 	return nil
 }
 
-// startLocked starts the keeper of a scope, unless the cache does not run.
+// startLocked runs a scope, unless the cache does not run.
 func (s *scoped) startLocked(of *scope) {
 	if s.life == nil || s.ended {
 		return

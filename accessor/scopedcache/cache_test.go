@@ -3,7 +3,6 @@ package scopedcache
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -27,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -336,52 +334,6 @@ func TestDefaults(t *testing.T) {
 	g.Expect(options.ReadTimeout).To(Equal(30 * time.Second))
 	g.Expect(options.IdleTimeout).To(BeZero())
 	g.Expect(options.PerNamespace || options.WatchRBAC || options.AllowListOnly).To(BeFalse())
-}
-
-// Errors that pass by themselves are Failing, and nothing else; watches that end are nothing at all. What is said against a
-// right or a kind is looked into, and Failing meanwhile.
-func TestStateOfErrors(t *testing.T) {
-	c := newAPIServer(t).newCache(t).(*scoped)
-	kind, err := c.kindOf(configMap())
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	old := metav1.ListOptions{ResourceVersion: "1"}
-	for name, tc := range map[string]struct {
-		err     error
-		verb    string
-		want    State
-		refused bool
-		what    metav1.ListOptions
-	}{
-		"403":                              {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch", Failing, true, old},
-		"404":                              {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", Failing, true, old},
-		"500":                              {apierrors.NewInternalError(context.DeadlineExceeded), "watch", Failing, false, old},
-		"429":                              {apierrors.NewTooManyRequests("later", 1), "list", Failing, false, old},
-		"410":                              {apierrors.NewResourceExpired("too old"), "watch", Syncing, false, old},
-		"410 to what names no version":     {apierrors.NewResourceExpired("too old"), "list", Failing, false, metav1.ListOptions{}},
-		"410 to a page":                    {apierrors.NewResourceExpired("too old"), "list", Syncing, false, metav1.ListOptions{Continue: "page 2"}},
-		"end of the stream":                {io.EOF, "watch", Syncing, false, old},
-		"no streamed lists":                {apierrors.NewBadRequest("sendInitialEvents"), "watch", Syncing, false, metav1.ListOptions{SendInitialEvents: ptr.To(true)}},
-		"a watch that is refused for good": {apierrors.NewBadRequest("resourceVersion"), "watch", Failing, false, old},
-		"a bad list":                       {apierrors.NewBadRequest("selector"), "list", Failing, false, old},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			of := newScope(c, kind, Scope{})
-			mapping, err := c.mapping(t.Context(), configMaps)
-			g.Expect(err).NotTo(HaveOccurred())
-			running, err := of.newInformer(mapping, 0)
-			g.Expect(err).NotTo(HaveOccurred())
-			defer running.end()
-			of.running = running // which does not run
-			passes := of.answered(running, requestOf(tc.verb, tc.what), time.Now(), tc.err)
-			g.Expect(of.picture().State).To(Equal(tc.want))
-			g.Expect(running.refusals).To(HaveLen(map[bool]int{true: 1}[tc.refused]))
-			g.Expect(passes).To(Equal(tc.want == Failing && tc.err.Error() != "resourceVersion"), "else client-go knows what to do")
-			of.answered(running, requestOf(tc.verb, tc.what), time.Now(), nil)
-			g.Expect(of.picture()).To(And(HaveField("State", Syncing), HaveField("LastError", BeNil())))
-			g.Expect(running.refusals).To(BeEmpty(), "it was served since")
-		})
-	}
 }
 
 // A handle reads what it holds: another kind, representation or namespace is an error, and not an informer that nobody asked

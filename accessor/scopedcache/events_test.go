@@ -5,8 +5,9 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // reviews is how often it was asked about rights.
@@ -21,7 +22,7 @@ func (a *apiServer) quiet(t *testing.T) {
 	t.Helper()
 	NewWithT(t).Eventually(func() bool {
 		before := a.reviews()
-		<-time.After(confirmAfter + soonest)
+		<-time.After(monitor.DefaultTiming.ConfirmAfter + soonest)
 		return a.reviews() == before
 	}).WithTimeout(patience).Should(BeTrue())
 }
@@ -85,28 +86,6 @@ func TestEventsPutOffNothing(t *testing.T) {
 	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
 }
 
-// While events go on questions get rarer; what was not waited for because of them does not count; and when they have ended they
-// are as quick as ever.
-func TestPace(t *testing.T) {
-	g := NewWithT(t)
-	var p pace
-	start := time.Unix(0, 0)
-	now, asked := start, 0
-	for now.Before(start.Add(10 * time.Minute)) { // there is an event when a question is asked, and it is asked again as told
-		_, again := p.next(now, now)
-		now = now.Add(again)
-		asked++
-	}
-	g.Expect(asked).To(BeNumerically("~", 24, 4), "of 300, one every two seconds")
-	delay, again := p.next(now, now.Add(time.Hour))
-	g.Expect(delay).To(BeNumerically("<=", maxGap))
-	g.Expect(again).To(Equal(maxGap))
-	now = now.Add(delay + 2*maxGap + time.Second)
-	delay, again = p.next(now, now.Add(time.Hour))
-	g.Expect(delay).To(BeNumerically("<=", afterEvent+time.Second))
-	g.Expect(again).To(Equal(confirmAfter))
-}
-
 // A change in a namespace concerns scopes that select it, whichever way.
 func TestWhomEventsConcern(t *testing.T) {
 	g := NewWithT(t)
@@ -118,30 +97,15 @@ func TestWhomEventsConcern(t *testing.T) {
 	g.Expect(newScope(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).concerns()).To(Equal("n"))
 }
 
-// The first denial is looked into soon, the next ones are not.
-func TestUntilReview(t *testing.T) {
+// Readers of what is not served ask for it.
+func TestReadOfWhatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t, func(o *Options) { o.CheckInterval = time.Hour }).(*scoped)
+	c := newAPIServer(t).newCache(t).(*scoped)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	of := newScope(c, kind, Scope{})
-	of.idleness = newTicker(0)
-	g.Expect(of.untilReview(1)).To(Equal(confirmAfter))
-	g.Expect(of.untilReview(2)).To(And(BeNumerically(">=", 48*time.Minute), BeNumerically("<=", time.Hour)))
-	// Who reads what is not served shortens the pause to a second.
-	poke(of.asked)
-	begun := time.Now()
-	of.pause(t.Context(), time.Minute, of.asked)
-	g.Expect(time.Since(begun)).To(And(BeNumerically(">=", time.Second), BeNumerically("<", patience)))
-	one := &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"), Scope: meta.RESTScopeNamespace}
-	other := *one
-	g.Expect(sameMapping(one, &other)).To(BeTrue())
-	other.Scope = meta.RESTScopeRoot
-	g.Expect(sameMapping(one, &other)).To(BeFalse())
-	of.asked = make(chan struct{}, 1)
 	of.state, of.lastError = NotServed, ErrReleased
 	_, err = of.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))
-	g.Expect(of.asked).To(Receive())
+	g.Expect(of.mail.take()).To(Equal([]monitor.Event{monitor.Read{}}))
 }

@@ -16,13 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // answers has the API server answer as answer says where that returns true.
@@ -74,7 +75,7 @@ func TestDeniedByAServerThatDoesNotTell(t *testing.T) {
 	a.deny(true)
 	begun := time.Now()
 	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
-	g.Expect(time.Since(begun)).To(BeNumerically(">", confirmUntold-time.Second))
+	g.Expect(time.Since(begun)).To(BeNumerically(">", monitor.DefaultTiming.ConfirmReadinessUnknown-time.Second))
 }
 
 // A 404 to lists of a kind that is served, as of a proxy that has lost its way, must not look as if the objects were gone.
@@ -285,16 +286,16 @@ func TestWatchAgain(t *testing.T) {
 	g := NewWithT(t)
 	version := ""
 	i := &informer{version: func() string { return version }}
-	i.watchAgain() // there is none
+	i.restartWatch() // there is none
 	listing, watching := watch.NewFake(), watch.NewFake()
 	i.watches(listing, true)
-	i.watchAgain()
+	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeFalse())
 	version = "7"
-	i.watchAgain()
+	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeTrue())
 	i.watches(watching, false)
-	i.watchAgain()
+	i.restartWatch()
 	g.Expect(watching.IsStopped()).To(BeTrue())
 }
 
@@ -354,45 +355,32 @@ func TestDiscreet(t *testing.T) {
 	g.Expect(held.State().LastError).To(MatchError("the API server answered I'm a teapot"))
 }
 
-// An informer that was stopped has no say in the state any more; and when a loss is told reads are refused already.
+// An informer that was stopped has no say in the state any more; and when observers hear of a loss, reads are refused already.
 func TestStoppedInformersSayNothing(t *testing.T) {
+	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
-	var of *scope
-	var served []bool // when a loss was told
+	var of atomic.Pointer[scope]
+	served := make(chan bool, 10) // when the loss was noticed
 	c := a.newCache(t, func(o *Options) {
+		o.CheckInterval = 100 * time.Millisecond
 		o.Observe = func(before State, now ScopeState) {
 			if before == Synced && now.State == Forbidden {
-				served = append(served, of.current.Load() != nil)
+				served <- of.Load().current.Load() != nil
 			}
 		}
 	}).(*scoped)
-	kind, err := c.kindOf(configMap())
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	of = newScope(c, kind, Scope{})
-	mapping, err := c.mapping(t.Context(), configMaps)
-	g.Expect(err).NotTo(HaveOccurred())
-	stopped, err := of.newInformer(mapping, 0)
-	g.Expect(err).NotTo(HaveOccurred())
-	stopped.end()
-	of.become(Forbidden, apierrors.NewForbidden(schema.GroupResource{}, "", nil))
-	for _, err := range []error{nil, apierrors.NewInternalError(context.Canceled), apierrors.NewForbidden(schema.GroupResource{}, "", nil)} {
-		of.answered(stopped, request{verb: "watch"}, time.Now(), err)
-		g.Expect(of.picture().State).To(Equal(Forbidden))
-	}
-
-	running, err := of.newInformer(mapping, 0)
-	g.Expect(err).NotTo(HaveOccurred())
-	of.mu.Lock()
-	of.running = running // which does not run
-	of.mu.Unlock()
-	of.synced(running)
-	s := &supervision{scope: of, running: running}
-	s.lost(Forbidden, apierrors.NewForbidden(schema.GroupResource{}, "", nil))
-	g.Expect(served).To(Equal([]bool{false}))
-	g.Expect(of.current.Load()).To(BeNil())
-	g.Expect(s.over).To(BeTrue())
-	g.Expect(running.life.Err()).To(HaveOccurred())
+	of.Store(held.of)
+	state := func() State { return held.State().State }
+	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	stopped := held.of.mail.life
+	a.deny(true)
+	g.Eventually(served).WithTimeout(patience).Should(Receive(BeFalse()))
+	held.of.mail.reportServed(stopped)
+	held.of.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
+	g.Consistently(func() ScopeState { return held.State() }, 300*time.Millisecond).Should(And(HaveField("State", Forbidden), HaveField("LastError", Not(MatchError("late")))))
 }
 
 // An index that one informer cannot have is had by none to come, and the others go on being indexed.

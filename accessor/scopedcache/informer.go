@@ -3,7 +3,6 @@ package scopedcache
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
@@ -15,6 +14,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // informer is one life of a scope's informer: a controller-runtime cache that is restricted to the scope and has the one
@@ -27,28 +28,18 @@ type informer struct {
 	life    context.Context // ends when it is stopped
 	end     context.CancelFunc
 
-	quiet     atomic.Bool     // it says nothing about the scope's state until it has synced
-	helpers   sync.WaitGroup  // of the registrations; grows only under scope.mu, while the scope runs this informer
-	indexed   map[string]bool // guarded by scope.mu: the fields by which it is indexed
-	indexers  int             // guarded by scope.mu: how many of the scope's indexers it has
-	refusals  chan refusal    // holds the latest 403 or 404
-	mu        sync.Mutex
-	refusedAt time.Time       // guarded by mu: of the first refusal since something was served; zero if there is none
-	watch     watch.Interface // guarded by mu: the latest, nil before the first
-	lists     bool            // guarded by mu: that watch lists first
-	listed    string          // guarded by mu: the version before it
-}
-
-// refusal is an answer by which a right, or the kind, may be gone.
-type refusal struct {
-	err   error
-	since time.Time // when the first one was noted since something was served
-	sent  time.Time // when what was refused was sent
+	helpers  sync.WaitGroup  // of the registrations; grows only under scope.mu, while the scope runs this informer
+	indexed  map[string]bool // guarded by scope.mu: the fields by which it is indexed
+	indexers int             // guarded by scope.mu: how many of the scope's indexers it has
+	mu       sync.Mutex
+	watch    watch.Interface // guarded by mu: the latest, nil before the first
+	lists    bool            // guarded by mu: that watch lists first
+	listed   string          // guarded by mu: the version before it
 }
 
 // newInformer makes an informer that does not run yet. It does no I/O.
-func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*informer, error) {
-	made := &informer{refusals: make(chan refusal, 1), indexed: map[string]bool{}}
+func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
+	made := &informer{indexed: map[string]bool{}}
 	made.life, made.end = context.WithCancel(context.Background())
 	namespace, config := s.namespaceIn(mapping), s.configOf(mapping)
 	options := s.cache.options
@@ -64,7 +55,7 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration) (*inf
 	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		shared := newShared(&listerWatcher{
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			answered:                 func(what request, sent time.Time, err error) bool { return s.answered(made, what, sent, err) },
+			answered:                 func(what monitor.Request, sent time.Time, err error) bool { return s.answered(life, what, sent, err) },
 			tellAll:                  s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
 			began:                    made.watches,
 			poll:                     poll,
@@ -118,9 +109,9 @@ func (i *informer) streams() bool {
 	return i.watch != nil && i.lists && i.version() == i.listed
 }
 
-// watchAgain ends the watch. The informer begins another one where it ended, without a list. One that still lists, which would
+// restartWatch ends the watch. The informer begins another one where it ended, without a list. One that still lists, which would
 // begin from nothing, goes on.
-func (i *informer) watchAgain() {
+func (i *informer) restartWatch() {
 	i.mu.Lock()
 	latest := i.watch
 	if i.lists && i.version() == i.listed { // it streams
@@ -132,29 +123,18 @@ func (i *informer) watchAgain() {
 	}
 }
 
-// served notes that something was served.
-func (i *informer) served() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.refusedAt = time.Time{}
-	select {
-	case <-i.refusals:
-	default:
+// answered reports what the API server answered to an informer, and returns whether the informer is to send the request
+// again. The informer calls it.
+func (s *scope) answered(life monitor.LifeID, what monitor.Request, sent time.Time, err error) (retry bool) {
+	err = s.cache.shown(err)
+	outcome, retry := monitor.Classify(what, err, fromServer(err))
+	switch outcome {
+	case monitor.OutcomeServed:
+		s.mail.reportServed(life)
+	case monitor.OutcomeFailed, monitor.OutcomeRefused:
+		s.mail.reportError(life, outcome, err, sent)
 	}
-}
-
-// refused has the keeper look into a 403 or 404.
-func (i *informer) refused(err error, sent time.Time) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.refusedAt.IsZero() {
-		i.refusedAt = time.Now()
-	}
-	select {
-	case <-i.refusals:
-	default:
-	}
-	i.refusals <- refusal{err: err, since: i.refusedAt, sent: sent} // only here, so there is room
+	return retry
 }
 
 // mapped is a RESTMapper that knows one mapping already, so that making an informer asks nobody.

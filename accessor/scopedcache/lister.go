@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // listerWatcher is what an informer lists and watches with. It tells what the API server answers, which the
@@ -24,7 +26,7 @@ import (
 type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
-	answered func(what request, sent time.Time, err error) (passes bool)
+	answered func(what monitor.Request, sent time.Time, err error) (passes bool)
 	began    func(stream watch.Interface, lists bool) // told of every watch, and whether it lists first
 	tellAll  bool                                     // the informer is told of every error
 	poll     time.Duration                            // if not 0, there are no watches, but lists so far apart
@@ -56,23 +58,17 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if err != nil {
 		return nil, err
 	}
-	l.began(stream, what.lists)
+	l.began(stream, what.Lists)
 	return drainedWatch{stream}, nil
 }
 
-// request is what an informer asks the API server for.
-type request struct {
-	verb  string
-	fresh bool // it names no resourceVersion, nor a page by which there is one, so it cannot be too old
-	lists bool // it is a watch that begins with what there is, which not every API server can do
-}
-
-func requestOf(verb string, options metav1.ListOptions) request {
-	return request{verb: verb, fresh: options.ResourceVersion == "" && options.Continue == "", lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
+// requestOf describes a request.
+func requestOf(verb string, options metav1.ListOptions) monitor.Request {
+	return monitor.Request{Verb: verb, Fresh: options.ResourceVersion == "" && options.Continue == "", Lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
 }
 
 // served sends a request until it is served, or refused for good.
-func served[result any](ctx context.Context, l *listerWatcher, what request, send func() (result, error)) (result, error) {
+func served[result any](ctx context.Context, l *listerWatcher, what monitor.Request, send func() (result, error)) (result, error) {
 	pauses := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
 	for {
 		sent := time.Now()

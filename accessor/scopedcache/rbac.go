@@ -13,6 +13,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // gathering is how long changes of RBAC are gathered before caches are told.
@@ -289,7 +291,7 @@ func (s *scoped) listenAsIdentityLocked(events *RBACEvents) (stop func()) {
 	s.running.Go(func() { // not before Start, which waits for it
 		var username string
 		var groups []string
-		pauses := whileFailing
+		pauses := monitor.DefaultTiming.Failing
 		for complete := false; !complete; { // until then every change may concern it
 			username, groups = s.reviewer.identity(s.life)
 			if _, complete = subjectsOf(username, groups); complete {

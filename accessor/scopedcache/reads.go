@@ -387,7 +387,7 @@ func (s *scoped) rightsMayHaveChanged(namespace string) {
 	defer s.mu.Unlock()
 	for of := range s.scopes {
 		if namespace == "" || of.concerns() == namespace {
-			poke(of.rightsChanged)
+			of.mail.accessMayHaveChanged()
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/pkg/errors"
 	"golang.org/x/sync/semaphore"
@@ -29,26 +30,6 @@ const (
 	// reviewsAtOnce bounds the questions of one cache.
 	reviewsAtOnce = 10
 )
-
-// verdict is what the API server says of a right.
-type verdict int
-
-const (
-	allowed verdict = iota
-	// denied: it said no, and that it is ready. One no is not believed of what has worked.
-	denied
-	// deniedUntold: it said no, and nothing about whether it is ready.
-	deniedUntold
-	// deniedUnready: it said no, and that it is not ready.
-	deniedUnready
-	// unknown: it may not be asked. So the right has to be tried.
-	unknown
-	// unanswered: it failed, or did not answer.
-	unanswered
-)
-
-// isDenial reports whether the API server said no, whatever that is worth.
-func (v verdict) isDenial() bool { return v == denied || v == deniedUntold || v == deniedUnready }
 
 // reviewer asks the API server what the identity may, outside of the identity's rate limit.
 type reviewer struct {
@@ -94,9 +75,9 @@ type question struct {
 
 // may asks for all verbs at once. A no to one of them is a no, whatever became of the others; err says which, or why there
 // is no answer, and is nil exactly if all are allowed.
-func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (verdict, error) {
+func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monitor.Verdict, error) {
 	type answer struct {
-		verdict verdict
+		verdict monitor.Verdict
 		err     error
 	}
 	answers := make([]answer, len(verbs))
@@ -106,7 +87,7 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (verdic
 	}
 	asking.Wait()
 	worst := answer{}
-	for _, wanted := range []verdict{unknown, unanswered, deniedUnready, deniedUntold, denied} {
+	for _, wanted := range []monitor.Verdict{monitor.Unaskable, monitor.Unanswered, monitor.DeniedUnready, monitor.DeniedReadinessUnknown, monitor.Denied} {
 		for _, a := range answers {
 			if a.verdict == wanted && worst.verdict != wanted {
 				worst = a
@@ -117,11 +98,11 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (verdic
 }
 
 // ask asks for one verb.
-func (r *reviewer) ask(ctx context.Context, q question, verb string) (verdict, error) {
+func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Verdict, error) {
 	bounded, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	if err := r.turn.Acquire(bounded, 1); err != nil {
-		return unanswered, errors.Wrap(err, "asking for access: too many questions are unanswered")
+		return monitor.Unanswered, errors.Wrap(err, "asking for access: too many questions are unanswered")
 	}
 	review, err := r.access.Create(bounded, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.attributes(verb)},
@@ -129,16 +110,16 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (verdict, e
 	r.turn.Release(1)
 	switch {
 	case fromServer(err) && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
-		if r.ready(ctx) == deniedUnready {
-			return unanswered, r.failed(err)
+		if r.ready(ctx) == monitor.DeniedUnready {
+			return monitor.Unanswered, r.failed(err)
 		}
-		return unknown, r.failed(err)
+		return monitor.Unaskable, r.failed(err)
 	case err != nil:
-		return unanswered, r.failed(err)
+		return monitor.Unanswered, r.failed(err)
 	case review.Status.Allowed:
-		return allowed, nil
+		return monitor.Allowed, nil
 	case review.Status.EvaluationError != "" && !review.Status.Denied:
-		return unanswered, r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb, q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
+		return monitor.Unanswered, r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb, q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
 	default:
 		return r.ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
 	}
@@ -179,17 +160,17 @@ func (r *reviewer) words(said string) string {
 
 // ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and does not know of all kinds,
 // for its own informers have not synced; in its first moments it does not tell whether it is ready either.
-func (r *reviewer) ready(ctx context.Context) verdict {
+func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	err := r.readiness.Get().AbsPath("/readyz").Do(ctx).Error()
 	switch {
 	case err == nil:
-		return denied
+		return monitor.Denied
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
-		return deniedUntold
+		return monitor.DeniedReadinessUnknown
 	default:
-		return deniedUnready
+		return monitor.DeniedUnready
 	}
 }
 

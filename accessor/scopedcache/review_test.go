@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // It is a timeout, with the reasons why.
@@ -88,19 +90,19 @@ func TestMay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		list, watch string
 		readyz      int
-		want        verdict
+		want        monitor.Verdict
 	}{
-		"both":                       {"yes", "yes", 200, allowed},
-		"no and yes":                 {"no", "yes", 200, denied},
-		"error and no":               {"error", "no", 200, denied},
-		"no and may not be asked":    {"no", "never", 200, denied},
-		"error and yes":              {"error", "yes", 200, unanswered},
-		"error and may not be asked": {"error", "never", 200, unanswered},
-		"may not be asked":           {"never", "yes", 200, unknown},
-		"it cannot tell":             {"cannot tell", "yes", 200, unanswered},
-		"no, but not ready":          {"no", "no", 500, deniedUnready},
-		"never, but not ready":       {"never", "never", 500, unanswered},
-		"no, and it does not tell":   {"no", "no", 403, deniedUntold},
+		"both":                       {"yes", "yes", 200, monitor.Allowed},
+		"no and yes":                 {"no", "yes", 200, monitor.Denied},
+		"error and no":               {"error", "no", 200, monitor.Denied},
+		"no and may not be asked":    {"no", "never", 200, monitor.Denied},
+		"error and yes":              {"error", "yes", 200, monitor.Unanswered},
+		"error and may not be asked": {"error", "never", 200, monitor.Unanswered},
+		"may not be asked":           {"never", "yes", 200, monitor.Unaskable},
+		"it cannot tell":             {"cannot tell", "yes", 200, monitor.Unanswered},
+		"no, but not ready":          {"no", "no", 500, monitor.DeniedUnready},
+		"never, but not ready":       {"never", "never", 500, monitor.Unanswered},
+		"no, and it does not tell":   {"no", "no", 403, monitor.DeniedReadinessUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -109,8 +111,8 @@ func TestMay(t *testing.T) {
 			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scoped)
 			v, err := c.reviewer.may(t.Context(), q, "list", "watch")
 			g.Expect(v).To(Equal(tc.want), "%v", err)
-			g.Expect(err == nil).To(Equal(v == allowed))
-			if v.isDenial() {
+			g.Expect(err == nil).To(Equal(v == monitor.Allowed))
+			if v.IsDenial() {
 				g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 				g.Expect(err).To(MatchError(ContainSubstring(`User "blue" cannot `)))
 			}
@@ -161,28 +163,6 @@ func TestWhatIsAsked(t *testing.T) {
 	}
 }
 
-// Observers of the cache hear what reads got before, through failures.
-func TestObserveBefore(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	var mu sync.Mutex
-	var told []string
-	c := a.newCache(t, func(o *Options) {
-		o.Observe = func(before State, now ScopeState) {
-			mu.Lock()
-			defer mu.Unlock()
-			told = append(told, string(before)+">"+string(now.State))
-		}
-	}).(*scoped)
-	kind, err := c.kindOf(configMap())
-	g.Expect(err).NotTo(HaveOccurred())
-	of := newScope(c, kind, Scope{})
-	for _, state := range []State{Failing, Synced, Failing, Synced, Forbidden, Syncing, Failing, Synced} {
-		of.become(state, nil)
-	}
-	g.Expect(told).To(Equal([]string{"Syncing>Failing", "Syncing>Synced", "Synced>Failing", "Synced>Synced", "Synced>Forbidden", "Forbidden>Syncing", "Forbidden>Failing", "Forbidden>Synced"}))
-}
-
 // Scopes of the namespace ask again, all others do not; for all namespaces all of them do.
 func TestRightsMayHaveChanged(t *testing.T) {
 	g := NewWithT(t)
@@ -193,16 +173,14 @@ func TestRightsMayHaveChanged(t *testing.T) {
 	scopes := map[string]*scope{}
 	c.mu.Lock()
 	for _, ns := range []string{"", "n", "m"} {
-		scopes[ns] = newScope(c, kind, Scope{Namespace: ns}) // without a keeper
+		scopes[ns] = newScope(c, kind, Scope{Namespace: ns}) // that nothing runs
 		c.scopes[scopes[ns]] = struct{}{}
 	}
 	c.mu.Unlock()
 	poked := func() (of []string) {
 		for _, ns := range []string{"", "n", "m"} {
-			select {
-			case <-scopes[ns].rightsChanged:
+			if len(scopes[ns].mail.take()) > 0 {
 				of = append(of, ns)
-			default:
 			}
 		}
 		return of

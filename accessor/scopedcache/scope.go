@@ -11,6 +11,8 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 )
 
 // scope is what outlives its informers: who needs it, what it is allowed, and the handlers.
@@ -25,24 +27,18 @@ type scope struct {
 	recent  atomic.Bool          // somebody reads it: set by reads, taken back when the scope was idle
 	gone    chan struct{}        // closed under cache.mu when nobody needs it any more
 	idle    bool                 // set before gone is closed: because nobody read it
-	end     context.CancelFunc   // set under cache.mu when the keeper is started
+	end     context.CancelFunc   // set under cache.mu when the scope is run
 
-	rightsChanged chan struct{} // holds a token when rights may have changed
-	asked         chan struct{} // holds a token when somebody reads what is not served
-	distrusted    bool          // the keeper's: the mapper names what is not there
-	again         time.Time     // the keeper's: when to ask once more after an event
-	idleness      *time.Ticker  // the keeper's
-	pace          pace          // the keeper's
+	mail *mailbox // what happened, for the goroutine that runs the scope
 
 	current atomic.Pointer[informer] // that reads are served from, nil while they are not
 
-	telling sync.Mutex // held while a state is noted and told, so that observers hear of states in their order; before mu
+	notifyMu sync.Mutex // held while a state is noted and observers are notified, so that they hear of states in their order; before mu
 
 	mu            sync.Mutex                   // before cache.mu
 	state         State                        // guarded by mu
 	since         time.Time                    // guarded by mu
 	lastError     error                        // guarded by mu
-	lastSettled   State                        // guarded by mu: what a read got when that was last known, Syncing before
 	changed       chan struct{}                // guarded by mu: closed and replaced when the state changes
 	settled       chan struct{}                // closed under mu when it is first known what a read gets
 	observers     map[*Handle]func(ScopeState) // guarded by mu
@@ -52,8 +48,8 @@ type scope struct {
 }
 
 func newScope(c *scoped, k *kind, where Scope) *scope {
-	return &scope{cache: c, kind: k, where: where, state: Syncing, lastSettled: Syncing, since: time.Now(),
-		gone: make(chan struct{}), rightsChanged: make(chan struct{}, 1), asked: make(chan struct{}, 1),
+	return &scope{cache: c, kind: k, where: where, state: Syncing, since: time.Now(),
+		gone: make(chan struct{}), mail: newMailbox(),
 		changed: make(chan struct{}), settled: make(chan struct{}),
 		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{}, observers: map[*Handle]func(ScopeState){}}
 }
@@ -73,7 +69,7 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 		case state == Forbidden:
 			return nil, lastError
 		case state == NotServed:
-			poke(s.asked)
+			s.mail.markRead()
 			return nil, lastError
 		}
 		select {
@@ -125,14 +121,6 @@ func (s *scope) notSynced(cause error) error {
 	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(), Cause: cause}
 }
 
-// poke leaves a token, unless there is one.
-func poke(tokens chan<- struct{}) {
-	select {
-	case tokens <- struct{}{}:
-	default:
-	}
-}
-
 // start runs an informer, with the handlers that there are.
 func (s *scope) start(starting *informer) error {
 	s.mu.Lock()
@@ -146,20 +134,18 @@ func (s *scope) start(starting *informer) error {
 		}
 	}
 	s.running = starting
-	s.cache.running.Go(func() { // not before the keeper, which is one of those running
+	s.cache.running.Go(func() { // the goroutine that calls this is one of those running
 		_ = starting.cache.Start(starting.life) // ends with it and never fails otherwise
 		starting.helpers.Wait()
 	})
 	return nil
 }
 
-// synced has reads served from the informer.
-func (s *scope) synced(by *informer) {
+// serve has reads served from the informer.
+func (s *scope) serve(by *informer) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.current.Store(by)
-	s.mu.Unlock()
-	by.quiet.Store(false)
-	s.become(Synced, nil)
 }
 
 // stop ends an informer: reads and handlers have no part of it any more. Its objects are free when it has stopped.
@@ -174,77 +160,31 @@ func (s *scope) stop(stopping *informer) {
 	stopping.end()
 }
 
-// stumble notes an error of an informer that may pass.
-func (s *scope) stumble(by *informer, err error) {
-	if !by.quiet.Load() {
-		s.becomeOf(by, Failing, err)
-	}
-}
-
-// recover notes that the API server serves an informer.
-func (s *scope) recover(by *informer) {
-	if by.quiet.Load() {
-		return
-	}
-	if by.shared.HasSynced() {
-		s.becomeOf(by, Synced, nil)
-		return
-	}
-	s.becomeOf(by, Syncing, nil)
-}
-
-// becomeOf notes what an informer found out, unless it has ended.
-func (s *scope) becomeOf(by *informer, state State, err error) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
-	s.mu.Lock()
-	if isRead := s.current.Load() == by; s.running != by || (state == Synced) != isRead && state != Failing { // the keeper is about to say so, or has
-		s.mu.Unlock()
-		return
-	}
-	s.becomeLocked(state, err)
-}
-
-// become notes a state and tells who wants to know, unless it is so already.
-func (s *scope) become(state State, err error) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
-	s.mu.Lock()
-	s.becomeLocked(state, err)
-}
-
-// becomeLocked unlocks mu. telling is held.
-func (s *scope) becomeLocked(state State, err error) {
+// setState notes a state and notifies the observers.
+func (s *scope) setState(e monitor.SetState) {
+	state, err := State(e.State), e.Err
 	if state == NotServed && !meta.IsNoMatchError(err) {
 		// A 404 of a list must not look as if an object were not there.
 		err = errors.WithMessage(&meta.NoKindMatchError{GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version}}, errorText(err))
 	}
-	before := s.lastSettled
+	s.notifyMu.Lock()
+	defer s.notifyMu.Unlock()
+	s.mu.Lock()
 	if state.settled() {
 		s.settleLocked()
 	}
-	if s.state == state && errorText(s.lastError) == errorText(err) {
-		s.mu.Unlock()
-		return
-	}
-	if s.state != state {
-		s.state, s.since = state, time.Now()
-	}
-	s.lastError = err
+	s.state, s.since, s.lastError = state, e.Since, err
 	close(s.changed)
 	s.changed = make(chan struct{})
-	if state.settled() {
-		s.lastSettled = state
-	}
 	observers := slices.Collect(maps.Values(s.observers))
-	picture := s.pictureLocked()
+	now := s.pictureLocked()
 	s.mu.Unlock()
 	for _, observe := range observers {
-		observe(picture)
+		observe(now)
 	}
-	s.log(before, picture)
+	s.log(State(e.Before), now)
 	if s.cache.own.Observe != nil {
-		s.cache.own.Observe(before, picture)
+		s.cache.own.Observe(State(e.Before), now)
 	}
 }
 
@@ -263,7 +203,7 @@ func (s *scope) log(before State, now ScopeState) {
 	if now.LastError != nil {
 		reason = []any{"error", now.LastError.Error()}
 	}
-	s.cache.own.Logger.V(verbosity).Info("Informer changed its state", append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
+	s.cache.own.Logger.V(verbosity).Info("Informer state changed", append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
 }
 
 // settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled when they were told all.
@@ -282,8 +222,8 @@ func (s *scope) settleLocked() {
 
 // observe has an observer told from now on, and what the state is unless that is Syncing.
 func (s *scope) observe(handle *Handle, observe func(ScopeState)) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.notifyMu.Lock()
+	defer s.notifyMu.Unlock()
 	s.mu.Lock()
 	s.observers[handle] = observe
 	picture := s.pictureLocked()

@@ -1,0 +1,155 @@
+package monitor
+
+import (
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+// isCurrent reports whether the life is that of the informer that runs.
+func (s *step) isCurrent(id LifeID) bool { return s.phase == running && id == s.life.id }
+
+func (s *step) informerSynced(e InformerSynced) {
+	if !s.isCurrent(e.Life) || s.life.synced {
+		return
+	}
+	s.life.synced, s.life.quiet = true, false
+	s.emit(Serve{Life: e.Life})
+	s.setState(Synced, nil)
+}
+
+// served ends a row of refusals, and failures.
+func (s *step) served(e Served) {
+	if !s.isCurrent(e.Life) {
+		return
+	}
+	s.life.refusedSince, s.life.refusal = time.Time{}, refusal{}
+	switch {
+	case s.life.quiet:
+	case s.life.synced:
+		s.setState(Synced, nil)
+	default:
+		s.setState(Syncing, nil)
+	}
+}
+
+func (s *step) failed(e Failed) {
+	if s.isCurrent(e.Life) && !s.life.quiet {
+		s.setState(Failing, e.Err)
+	}
+}
+
+// refused notes a refusal, to be looked into.
+func (s *step) refused(e Refused) {
+	if !s.isCurrent(e.Life) {
+		return
+	}
+	if !s.life.quiet {
+		s.setState(Failing, e.Err)
+	}
+	if s.life.refusedSince.IsZero() {
+		s.life.refusedSince = e.At
+	}
+	s.life.refusal = refusal{err: e.Err, since: s.life.refusedSince, sent: e.Sent}
+}
+
+// lookInto asks reviews about a 403 to the informer, and discovery about a 404.
+func (s *step) lookInto() {
+	refused := s.life.refusal
+	s.life.refusal = refusal{}
+	id := s.ask(aboutRefusal, refused)
+	if apierrors.IsForbidden(refused.err) {
+		s.emit(AskReview{Question: id, Mapping: s.mapping, Verbs: []string{"list", s.life.verb}})
+		return
+	}
+	s.emit(AskReadiness{Question: id})
+}
+
+// reviewedRefusal decides over a 403 to the informer.
+func (s *step) reviewedRefusal(refused refusal, e Reviewed) {
+	switch {
+	case e.Verdict.IsDenial(): // reviews deny it, too; let them decide
+		if s.life.suspected = true; s.life.denials.count == 0 {
+			s.life.check = s.now
+		}
+	case e.Verdict == Allowed, e.Verdict == Unaskable:
+		s.contradict(Forbidden, refused)
+	}
+}
+
+// readied asks discovery about a 404. An API server that is not ready does not know all kinds.
+func (s *step) readied(e Readied) {
+	was := s.answered(e.Question)
+	if was.purpose != aboutRefusal || !e.Ready && s.now.Sub(was.refusal.since) < s.config.Timing.ConfirmUnready {
+		return
+	}
+	s.distrust = true
+	s.emit(AskMapping{Question: s.ask(aboutRefusal, was.refusal), Distrust: true})
+}
+
+// remapped decides over a 404 to the informer.
+func (s *step) remapped(refused refusal, e Mapped) {
+	switch {
+	case meta.IsNoMatchError(e.Err):
+		s.lose(NotServed, e.Err, "")
+	case e.Err != nil:
+	case e.Mapping.Resource != s.mapping.Resource || e.Mapping.Scope.Name() != s.mapping.Scope.Name():
+		s.lose(Syncing, nil, "") // the kind is another one now
+	default:
+		s.contradict(NotServed, refused)
+	}
+}
+
+// contradict takes a refusal that reviews or discovery contradict. If only the informer can be asked, its word counts at
+// once; else when it is confirmed.
+func (s *step) contradict(state State, refused refusal) {
+	onlyWitness := s.life.started == Unaskable && !s.life.synced && !s.life.quiet
+	if onlyWitness || s.life.refusals.confirmed(&s.config.Timing, refused, s.now) {
+		s.lose(state, refused.err, state)
+	}
+}
+
+// checkAccess reviews the access of the informer that runs.
+func (s *step) checkAccess() {
+	verbs := []string{s.life.verb}
+	if s.life.suspected {
+		verbs = []string{"list", s.life.verb}
+	}
+	s.emit(AskReview{Question: s.ask(check, refusal{}), Mapping: s.mapping, Verbs: verbs})
+	s.acceptAccess()
+}
+
+// judge decides whether the informer goes on, and when to review again.
+func (s *step) judge(e Reviewed) {
+	next := s.interval()
+	if !s.life.again.IsZero() {
+		next, s.life.again = min(next, max(s.life.again.Sub(s.now), 0)), time.Time{}
+	}
+	if e.Verdict == Allowed {
+		s.life.suspected = false
+	}
+	if s.life.unanswered++; e.Verdict != Unanswered {
+		s.life.unanswered = 0
+	}
+	if e.Verdict == Unaskable || s.life.unanswered >= s.config.Timing.Confirmations {
+		s.emit(RestartWatch{Life: s.life.id}) // which the API server authorizes anew
+		s.life.unanswered = 0
+	}
+	lost, soon := s.life.denials.observe(&s.config.Timing, e.Verdict, s.now)
+	if lost {
+		s.lose(Forbidden, e.Err, "")
+		return
+	}
+	if soon > 0 {
+		next = soon
+	}
+	s.life.check = s.now.Add(next)
+}
+
+// lose ends the informer, because access or the kind is gone.
+func (s *step) lose(state State, err error, contradicted State) {
+	s.emit(StopInformer{Life: s.life.id}) // before anybody hears of it
+	s.setState(state, err)
+	s.endLife(contradicted, false)
+}

@@ -1,0 +1,253 @@
+package monitor
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+// step is one call of Machine.Step.
+type step struct {
+	*Machine
+	now     time.Time
+	jitter  float64
+	effects []Effect
+}
+
+func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
+
+// ask begins a question, and returns its ID.
+func (s *step) ask(about purpose, refused refusal) QuestionID {
+	s.lastID++
+	s.question = question{id: QuestionID(s.lastID), purpose: about, refusal: refused}
+	return s.question.id
+}
+
+// answered ends the question with that ID, and returns what it was about; zero if it is not under way.
+func (s *step) answered(id QuestionID) question {
+	if id == 0 || id != s.question.id {
+		return question{}
+	}
+	was := s.question
+	s.question = question{}
+	return was
+}
+
+// interval is Config.Interval at most, with jitter.
+func (s *step) interval() time.Duration {
+	least := s.config.Interval * 8 / 10
+	return least + time.Duration(s.jitter*.25*float64(least))
+}
+
+// setState says what the scope is, unless it is so already.
+func (s *step) setState(state State, err error) {
+	if s.state == state && textOf(s.stateErr) == textOf(err) {
+		return
+	}
+	before := s.lastSettled
+	if s.state != state {
+		s.since = s.now
+	}
+	s.state, s.stateErr = state, err
+	if state.IsSettled() {
+		s.lastSettled = state
+	}
+	s.emit(SetState{State: state, Err: err, Since: s.since, Before: before})
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// fail reports an error that says nothing about access. It changes nothing if more is known.
+func (s *step) fail(err error) {
+	if s.state != Forbidden && s.state != NotServed {
+		s.setState(Failing, err)
+	}
+}
+
+// proceed does what is due.
+func (s *step) proceed() {
+	due := s.Deadline()
+	if due.IsZero() || s.now.Before(due) {
+		if s.phase == running && s.question.id == 0 && s.life.refusal.err != nil {
+			s.lookInto()
+		}
+		return
+	}
+	if s.phase == waiting {
+		if s.waitExpeditable {
+			s.readPending = false
+		}
+		s.discover()
+		return
+	}
+	s.checkAccess()
+}
+
+// discover asks for the kind's resource.
+func (s *step) discover() {
+	s.phase = discovering
+	s.emit(AskMapping{Question: s.ask(startUp, refusal{}), Distrust: s.distrust})
+}
+
+// mapped takes the answer of discovery.
+func (s *step) mapped(e Mapped) {
+	switch was := s.answered(e.Question); was.purpose {
+	case aboutRefusal:
+		s.remapped(was.refusal, e)
+	case startUp:
+		switch {
+		case meta.IsNoMatchError(e.Err):
+			s.contradicted = ""
+			s.setState(NotServed, e.Err)
+			s.wait(delay(&s.pending, s.jitter), true)
+		case e.Err != nil:
+			s.fail(e.Err)
+			s.wait(delay(&s.failing, s.jitter), false)
+		default:
+			s.phase, s.mapping = reviewing, e.Mapping
+			s.emit(AskReview{Question: s.ask(startUp, refusal{}), Mapping: e.Mapping, Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
+		}
+	}
+}
+
+// reviewed takes the answer of a review.
+func (s *step) reviewed(e Reviewed) {
+	switch was := s.answered(e.Question); was.purpose {
+	case startUp:
+		s.reviewedAtStart(e)
+	case check:
+		s.judge(e)
+	case aboutRefusal:
+		s.reviewedRefusal(was.refusal, e)
+	}
+}
+
+// reviewedAtStart decides whether an informer starts.
+func (s *step) reviewedAtStart(e Reviewed) {
+	lost, _ := s.startDenials.observe(&s.config.Timing, e.Verdict, s.now)
+	switch {
+	case e.Verdict == Denied, e.Verdict == DeniedReadinessUnknown, lost:
+		s.contradicted = ""
+		s.setState(Forbidden, e.Err)
+		s.denials++
+		s.wait(s.untilReview(), false)
+	case e.Verdict == DeniedUnready, e.Verdict == Unanswered:
+		s.fail(e.Err)
+		s.wait(delay(&s.failing, s.jitter), false)
+	default:
+		s.startInformer(e)
+	}
+}
+
+// untilReview is when to ask again after a denial. The first one may have been that of an API server in its first
+// moments.
+func (s *step) untilReview() time.Duration {
+	if s.denials == 1 {
+		return min(s.config.Timing.ConfirmAfter, s.interval())
+	}
+	return s.interval()
+}
+
+func (s *step) startInformer(e Reviewed) {
+	if s.contradicted == "" {
+		s.setState(Syncing, nil)
+	}
+	s.lastID++
+	s.phase, s.again = running, time.Time{}
+	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "", check: s.now.Add(s.interval())}
+	var poll time.Duration
+	if e.ListOnly {
+		s.life.verb, poll = "list", s.interval()
+	} // else watch alone: it cannot be lost without being noticed, and lists are not needed any more
+	s.emit(StartInformer{Life: s.life.id, Mapping: s.mapping, Poll: poll})
+	s.acceptAccess()
+}
+
+// startFailed waits before the next try.
+func (s *step) startFailed(e InformerStartFailed) {
+	if !s.isCurrent(e.Life) {
+		return
+	}
+	s.emit(StopInformer{Life: e.Life})
+	s.fail(e.Err)
+	s.endLife("", true)
+}
+
+// endLife decides how to go on without an informer.
+func (s *step) endLife(contradicted State, failed bool) {
+	synced := s.life.synced
+	s.life, s.question, s.mapping = life{}, question{}, nil
+	if synced {
+		s.denials, s.failing, s.pending = 0, s.config.Timing.Failing, s.config.Timing.Pending
+	}
+	s.contradicted = contradicted
+	switch {
+	case contradicted == Forbidden:
+		s.denials++
+		s.wait(s.untilReview(), false)
+	case contradicted != "":
+		s.wait(delay(&s.pending, s.jitter), true)
+	case failed:
+		s.wait(delay(&s.failing, s.jitter), false)
+	case !synced: // API servers behind one address may not agree about a kind
+		s.wait(delay(&s.pending, s.jitter), true)
+	default:
+		s.discover()
+	}
+}
+
+// wait puts off the next question. expeditable: a reader can shorten it.
+func (s *step) wait(d time.Duration, expeditable bool) {
+	if !s.again.IsZero() {
+		d, s.again = min(d, max(s.again.Sub(s.now), 0)), time.Time{}
+	}
+	s.phase, s.waitBegan, s.waitUntil, s.waitExpeditable = waiting, s.now, s.now.Add(d), expeditable
+	s.acceptAccess()
+}
+
+// accessMayHaveChanged brings the next review forward, once per wait or check, however many events follow.
+func (s *step) accessMayHaveChanged() {
+	s.accessPending = true
+	if (s.phase == waiting || s.phase == running) && !s.accessTaken {
+		s.takeAccess()
+	}
+}
+
+// acceptAccess lets the next event count, which may have come already.
+func (s *step) acceptAccess() {
+	s.accessTaken = false
+	if s.accessPending {
+		s.takeAccess()
+	}
+}
+
+func (s *step) takeAccess() {
+	s.accessTaken, s.accessPending = true, false
+	if s.phase == waiting {
+		s.again = s.pace(&s.waitUntil)
+	} else {
+		s.life.again = s.pace(&s.life.check)
+	}
+}
+
+// pace brings due forward after an RBAC event, and returns when to ask once more.
+func (s *step) pace(due *time.Time) (again time.Time) {
+	delay, more := s.pacer.next(&s.config.Timing, s.now, *due, s.jitter)
+	if sooner := s.now.Add(delay); sooner.Before(*due) {
+		*due = sooner
+	}
+	return s.now.Add(more)
+}
+
+// stop ends the scope.
+func (s *step) stop() {
+	if s.phase == running {
+		s.emit(StopInformer{Life: s.life.id})
+	}
+	s.phase, s.life, s.question = stopped, life{}, question{}
+}

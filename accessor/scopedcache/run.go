@@ -1,0 +1,149 @@
+package scopedcache
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+)
+
+// run is the goroutine of a scope. It owns the scope's machine, which decides everything: it passes events to the machine
+// and carries out its effects.
+type run struct {
+	*scope
+	ctx      context.Context
+	machine  monitor.Machine
+	timer    *time.Timer
+	life     monitor.LifeID
+	informer *informer       // of that life; nil if none runs
+	synced   <-chan struct{} // closed when the informer has synced; nil if that is known
+}
+
+// keep runs the scope until ctx is done.
+func (s *scope) keep(ctx context.Context) {
+	idleness := newTicker(s.cache.own.IdleTimeout)
+	defer idleness.Stop()
+	r := &run{scope: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now()), timer: time.NewTimer(time.Hour)}
+	defer r.timer.Stop()
+	defer r.step(monitor.Stopped{})
+	r.do(r.machine.Start(time.Now(), rand.Float64()))
+	for ctx.Err() == nil {
+		r.arm()
+		select {
+		case <-ctx.Done():
+		case <-r.synced: // before what the mailbox has of the informer
+			r.informerSynced()
+		case <-s.mail.ready:
+			for _, event := range s.mail.take() {
+				r.catchUp()
+				r.step(event)
+			}
+		case <-r.timer.C:
+			r.step(monitor.Tick{})
+		case <-idleness.C:
+			s.stopIfIdle()
+		}
+	}
+}
+
+// arm sets the timer to the machine's deadline.
+func (r *run) arm() {
+	deadline := r.machine.Deadline()
+	if deadline.IsZero() {
+		r.timer.Stop()
+		return
+	}
+	r.timer.Reset(time.Until(deadline))
+}
+
+// catchUp notes first that the informer has synced, if it has.
+func (r *run) catchUp() {
+	select {
+	case <-r.synced:
+		r.informerSynced()
+	default:
+	}
+}
+
+func (r *run) informerSynced() {
+	r.synced = nil
+	r.step(monitor.InformerSynced{Life: r.life})
+}
+
+func (r *run) step(event monitor.Event) {
+	r.do(r.machine.Step(time.Now(), rand.Float64(), event))
+}
+
+// do carries out effects, in order.
+func (r *run) do(effects []monitor.Effect) {
+	for _, effect := range effects {
+		switch e := effect.(type) {
+		case monitor.AskMapping:
+			r.ask(func() monitor.Event {
+				mapping, err := r.discover(r.ctx, e.Distrust)
+				return monitor.Mapped{Question: e.Question, Mapping: mapping, Err: err}
+			})
+		case monitor.AskReview:
+			r.ask(func() monitor.Event { return r.review(r.ctx, e) })
+		case monitor.AskReadiness:
+			r.ask(func() monitor.Event {
+				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.ready(r.ctx) != monitor.DeniedUnready}
+			})
+		case monitor.StartInformer:
+			r.startInformer(e)
+		case monitor.Serve:
+			r.serve(r.informer)
+		case monitor.RestartWatch:
+			r.informer.restartWatch()
+		case monitor.StopInformer:
+			r.stopInformer()
+		case monitor.SetState:
+			r.setState(e)
+		}
+	}
+}
+
+// ask asks the API server beside this goroutine.
+func (r *run) ask(question func() monitor.Event) {
+	r.cache.running.Go(func() { r.mail.answer(question()) }) // this goroutine is one of those running
+}
+
+// startInformer is the last effect of its step.
+func (r *run) startInformer(e monitor.StartInformer) {
+	r.life = e.Life
+	made, err := r.newInformer(e.Mapping, e.Poll, e.Life)
+	r.informer = made
+	if err == nil {
+		err = r.start(made)
+	}
+	if err != nil {
+		r.step(monitor.InformerStartFailed{Life: e.Life, Err: err})
+		return
+	}
+	r.synced = made.shared.HasSyncedChecker().Done()
+}
+
+func (r *run) stopInformer() {
+	if r.informer != nil {
+		r.stop(r.informer)
+	}
+	r.informer, r.synced = nil, nil
+}
+
+// stopIfIdle ends the scope if nobody has read the scope since it was last called, and nobody needs it else.
+func (s *scope) stopIfIdle() {
+	if !s.recent.Swap(false) {
+		s.cache.dropIfIdle(s)
+	}
+}
+
+// newTicker never ticks if d is 0.
+func newTicker(d time.Duration) *time.Ticker {
+	if d > 0 {
+		return time.NewTicker(d)
+	}
+	ticker := time.NewTicker(time.Hour)
+	ticker.Stop()
+	return ticker
+}
