@@ -58,12 +58,11 @@ func (s *step) refused(e Refused) {
 func (s *step) lookInto() {
 	refused := s.life.refusal
 	s.life.refusal = refusal{}
-	id := s.ask(aboutRefusal, refused)
 	if apierrors.IsForbidden(refused.err) {
-		s.emit(AskReview{Question: id, Mapping: s.mapping, Verbs: []string{"list", s.life.verb}})
+		s.emit(AskReview{Question: s.ask(forReview, aboutRefusal, refused), Mapping: s.mapping, Verbs: []string{"list", s.life.verb}})
 		return
 	}
-	s.emit(AskReadiness{Question: id})
+	s.emit(AskReadiness{Question: s.ask(forReadiness, aboutRefusal, refused)})
 }
 
 // reviewedRefusal decides over a 403 to the informer.
@@ -80,12 +79,12 @@ func (s *step) reviewedRefusal(refused refusal, e Reviewed) {
 
 // readied asks discovery about a 404. An API server that is not ready does not know all kinds.
 func (s *step) readied(e Readied) {
-	was := s.answered(e.Question)
+	was := s.answered(forReadiness, e.Question)
 	if was.purpose != aboutRefusal || !e.Ready && s.now.Sub(was.refusal.since) < s.config.Timing.ConfirmUnready {
 		return
 	}
 	s.distrust = true
-	s.emit(AskMapping{Question: s.ask(aboutRefusal, was.refusal), Distrust: true})
+	s.emit(AskMapping{Question: s.ask(forMapping, aboutRefusal, was.refusal), Distrust: true})
 }
 
 // remapped decides over a 404 to the informer.
@@ -116,7 +115,7 @@ func (s *step) checkAccess() {
 	if s.life.suspected {
 		verbs = []string{"list", s.life.verb}
 	}
-	s.emit(AskReview{Question: s.ask(check, refusal{}), Mapping: s.mapping, Verbs: verbs})
+	s.emit(AskReview{Question: s.ask(forReview, check, refusal{}), Mapping: s.mapping, Verbs: verbs})
 	s.acceptAccess()
 }
 

@@ -37,9 +37,19 @@ const (
 	aboutRefusal         // what a refusal means
 )
 
+// questionKind is what a question asks for.
+type questionKind int
+
+const (
+	forMapping questionKind = iota + 1
+	forReview
+	forReadiness
+)
+
 // question is a question under way; zero if there is none.
 type question struct {
 	id      QuestionID
+	kind    questionKind
 	purpose purpose
 	refusal refusal // that it is about
 }

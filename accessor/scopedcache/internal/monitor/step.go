@@ -17,15 +17,15 @@ type step struct {
 func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
 
 // ask begins a question, and returns its ID.
-func (s *step) ask(about purpose, refused refusal) QuestionID {
+func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID {
 	s.lastID++
-	s.question = question{id: QuestionID(s.lastID), purpose: about, refusal: refused}
+	s.question = question{id: QuestionID(s.lastID), kind: kind, purpose: about, refusal: refused}
 	return s.question.id
 }
 
-// answered ends the question with that ID, and returns what it was about; zero if it is not under way.
-func (s *step) answered(id QuestionID) question {
-	if id == 0 || id != s.question.id {
+// answered ends the question of that kind and ID, and returns what it was about; zero if it is not under way.
+func (s *step) answered(kind questionKind, id QuestionID) question {
+	if id != s.question.id || kind != s.question.kind {
 		return question{}
 	}
 	was := s.question
@@ -91,12 +91,12 @@ func (s *step) proceed() {
 // discover asks for the kind's resource.
 func (s *step) discover() {
 	s.phase = discovering
-	s.emit(AskMapping{Question: s.ask(startUp, refusal{}), Distrust: s.distrust})
+	s.emit(AskMapping{Question: s.ask(forMapping, startUp, refusal{}), Distrust: s.distrust})
 }
 
 // mapped takes the answer of discovery.
 func (s *step) mapped(e Mapped) {
-	switch was := s.answered(e.Question); was.purpose {
+	switch was := s.answered(forMapping, e.Question); was.purpose {
 	case aboutRefusal:
 		s.remapped(was.refusal, e)
 	case startUp:
@@ -110,14 +110,14 @@ func (s *step) mapped(e Mapped) {
 			s.wait(delay(&s.failing, s.jitter), false)
 		default:
 			s.phase, s.mapping = reviewing, e.Mapping
-			s.emit(AskReview{Question: s.ask(startUp, refusal{}), Mapping: e.Mapping, Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
+			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping, Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
 		}
 	}
 }
 
 // reviewed takes the answer of a review.
 func (s *step) reviewed(e Reviewed) {
-	switch was := s.answered(e.Question); was.purpose {
+	switch was := s.answered(forReview, e.Question); was.purpose {
 	case startUp:
 		s.reviewedAtStart(e)
 	case check:

@@ -1,0 +1,443 @@
+package monitor
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+// input is something that may happen in a world.
+type input struct {
+	name     string
+	possible func(w *world) bool // nil for always
+	event    Event
+	change   func(w world) world // in place of an event
+}
+
+// inputs is the alphabet of the exploration.
+var inputs = func() (list []input) {
+	asks := func(kind int8) func(*world) bool { return func(w *world) bool { return w.asked == kind } }
+	for name, verdict := range map[string]Verdict{"allowed": Allowed, "denied": Denied, "denied, readiness unknown": DeniedReadinessUnknown,
+		"denied, not ready": DeniedUnready, "may not be asked": Unaskable, "no answer": Unanswered} {
+		e := Reviewed{Question: questionID, Verdict: verdict}
+		if verdict != Allowed {
+			e.Err = errForbidden
+		}
+		if verdict == Unanswered || verdict == Unaskable {
+			e.Err = errServer
+		}
+		list = append(list, input{name: name, possible: asks(asksReview), event: e})
+	}
+	for name, e := range map[string]Mapped{"mapped": {Mapping: oneMapping}, "mapped otherwise": {Mapping: otherMapping}, "no match": {Err: errNoMatch}, "discovery fails": {Err: errServer}} {
+		e.Question = questionID
+		list = append(list, input{name: name, possible: asks(asksMapping), event: e})
+	}
+	alive := func(w *world) bool { return w.life.alive }
+	return append(list,
+		input{name: "ready", possible: asks(asksReadiness), event: Readied{Question: questionID, Ready: true}},
+		input{name: "not ready", possible: asks(asksReadiness), event: Readied{Question: questionID}},
+		input{name: "late answer", event: Reviewed{Question: staleQ, Verdict: Denied, Err: errForbidden}},
+		input{name: "late discovery", event: Mapped{Question: staleQ, Err: errNoMatch}},
+		input{name: "start fails", possible: func(w *world) bool { return w.life.alive && !w.life.synced }, event: InformerStartFailed{Life: lifeID, Err: errServer}},
+		input{name: "synced", possible: func(w *world) bool { return w.life.alive && !w.life.synced }, event: InformerSynced{Life: lifeID}},
+		input{name: "served", possible: alive, event: Served{Life: lifeID}},
+		input{name: "failed", possible: alive, event: Failed{Life: lifeID, Err: errServer}},
+		input{name: "refused with 403", possible: alive, event: Refused{Life: lifeID, Err: errForbidden, Sent: epoch0, At: epoch0}},
+		input{name: "refused with 404", possible: alive, event: Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0}},
+		input{name: "stopped informer synced", event: InformerSynced{Life: staleL}},
+		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
+		input{name: "access may have changed", event: AccessMayHaveChanged{}},
+		input{name: "read", possible: func(w *world) bool { return states[w.state] == NotServed }, event: Read{}},
+		input{name: "tick", event: Tick{}},
+		input{name: "stopped", event: Stopped{}},
+		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
+	)
+}()
+
+// transition is one step of the exploration.
+type transition struct {
+	before, after Machine
+	event         Event
+	effects       []Effect
+}
+
+func count[E Effect](effects []Effect) (n int) {
+	for _, e := range effects {
+		if _, ok := e.(E); ok {
+			n++
+		}
+	}
+	return n
+}
+
+func questions(effects []Effect) int {
+	return count[AskMapping](effects) + count[AskReview](effects) + count[AskReadiness](effects)
+}
+
+// invariants are what must hold for every step, in every state.
+var invariants = []struct {
+	name  string
+	holds func(t *transition) bool
+}{
+	{"one question is under way at most, and the machine knows its ID", func(t *transition) bool {
+		for _, e := range t.effects {
+			var id QuestionID
+			switch e := e.(type) {
+			case AskMapping:
+				id = e.Question
+			case AskReview:
+				id = e.Question
+			case AskReadiness:
+				id = e.Question
+			default:
+				continue
+			}
+			if id <= lastID || id != t.after.question.id {
+				return false
+			}
+		}
+		return questions(t.effects) <= 1
+	}},
+	{"an answer or a deadline is always owed", func(t *transition) bool {
+		return t.after.phase == stopped || t.after.question.id != 0 || !t.after.Deadline().IsZero()
+	}},
+	{"no deadline while a question of the life is under way", func(t *transition) bool {
+		return t.after.phase != running || t.after.question.id == 0 || t.after.Deadline().IsZero()
+	}},
+	{"what is due is done", func(t *transition) bool {
+		due := t.after.Deadline()
+		return due.IsZero() || due.After(epoch0)
+	}},
+	{"informers start when none runs, and only the one that runs stops", func(t *transition) bool {
+		running := t.before.life.id
+		for _, e := range t.effects {
+			switch e := e.(type) {
+			case StartInformer:
+				if running != 0 || e.Life <= lastID || e.Mapping == nil {
+					return false
+				}
+				running = e.Life
+			case StopInformer:
+				if running == 0 || e.Life != running {
+					return false
+				}
+				running = 0
+			case Serve:
+				if e.Life != running {
+					return false
+				}
+			case RestartWatch:
+				if e.Life != running {
+					return false
+				}
+			}
+		}
+		return running == t.after.life.id
+	}},
+	{"reads are served once the informer has synced, before the state says so", func(t *transition) bool {
+		_, synced := t.event.(InformerSynced)
+		if count[Serve](t.effects) == 0 {
+			return !synced || t.before.life.id != lifeID || t.event.(InformerSynced).Life != lifeID
+		}
+		first, ok := t.effects[0].(Serve)
+		return synced && ok && first.Life == t.after.life.id && t.after.life.synced && t.after.state == Synced
+	}},
+	{"the state Synced means that reads are served", func(t *transition) bool {
+		return t.after.phase == stopped || t.after.state != Synced || t.after.life.synced
+	}},
+	{"an informer stops before the scope is Forbidden or NotServed", func(t *transition) bool {
+		stopped := t.before.life.id == 0
+		for _, e := range t.effects {
+			switch e := e.(type) {
+			case StopInformer:
+				stopped = true
+			case SetState:
+				if (e.State == Forbidden || e.State == NotServed) && !stopped {
+					return false
+				}
+			}
+		}
+		return true
+	}},
+	{"while informers are contradicted the state is what they were told", func(t *transition) bool {
+		a := &t.after
+		return a.phase == stopped || (a.contradicted == "" || a.life.synced || a.state == a.contradicted) && (!a.life.quiet || a.contradicted != "" && a.state == a.contradicted)
+	}},
+	{"errors come with Forbidden, NotServed and Failing, and with nothing else", func(t *transition) bool {
+		fine := t.after.state == Syncing || t.after.state == Synced
+		return fine == (t.after.stateErr == nil)
+	}},
+	{"what may pass ends no informer and forbids nothing", func(t *transition) bool {
+		passes := false
+		switch e := t.event.(type) {
+		case Failed, AccessMayHaveChanged, Read:
+			passes = true
+		case Reviewed:
+			passes = e.Verdict == Unanswered
+		case Mapped:
+			passes = e.Err != nil && !meta.IsNoMatchError(e.Err)
+		}
+		if !passes {
+			return true
+		}
+		for _, e := range t.effects {
+			if s, ok := e.(SetState); ok && (s.State == Forbidden || s.State == NotServed) {
+				return false
+			}
+		}
+		return count[StopInformer](t.effects) == 0
+	}},
+	{"what has worked is not lost to a single denial or refusal", func(t *transition) bool {
+		if !t.before.life.synced || t.after.life.id == t.before.life.id || t.after.phase == stopped {
+			return true
+		}
+		most := t.before.config.Timing.Confirmations - 1
+		switch e := t.event.(type) {
+		case Reviewed:
+			return t.before.life.denials.count >= most && e.Verdict.IsDenial() || t.before.life.refusals.count >= most && !e.Verdict.IsDenial()
+		case Mapped:
+			return e.Err != nil || e.Mapping != t.before.mapping || t.before.life.refusals.count >= most
+		}
+		return false
+	}},
+	{"events and readers put nothing off", func(t *transition) bool {
+		switch t.event.(type) {
+		case AccessMayHaveChanged, Read:
+			before, after := t.before.Deadline(), t.after.Deadline()
+			return before.IsZero() || !before.After(epoch0) || questions(t.effects) > 0 || !after.IsZero() && !after.After(before)
+		}
+		return true
+	}},
+	{"late answers, and what stopped informers say, have no effect", func(t *transition) bool {
+		late := false
+		switch e := t.event.(type) {
+		case Reviewed:
+			late = e.Question == staleQ
+		case Mapped:
+			late = e.Question == staleQ
+		case InformerSynced:
+			late = e.Life == staleL
+		case Failed:
+			late = e.Life == staleL
+		}
+		due := t.before.Deadline()
+		return !late || len(t.effects) == 0 || !due.IsZero() && !due.After(epoch0)
+	}},
+	{"two states in a row differ, and say what was before", func(t *transition) bool {
+		state, err, settled := t.before.state, t.before.stateErr, t.before.lastSettled
+		for _, e := range t.effects {
+			s, ok := e.(SetState)
+			if !ok {
+				continue
+			}
+			if s.State == state && textOf(s.Err) == textOf(err) || s.Before != settled {
+				return false
+			}
+			if state, err = s.State, s.Err; state.IsSettled() {
+				settled = state
+			}
+		}
+		return state == t.after.state
+	}},
+	{"what is stopped stays so", func(t *transition) bool {
+		return t.before.phase != stopped || len(t.effects) == 0 && t.after.phase == stopped
+	}},
+}
+
+// step returns what follows in a world, with the invariants that do not hold.
+func (w world) step(in *input) (next world, broken []string) {
+	if in.change != nil {
+		return in.change(w), nil
+	}
+	m := w.machine()
+	if w.phase == int8(stopped) {
+		*m = Machine{config: exploreConfig, phase: stopped}
+	}
+	t := transition{before: *m, event: in.event}
+	t.effects = m.Step(epoch0, 0, in.event)
+	t.after = *m
+	next = w.take(m)
+	if t.before.phase == stopped {
+		if len(t.effects) > 0 {
+			broken = append(broken, "what is stopped stays so")
+		}
+		return w, broken
+	}
+	for _, invariant := range invariants {
+		if !invariant.holds(&t) {
+			broken = append(broken, fmt.Sprintf("%s\n  before  %+v\n  event   %s %+v\n  effects %+v\n  after   %+v", invariant.name, w, in.name, in.event, t.effects, next))
+		}
+	}
+	return next, broken
+}
+
+// goals are what steady answers must lead to, from every state.
+var goals = []struct {
+	state  State
+	answer map[int8]string // by kind of question
+}{
+	{Synced, map[int8]string{asksMapping: "mapped", asksReview: "allowed", asksReadiness: "ready"}},
+	{Forbidden, map[int8]string{asksMapping: "mapped", asksReview: "denied", asksReadiness: "ready"}},
+}
+
+// leads reports whether what is owed, time and the answers of a goal lead to its state.
+func (w world) leads(goal int, known map[world]bool) bool {
+	var path []world
+	defer func() {
+		for _, passed := range path {
+			known[passed] = true
+		}
+	}()
+	for range 200 {
+		if known[w] || states[w.state] == goals[goal].state && !w.life.quiet {
+			return true
+		}
+		path = append(path, w)
+		name := goals[goal].answer[w.asked]
+		switch {
+		case name != "":
+		case goal == 0 && w.life.alive && !w.life.synced:
+			name = "synced"
+		case goal == 0 && w.life.alive && states[w.state] != Synced:
+			name = "served"
+		default:
+			name = "time passes"
+		}
+		w, _ = w.step(byName[name])
+		if name == "time passes" {
+			w, _ = w.step(byName["tick"])
+		}
+	}
+	path = nil
+	return false
+}
+
+// alphabets are the parts of the alphabet that are explored together, each to the end. All of it at once has too many states:
+// what happens before an informer starts, during its life, and how events and readers pace questions hardly depend on each
+// other.
+var alphabets = map[string]string{
+	"denials and errors":       "allowed|denied|denied, readiness unknown|denied, not ready|may not be asked|no answer|mapped|mapped otherwise|no match|discovery fails|start fails|synced|served|failed|late answer|late discovery|stopped informer synced|stopped informer failed|read|tick|stopped|time passes",
+	"refusals during its life": "allowed|denied|may not be asked|mapped|mapped otherwise|no match|ready|not ready|synced|served|refused with 403|refused with 404|late answer|tick|stopped|time passes",
+	"events and readers":       "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
+}
+
+// TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks the invariants on each
+// step. It proves structure. That each decision is the right one is for the tables and scenarios to prove.
+func TestExplore(t *testing.T) {
+	begun := time.Now()
+	used := map[string]bool{}
+	for name, alphabet := range alphabets {
+		t.Run(name, func(t *testing.T) {
+			var chosen []input
+			for _, in := range inputs {
+				if slices.Contains(strings.Split(alphabet, "|"), in.name) {
+					chosen = append(chosen, in)
+					used[in.name] = true
+				}
+			}
+			explore(t, chosen)
+		})
+	}
+	if len(used) != len(inputs) {
+		t.Errorf("only %d of %d inputs are used", len(used), len(inputs))
+	}
+	names := make([]string, len(invariants))
+	for i := range invariants {
+		names[i] = invariants[i].name
+	}
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	t.Logf("%.1f s, %d MiB; invariants:\n  %s", time.Since(begun).Seconds(), memory.Sys>>20, strings.Join(names, "\n  "))
+}
+
+func explore(t *testing.T, inputs []input) {
+	begun := time.Now()
+	m := New(exploreConfig, epoch0)
+	m.Start(epoch0, 0)
+	start := world{}.take(&m)
+	seen := map[world]struct{}{start: {}}
+	front, steps, broken, depth := []world{start}, 0, 0, 0
+	for ; len(front) > 0 && depth < exploreDepth; depth++ {
+		found, violations := expand(front, inputs)
+		steps += len(front) * len(inputs)
+		for _, violation := range violations {
+			if broken++; broken <= 3 {
+				t.Errorf("depth %d: %s", depth, violation)
+			}
+		}
+		if broken > 0 {
+			return
+		}
+		front = front[:0]
+		for _, w := range found {
+			if _, ok := seen[w]; !ok {
+				seen[w] = struct{}{}
+				front = append(front, w)
+			}
+		}
+	}
+	for goal := range goals {
+		known := map[world]bool{}
+		stuck := 0
+		for w := range seen {
+			if w.phase != int8(stopped) && !w.leads(goal, known) {
+				if stuck++; stuck == 1 {
+					t.Errorf("nothing leads to %s from %+v", goals[goal].state, w)
+				}
+			}
+		}
+	}
+	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness: %d broken; %.1f s", len(seen), steps, depth, len(inputs), len(invariants), broken, time.Since(begun).Seconds())
+	if depth < exploreDepth && len(seen) < 1000 {
+		t.Errorf("only %d states: the exploration does not reach what it is for", len(seen))
+	}
+}
+
+// byName finds inputs.
+var byName = func() map[string]*input {
+	by := map[string]*input{}
+	for i := range inputs {
+		by[inputs[i].name] = &inputs[i]
+	}
+	return by
+}()
+
+// expand returns what follows from the worlds. Two goroutines share the work.
+func expand(front []world, inputs []input) (found []world, violations []string) {
+	const workers = 2
+	var lists [workers][]world
+	var failed [workers][]string
+	var running sync.WaitGroup
+	for worker := range workers {
+		running.Go(func() {
+			local := map[world]struct{}{}
+			for i := worker; i < len(front); i += workers {
+				for n := range inputs {
+					in := &inputs[n]
+					if in.possible != nil && !in.possible(&front[i]) {
+						continue
+					}
+					next, broken := front[i].step(in)
+					failed[worker] = append(failed[worker], broken...)
+					if next != front[i] {
+						local[next] = struct{}{}
+					}
+				}
+			}
+			for w := range local {
+				lists[worker] = append(lists[worker], w)
+			}
+		})
+	}
+	running.Wait()
+	for worker := range workers {
+		found, violations = append(found, lists[worker]...), append(violations, failed[worker]...)
+	}
+	return found, violations
+}

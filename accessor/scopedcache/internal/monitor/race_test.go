@@ -1,0 +1,6 @@
+//go:build race
+
+package monitor
+
+// exploreDepth bounds the exploration under the race detector, which makes it ten times as slow.
+const exploreDepth = 10

@@ -1,0 +1,210 @@
+package monitor
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
+
+// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event, the indented lines below
+// it are what the machine does. -update writes the latter.
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scenarios", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, want)
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// player is the driver of a scenario. Without jitter, an interval of 60 s is 48 s.
+type player struct {
+	machine Machine
+	now     time.Time
+	out     bytes.Buffer
+	sent    time.Time // what is refused next was sent then
+}
+
+func play(t *testing.T, script []byte) []byte {
+	p := &player{now: epoch0}
+	config := &Config{Interval: time.Minute, Timing: DefaultTiming}
+	lines := bufio.NewScanner(bytes.NewReader(script))
+	for lines.Scan() {
+		line := lines.Text()
+		command, isEvent := strings.CutPrefix(line, "> ")
+		if !isEvent {
+			if !strings.HasPrefix(line, "    ") {
+				fmt.Fprintln(&p.out, line)
+			}
+			continue
+		}
+		fmt.Fprintln(&p.out, line)
+		command, _, _ = strings.Cut(command, " #")
+		command = strings.TrimSpace(command)
+		verb, argument, _ := strings.Cut(command, " ")
+		switch verb {
+		case "start":
+			config.PollWithoutWatch = argument == "poll"
+			p.machine = New(config, p.now)
+			p.print(p.machine.Start(p.now, 0))
+		case "wait":
+			d, err := time.ParseDuration(argument)
+			if err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			p.wait(d)
+		default:
+			event, err := p.event(verb, argument)
+			if err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			p.print(p.machine.Step(p.now, 0, event))
+		}
+		if at := p.machine.Deadline(); at.IsZero() {
+			fmt.Fprintln(&p.out, "    ... until an event")
+		} else {
+			fmt.Fprintf(&p.out, "    ... %s\n", at.Sub(p.now))
+		}
+	}
+	return p.out.Bytes()
+}
+
+// wait lets time pass, with the ticks that are due.
+func (p *player) wait(d time.Duration) {
+	end := p.now.Add(d)
+	for {
+		at := p.machine.Deadline()
+		if at.IsZero() || at.After(end) {
+			p.now = end
+			return
+		}
+		fmt.Fprintf(&p.out, "    after %s:\n", d-end.Sub(at))
+		p.now = at
+		p.print(p.machine.Step(p.now, 0, Tick{}))
+	}
+}
+
+func (p *player) event(verb, argument string) (Event, error) {
+	question, life := p.machine.question.id, p.machine.life.id
+	switch argument {
+	case "late":
+		question, life = question+100, life+100
+	case "sent before":
+		p.sent = p.now.Add(-time.Minute)
+	}
+	sent := p.now
+	if argument == "sent before" {
+		sent = p.sent
+	}
+	verdicts := map[string]Verdict{"allowed": Allowed, "denied": Denied, "denied-readiness-unknown": DeniedReadinessUnknown, "denied-unready": DeniedUnready, "unaskable": Unaskable, "unanswered": Unanswered}
+	if verdict, ok := verdicts[verb]; ok {
+		e := Reviewed{Question: question, Verdict: verdict, ListOnly: argument == "list-only"}
+		if verdict != Allowed {
+			e.Err = errors.New(strings.ReplaceAll(verb, "-", " "))
+		}
+		return e, nil
+	}
+	switch verb {
+	case "mapped":
+		if argument == "otherwise" {
+			return Mapped{Question: question, Mapping: otherMapping}, nil
+		}
+		return Mapped{Question: question, Mapping: oneMapping}, nil
+	case "no-match":
+		return Mapped{Question: question, Err: &meta.NoKindMatchError{}}, nil
+	case "discovery-fails":
+		return Mapped{Question: question, Err: errors.New("discovery fails")}, nil
+	case "ready", "not-ready":
+		return Readied{Question: question, Ready: verb == "ready"}, nil
+	case "start-fails":
+		return InformerStartFailed{Life: life, Err: errors.New("no informer")}, nil
+	case "synced":
+		return InformerSynced{Life: life}, nil
+	case "served":
+		return Served{Life: life}, nil
+	case "failed":
+		return Failed{Life: life, Err: errors.New("500")}, nil
+	case "refused-403":
+		return Refused{Life: life, Err: errForbidden, Sent: sent, At: p.now}, nil
+	case "refused-404":
+		return Refused{Life: life, Err: errNotFound, Sent: sent, At: p.now}, nil
+	case "access-may-have-changed":
+		return AccessMayHaveChanged{}, nil
+	case "read":
+		return Read{}, nil
+	case "stopped":
+		return Stopped{}, nil
+	}
+	return nil, errors.Errorf("no such event: %s", verb)
+}
+
+func (p *player) print(effects []Effect) {
+	for _, effect := range effects {
+		fmt.Fprintln(&p.out, "    "+describe(effect, p.now))
+	}
+}
+
+// describe puts an effect in words.
+func describe(effect Effect, now time.Time) string {
+	switch e := effect.(type) {
+	case AskMapping:
+		if e.Distrust {
+			return "ask discovery, distrusting what is known"
+		}
+		return "ask discovery"
+	case AskReview:
+		text := "review " + strings.Join(e.Verbs, " and ")
+		if e.OrListOnly {
+			text += ", or list alone"
+		}
+		return text
+	case AskReadiness:
+		return "ask whether the API server is ready"
+	case StartInformer:
+		if e.Poll > 0 {
+			return fmt.Sprintf("start informer %d, which lists every %s", e.Life, e.Poll)
+		}
+		return fmt.Sprintf("start informer %d", e.Life)
+	case Serve:
+		return fmt.Sprintf("serve from informer %d", e.Life)
+	case RestartWatch:
+		return fmt.Sprintf("restart the watch of informer %d", e.Life)
+	case StopInformer:
+		return fmt.Sprintf("stop informer %d", e.Life)
+	case SetState:
+		text := fmt.Sprintf("state %s", e.State)
+		if e.Err != nil {
+			text += fmt.Sprintf(" (%v)", e.Err)
+		}
+		return fmt.Sprintf("%s, since %s, after %s", text, e.Since.Sub(now), e.Before)
+	}
+	return fmt.Sprintf("%T", effect)
+}
