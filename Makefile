@@ -43,6 +43,10 @@ test: controlplane ## all tests of all modules, race detector on
 conformance: controlplane ## controller-runtime's own tests of its cache, against accessor/scopedcache
 	go run ./internal/conformance
 
+.PHONY: mutants
+mutants: ## break the pure machines in ways that their tests must notice; about 10 minutes
+	go run ./internal/mutants
+
 .PHONY: fuzz-rbac
 fuzz-rbac: controlplane ## random rights, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
 	go test -race -count=1 -timeout 0 ./test/scopes -run TestRandomRights -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))

@@ -50,6 +50,7 @@ var mayImport = map[string][]string{
 	"internal/extensionsource":     {"internal/metrics"},
 	"internal/feed":                {},
 	"internal/metrics":             {},
+	"internal/mutants":             {},
 	"internal/lists":               {},
 	"internal/contract":            {"clustercache"},
 	"internal/controlplane":        {"internal/controlplane/assets"},

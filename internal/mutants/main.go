@@ -1,0 +1,129 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/pkg/errors"
+)
+
+// machines are the packages with mutants.
+var machines = []string{"accessor/internal/lifecycle", "accessor/scopedcache/internal/monitor"}
+
+func main() {
+	only := flag.String("only", "", "the mutants whose names contain this")
+	flag.Parse()
+	if err := run(*only); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(only string) error {
+	survivors := 0
+	for _, machine := range machines {
+		patches, err := filepath.Glob(filepath.Join(machine, "testdata", "mutants", "*.patch"))
+		if err != nil {
+			return err
+		}
+		if len(patches) == 0 {
+			return errors.Errorf("%s has no mutants; run this from the root of the module", machine)
+		}
+		for _, patch := range patches {
+			if !strings.Contains(filepath.Base(patch), only) {
+				continue
+			}
+			begun := time.Now()
+			caught, by, err := try(machine, patch)
+			if err != nil {
+				return errors.WithMessage(err, patch)
+			}
+			if !caught {
+				survivors++
+				by = "SURVIVES"
+			}
+			fmt.Printf("%s %s: %s (%.0f s)\n", machine, strings.TrimSuffix(filepath.Base(patch), ".patch"), by, time.Since(begun).Seconds())
+		}
+	}
+	if survivors > 0 {
+		return errors.Errorf("%d mutants survive", survivors)
+	}
+	return nil
+}
+
+// failed finds the tests that failed.
+var failed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
+// try runs the tests of a package with a patch, and returns which of them failed.
+func try(machine, patch string) (caught bool, by string, err error) {
+	dir, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return false, "", err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	overlay, err := patched(machine, patch, dir)
+	if err != nil {
+		return false, "", err
+	}
+	out, err := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-overlay", overlay, "./"+machine).CombinedOutput()
+	if err == nil {
+		return false, "", nil
+	}
+	names := failed.FindAllStringSubmatch(string(out), -1)
+	if len(names) == 0 && !strings.Contains(string(out), "panic:") {
+		return false, "", errors.Errorf("the mutant does not run: %s", out)
+	}
+	for _, name := range names {
+		by += " " + name[1]
+	}
+	if by == "" {
+		by = " a panic"
+	}
+	return true, "caught by" + by, nil
+}
+
+// patched applies a patch to a copy of the package's files, and returns the overlay that puts them in place.
+func patched(machine, patch, dir string) (overlay string, err error) {
+	files, err := filepath.Glob(filepath.Join(machine, "*.go"))
+	if err != nil {
+		return "", err
+	}
+	replace := map[string]string{}
+	for _, file := range files {
+		code, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		copied := filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(copied, code, 0o600); err != nil {
+			return "", err
+		}
+		absolute, err := filepath.Abs(file)
+		if err != nil {
+			return "", err
+		}
+		replace[absolute] = copied
+	}
+	absolute, err := filepath.Abs(patch)
+	if err != nil {
+		return "", err
+	}
+	apply := exec.Command("git", "apply", absolute)
+	apply.Dir = dir
+	if out, err := apply.CombinedOutput(); err != nil {
+		return "", errors.Wrapf(err, "applying it: %s", out)
+	}
+	content, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	overlay = filepath.Join(dir, "overlay.json")
+	return overlay, os.WriteFile(overlay, content, 0o600)
+}
