@@ -40,7 +40,7 @@ test: controlplane ## all tests of all modules, race detector on
 	go run ./internal/conformance
 
 .PHONY: conformance
-conformance: controlplane ## controller-runtime's own tests of its cache, against accessor/scopedcache
+conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache
 	go run ./internal/conformance
 
 .PHONY: mutants
@@ -55,7 +55,7 @@ fuzz-rbac: controlplane ## random rights, objects, reads and restarts against a 
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@for i in $$(seq $(N)); do \
 		start=$$(date +%s); \
-		go test -race -count=1 -timeout 40m ./test/... ./clustercache/... ./accessor/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
+		go test -race -count=1 -timeout 40m ./test/... ./clustercache/... ./accessor/... ./credential/... ./scopedcache/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
 			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \
 		echo "run $$i of $(N): ok, $$(( $$(date +%s) - start )) s"; \
 	done; rm -f .soak.log

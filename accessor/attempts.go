@@ -7,9 +7,9 @@ import (
 
 	"github.com/pkg/errors"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/latchkey-dev/latchkey/internal/metrics"

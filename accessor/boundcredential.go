@@ -5,9 +5,9 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/credential"
 )
 
 // boundCredential is a credential and what carries its requests to a target. It never changes.

@@ -19,12 +19,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
-	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 var _ watches.Connection = (*connection)(nil)

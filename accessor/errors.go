@@ -4,7 +4,7 @@ import (
 	"github.com/pkg/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 

@@ -6,7 +6,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
+	"github.com/latchkey-dev/latchkey/credential"
 )
 
 func TestReasonOf(t *testing.T) {

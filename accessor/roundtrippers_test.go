@@ -8,8 +8,8 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/client-go/rest"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/credential"
 )
 
 // neverUsed is a credential that nothing may be sent with.

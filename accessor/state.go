@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
-	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // What package watches declares, by the names under which it is known here.

@@ -12,10 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/accessor"
-	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
-	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. None does I/O, and none but

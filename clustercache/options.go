@@ -22,9 +22,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // ClusterExtensionGVK is the default kind of extensions: our own, as config/crd defines it.

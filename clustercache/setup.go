@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/informed"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that it serves. The reconciler

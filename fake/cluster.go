@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"

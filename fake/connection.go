@@ -20,11 +20,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
-	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/feed"
 	"github.com/latchkey-dev/latchkey/internal/lists"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // connection is what Connect makes.

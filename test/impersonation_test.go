@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/credential"
 )
 
 // mayImpersonate lets the host operator act as ServiceAccounts of a namespace.

@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // userWithout returns the config of a user who has no rights of its own.

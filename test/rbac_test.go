@@ -16,9 +16,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latchkey-dev/latchkey/accessor/credential"
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/credential"
 )
 
 // Each example of least privilege is enough for a host operator to act as those that it names, and as nobody else.

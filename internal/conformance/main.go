@@ -143,7 +143,7 @@ func copyTests(from, to string) (copied int, err error) {
 		if constructor.Match(source) {
 			replaced++
 			source = constructor.ReplaceAll(source, []byte("scopedcache.New"))
-			source = bytes.Replace(source, []byte("import (\n"), []byte("import (\n\t\"github.com/latchkey-dev/latchkey/accessor/scopedcache\"\n"), 1)
+			source = bytes.Replace(source, []byte("import (\n"), []byte("import (\n\t\"github.com/latchkey-dev/latchkey/scopedcache\"\n"), 1)
 		}
 		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), source, 0o600); err != nil {
 			return copied, err

@@ -15,7 +15,7 @@ import (
 )
 
 // machines are the packages with mutants.
-var machines = []string{"accessor/internal/lifecycle", "accessor/scopedcache/internal/monitor"}
+var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/monitor"}
 
 func main() {
 	only := flag.String("only", "", "the mutants whose names contain this")

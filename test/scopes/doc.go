@@ -1,4 +1,4 @@
-// Package scopes tests accessor/scopedcache alone, against a real kube-apiserver: what a cache does when rights, kinds and
+// Package scopes tests scopedcache alone, against a real kube-apiserver: what a cache does when rights, kinds and
 // servers come and go. Package test has what the rest of latchkey makes of it.
 //
 // # Setup

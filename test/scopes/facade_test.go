@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // What was got and set up once lasts: the informer, handlers, indexes, transforms. Losing the right and winning it back makes

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // watchesOf is how many watches of a resource the API server serves, by its own metric.

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // review asks whether the identity has access with all verbs. If not, and orListOnly is set, it asks whether the identity

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // gathering is how long changes of RBAC are gathered before caches are told.

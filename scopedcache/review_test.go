@@ -22,7 +22,7 @@ import (
 
 	"github.com/pkg/errors"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // It is a timeout, with the reasons why.

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
 	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 	"github.com/pkg/errors"
 	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // informer is one life of a scope's informer: a controller-runtime cache that is restricted to the scope and has the one

@@ -136,7 +136,7 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 }
 
 // Feed is AddEventHandler for a handler that was fed by another cache before: known is what it was told of, and what of
-// that is not there any more it is told as deleted, once the informer has synced. It is for package accessor/watches.
+// that is not there any more it is told as deleted, once the informer has synced. It is for package internal/watches.
 func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (*Feeding, error) {
 	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {

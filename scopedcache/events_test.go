@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/fields"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // reviews is how often it was asked about rights.

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // mailbox holds the events that a scope's run has not taken yet. It is bounded: flags, one answer, and the latest word of

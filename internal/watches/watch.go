@@ -14,9 +14,9 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/scopedcache"
 	"github.com/latchkey-dev/latchkey/internal/feed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // registration is a name: one source in one controller, and the parts that feed it.
