@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"internal/feed":                {},
 	"internal/metrics":             {},
 	"internal/mutants":             {},
+	"internal/statediagram":        {},
 	"internal/lists":               {},
 	"internal/contract":            {"clustercache"},
 	"internal/controlplane":        {"internal/controlplane/assets"},

@@ -1,0 +1,49 @@
+package monitor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/latchkey-dev/latchkey/internal/statediagram"
+)
+
+//go:generate go test -run TestDiagram -update .
+
+// diagramDepth is how many steps it takes until every way from one phase to another was found.
+const diagramDepth = 9
+
+// TestDiagram fails if the state diagram in docs/architecture.md is not what the machine does.
+func TestDiagram(t *testing.T) {
+	names := map[phase]string{discovering: "Discovering", reviewing: "Reviewing", waiting: "Waiting", running: "Running", stopped: "[*]"}
+	diagram := statediagram.Diagram{}
+	m := New(exploreConfig, epoch0)
+	m.Start(epoch0, 0)
+	start := world{}.take(&m)
+	seen, front := map[world]bool{start: true}, []world{start}
+	for range diagramDepth {
+		var next []world
+		for i := range front {
+			if front[i].phase == int8(stopped) {
+				continue
+			}
+			for n := range inputs {
+				in := &inputs[n]
+				if in.possible != nil && !in.possible(&front[i]) {
+					continue
+				}
+				after, _ := front[i].step(in)
+				if !strings.HasPrefix(in.name, "late") && !strings.HasPrefix(in.name, "stopped ") { // which have what is due done, too
+					diagram.Add(names[phase(front[i].phase)], names[phase(after.phase)], strings.ReplaceAll(in.name, ",", ""))
+				}
+				if !seen[after] {
+					seen[after] = true
+					next = append(next, after)
+				}
+			}
+		}
+		front = next
+	}
+	if err := statediagram.Put("../../../docs/architecture.md", "monitor", diagram.Mermaid("Discovering"), *update); err != nil {
+		t.Error(err)
+	}
+}
