@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -147,8 +148,9 @@ func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl
 
 // Reconcile says what the extension is to connect as. It decides and returns: it reads caches and never dials.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	object := r.object.DeepCopyObject().(client.Object)
-	if err := r.objects.Get(ctx, req.NamespacedName, object); err != nil {
+	// The set keeps the informer's own object, which is not changed: a copy for each extension would double what they take.
+	shared := r.object.DeepCopyObject().(client.Object)
+	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
 		case apierrors.IsNotFound(err):
 			r.forget(req.NamespacedName, Deleted)
@@ -158,12 +160,18 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		// watchPermissions says so, once. What is connected goes on by what the extension was last: it is probed, and ends with its
 		// ServiceAccount.
-		last := r.set.Object(req.NamespacedName)
-		if last == nil {
+		if shared = r.set.Object(req.NamespacedName); shared == nil {
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
-		object = last.DeepCopyObject().(client.Object) // the author's functions get it
 	}
+	if shared.GetObjectKind().GroupVersionKind().Empty() { // a typed object; its TypeMeta is not shared
+		gvk, err := apiutil.GVKForObject(shared, r.scheme)
+		if err != nil {
+			return reconcile.Result{}, errors.Wrap(err, "finding out the kind of the extension")
+		}
+		shared.GetObjectKind().SetGroupVersionKind(gvk)
+	}
+	object := shared.DeepCopyObject().(client.Object) // the author's functions get it
 	wanted, err := r.isWanted(object)
 	if !wanted {
 		r.forget(req.NamespacedName, Filtered)
@@ -173,7 +181,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, credential.ErrOperatorForbidden)) {
 		r.wake(waiting) // what was granted for this one will mostly have been granted for all
 	}
-	return reconcile.Result{RequeueAfter: r.set.Reconcile(object, resolved, err)}, nil
+	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolved, err)}, nil
 }
 
 // forget ends the extension's connection and what is kept for it.
