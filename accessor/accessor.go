@@ -99,7 +99,26 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	return seen
 }
 
-// drain runs after effects until there are none. If one panics, the next step drains the rest.
+// stepAside is step for callers that must not run what others have queued: a request that got a 401, or a scope that
+// tells its state.
+func (a *identityAccessor) stepAside(event lifecycle.Event) {
+	a.mu.Lock()
+	a.stepLocked(event, brought{})
+	drain := a.after.Take()
+	a.mu.Unlock()
+	if drain {
+		a.drainAside()
+	}
+}
+
+// drainAside drains in another goroutine.
+func (a *identityAccessor) drainAside() {
+	if !a.set.owned.Start(a.drain) { // the set has ended, and so nothing is left that could take long
+		go a.drain()
+	}
+}
+
+// drain runs after effects until there are none. If one panics, another goroutine runs the rest.
 func (a *identityAccessor) drain() {
 	for {
 		a.mu.Lock()
@@ -122,7 +141,11 @@ func (a *identityAccessor) runAfterEffect(effect func()) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.after.GiveBack()
-			a.notifyDrainedLocked()
+			if a.after.Take() {
+				a.drainAside()
+			} else {
+				a.notifyDrainedLocked()
+			}
 		}
 	}()
 	effect()
@@ -209,26 +232,4 @@ func (a *identityAccessor) lastObject() client.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.object
-}
-
-// ProbeForAll implements targets.Member.
-func (a *identityAccessor) ProbeForAll(id targets.ID) bool {
-	event := lifecycle.ProbeRequested{Target: lifecycle.TargetID(id)}
-	a.mu.Lock()
-	accepts := a.machine.AcceptsProbe(event)
-	a.mu.Unlock()
-	if accepts {
-		a.step(event, brought{})
-	}
-	return accepts
-}
-
-// TargetDown implements targets.Member.
-func (a *identityAccessor) TargetDown(id targets.ID, err error) {
-	a.step(lifecycle.TargetDown{Target: lifecycle.TargetID(id), Err: err}, brought{})
-}
-
-// RetryAt implements targets.Member.
-func (a *identityAccessor) RetryAt(id targets.ID, at time.Time) {
-	a.step(lifecycle.RetryAt{Target: lifecycle.TargetID(id), At: at}, brought{})
 }

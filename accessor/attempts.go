@@ -65,10 +65,10 @@ func (a *identityAccessor) connect(t *attempt) (lifecycle.AttemptFinished, *conn
 	if err := a.prepare(t); err != nil {
 		return notSent(begun, err), nil
 	}
-	asked := time.Now()
+	asked, id := time.Now(), t.Attempt // the callbacks keep the ID and not the attempt, which has the first credential
 	conn := newConnection(a.set.life, &a.set.owned, a.set.options, a.key, t.Epoch, t.membership.Target, t.credential,
-		func() { a.step(lifecycle.RequestUnauthorized{Attempt: t.Attempt}, brought{}) },
-		func() { a.step(lifecycle.AccessChanged{}, brought{}) })
+		func() { a.stepAside(lifecycle.RequestUnauthorized{Attempt: id}) },
+		func() { a.stepAside(lifecycle.AccessChanged{}) })
 	answer := askWhileDenied(t.ctx, conn, a.set.options.HealthProbe.Timeout)
 	conn.stated, conn.identity = answer.Identity, answer.Identity
 	if conn.identity.UID == "" {

@@ -36,6 +36,9 @@ func (s *scope) keep(ctx context.Context) {
 			r.informerSynced()
 		case <-s.mail.ready:
 			for _, event := range s.mail.take() {
+				if ctx.Err() != nil {
+					return // what was asked with ctx has failed for its sake
+				}
 				r.catchUp()
 				r.step(event)
 			}
@@ -73,6 +76,9 @@ func (r *run) informerSynced() {
 
 func (r *run) step(event monitor.Event) {
 	r.do(r.machine.Step(time.Now(), rand.Float64(), event))
+	if !r.machine.HasRead() {
+		r.mail.forgetRead()
+	}
 }
 
 // do carries out effects, in order.

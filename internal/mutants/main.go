@@ -36,6 +36,9 @@ func run(only string) error {
 		if len(patches) == 0 {
 			return errors.Errorf("%s has no mutants; run this from the root of the module", machine)
 		}
+		if out, err := exec.Command("go", "test", "-count=1", "./"+machine).CombinedOutput(); err != nil {
+			return errors.Errorf("the tests of %s fail without a mutant: %s", machine, out)
+		}
 		for _, patch := range patches {
 			if !strings.Contains(filepath.Base(patch), only) {
 				continue
@@ -75,6 +78,9 @@ func try(machine, patch string) (caught bool, by string, err error) {
 	out, err := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-overlay", overlay, "./"+machine).CombinedOutput()
 	if err == nil {
 		return false, "", nil
+	}
+	if strings.Contains(string(out), "panic: test timed out") {
+		return false, "", errors.Errorf("the mutant hangs: %s", out)
 	}
 	names := failed.FindAllStringSubmatch(string(out), -1)
 	if len(names) == 0 && !strings.Contains(string(out), "panic:") {

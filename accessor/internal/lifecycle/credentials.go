@@ -154,6 +154,7 @@ func (s *step) start() {
 	case Verify:
 		create.Credential = s.rotation.credential
 	}
+	s.attempt.credential = create.Credential
 	s.emit(create)
 	if kind == Connect {
 		s.publish(connstate.Connecting, s.reason, s.cause)

@@ -26,13 +26,13 @@ const (
 
 // Commit effects.
 type (
-	// AdoptTarget: the connection uses the target of the Resolved event from now on.
+	// AdoptTarget says that the connection uses the target of the Resolved event from now on.
 	AdoptTarget struct{ Target TargetID }
-	// OpenCredential: open the credential of the Resolved event under this ID.
+	// OpenCredential says to open the credential of the Resolved event under this ID.
 	OpenCredential struct{ Credential CredentialID }
-	// UseCredential: requests of the connection use this credential from now on.
+	// UseCredential says that requests of the connection use this credential from now on.
 	UseCredential struct{ Credential CredentialID }
-	// CreateAttempt: make an attempt, which SubmitAttempt will start.
+	// CreateAttempt says to make an attempt, which SubmitAttempt will start.
 	CreateAttempt struct {
 		Attempt    AttemptID
 		Kind       AttemptKind
@@ -40,12 +40,12 @@ type (
 		Epoch      int64 // of the connection that a Connect makes
 		Urgent     bool  // before attempts at the same target that are not
 	}
-	// CancelAttempt: the attempt's answer does not count any more.
+	// CancelAttempt says that the attempt's answer does not count any more.
 	CancelAttempt struct{ Attempt AttemptID }
-	// BeginConnection: what the attempt made is the connection from now on. Watches get it before
+	// BeginConnection says that what the attempt made is the connection from now on. Watches get it before
 	// anybody else does.
 	BeginConnection struct{ Attempt AttemptID }
-	// Publish: this is what getters see from now on.
+	// Publish says that this is what getters see from now on.
 	Publish struct {
 		Phase     connstate.Phase
 		Reason    connstate.Reason
@@ -54,37 +54,37 @@ type (
 		Epoch     int64
 		Cause     error
 	}
-	// EndConnection: the connection ends, with what was published last as its error.
+	// EndConnection says that the connection ends, with what was published last as its error.
 	EndConnection struct{}
 )
 
 // After effects.
 type (
-	// DiscardSecret: forget a secret that was obtained before that time, because the server did not
+	// DiscardSecret says to forget a secret that was obtained before that time, because the server did not
 	// accept it.
 	DiscardSecret struct {
 		Credential CredentialID
 		Before     time.Time
 	}
-	// SubmitAttempt: start the attempt.
+	// SubmitAttempt says to start the attempt.
 	SubmitAttempt struct{ Attempt AttemptID }
-	// DiscardConnection: close what the attempt made; nobody will use it.
+	// DiscardConnection says to close what the attempt made; nobody will use it.
 	DiscardConnection struct {
 		Attempt AttemptID
 		Reason  connstate.Reason
 		Cause   error
 	}
-	// RetireCredential: close a credential after a while, because requests may still be using it.
+	// RetireCredential says to close a credential after a while, because requests may still be using it.
 	RetireCredential struct{ Credential CredentialID }
-	// CloseCredential: close a credential.
+	// CloseCredential says to close a credential.
 	CloseCredential struct{ Credential CredentialID }
-	// ReleaseTarget: the connection does not use the target any more.
+	// ReleaseTarget says that the connection does not use the target any more.
 	ReleaseTarget struct{ Target TargetID }
-	// PauseWatches: the watches let go of the connection that ended.
+	// PauseWatches says that the watches let go of the connection that ended.
 	PauseWatches struct{}
-	// EndWatches: the watches end for ever.
+	// EndWatches says that the watches end for ever.
 	EndWatches struct{}
-	// ReportTarget: tell the target whether it answered.
+	// ReportTarget says to tell the target whether it answered.
 	ReportTarget struct {
 		Target   TargetID
 		Answered bool
@@ -92,7 +92,7 @@ type (
 		ForAll   bool // the target had this connection ask; a failure counts against the target
 		Err      error
 	}
-	// Log: write a line. Epoch is that of the connection that it is about.
+	// Log says to write a line. Epoch is that of the connection that it is about.
 	Log struct {
 		Message string
 		Verbose bool
@@ -100,14 +100,14 @@ type (
 		Reason  connstate.Reason
 		Err     error
 	}
-	// Record: count something.
+	// Record says to count something.
 	Record struct {
 		Counter Counter
 		Result  string
 	}
-	// Notify: notify the extension sources.
+	// Notify says to notify the extension sources.
 	Notify struct{}
-	// Wake: resolve the extension soon, because the deadline came forward.
+	// Wake says to resolve the extension soon, because the deadline came forward.
 	Wake struct{}
 )
 

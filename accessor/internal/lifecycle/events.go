@@ -22,7 +22,7 @@ type TargetID uint64
 // Event is what happened. See [Machine.Step].
 type Event interface{ isEvent() }
 
-// Resolved: the reconciler resolved what the extension is to connect as. Only this event starts attempts.
+// Resolved says that the reconciler resolved what the extension is to connect as. Only this event starts attempts.
 type Resolved struct {
 	// Generation is the extension's metadata.generation.
 	Generation int64
@@ -48,7 +48,7 @@ type Resolution struct {
 	Expected       connstate.Identity
 }
 
-// AttemptFinished: an attempt has an answer.
+// AttemptFinished says that an attempt has an answer.
 type AttemptFinished struct {
 	Attempt AttemptID
 	// Asked is when the attempt sent its question, or when it began to prepare the credential if nothing
@@ -68,28 +68,28 @@ type Answer struct {
 	OwnConnections bool
 }
 
-// RequestUnauthorized: a request of the connection that Attempt made was answered 401.
+// RequestUnauthorized says that a request of the connection that Attempt made was answered 401.
 type RequestUnauthorized struct{ Attempt AttemptID }
 
-// ProbeRequested: the target is silent, and this connection is to probe on behalf of all.
+// ProbeRequested says that the target is silent, and this connection is to probe on behalf of all.
 type ProbeRequested struct{ Target TargetID }
 
-// TargetDown: the target did not answer anybody for FailureThreshold probes.
+// TargetDown says that the target did not answer anybody for FailureThreshold probes.
 type TargetDown struct {
 	Target TargetID
 	Err    error
 }
 
-// RetryAt: a connect that waits because the target was silent may be tried at At already.
+// RetryAt says that a connect that waits because the target was silent may be tried at At already.
 type RetryAt struct {
 	Target TargetID
 	At     time.Time
 }
 
-// AccessChanged: the connection's cache gained or lost access to a kind.
+// AccessChanged says that the connection's cache gained or lost access to a kind.
 type AccessChanged struct{}
 
-// Removed: the extension is gone, or the manager stops. It is the last event that has an effect, beside
+// Removed says that the extension is gone, or the manager stops. It is the last event that has an effect, beside
 // discarding late answers.
 type Removed struct {
 	Reason connstate.Reason

@@ -126,12 +126,55 @@ var invariants = []struct {
 	{"no connection without the server's own word for it", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
 		return count[BeginConnection](t.effects) == 0 ||
-			ok && finished.Answer.Verdict == connstate.Valid && finished.Answer.Identity.Username == ours.Username
+			ok && finished.Answer.Verdict == connstate.Valid && ours.Same(finished.Answer.Identity)
 	}},
-	{"a connection is never given another identity's credential", func(t *transition) bool {
-		finished, ok := t.event.(AttemptFinished)
-		return count[UseCredential](t.effects) == 0 ||
-			ok && finished.Answer.Verdict == connstate.Valid && finished.Answer.Identity.Same(ours) && finished.Answer.Identity.SameGroups(ours)
+	{"a connection is given the credential that was asked about, and only the same identity's", func(t *transition) bool {
+		for _, e := range t.effects {
+			use, ok := e.(UseCredential)
+			if !ok {
+				continue
+			}
+			finished, ok := t.event.(AttemptFinished)
+			if !ok || use.Credential != t.before.attempt.credential || finished.Answer.Verdict != connstate.Valid ||
+				!finished.Answer.Identity.Same(ours) || !finished.Answer.Identity.SameGroups(ours) {
+				return false
+			}
+		}
+		return true
+	}},
+	{"an attempt asks with its credential: a verify with the newer one, and a connect makes the next epoch", func(t *transition) bool {
+		a := &t.after
+		for _, e := range t.effects {
+			create, ok := e.(CreateAttempt)
+			if !ok {
+				continue
+			}
+			want := a.credential
+			if create.Kind == Verify {
+				want = a.rotation.credential
+			}
+			if create.Credential != want || a.attempt.credential != want || create.Kind == Connect && create.Epoch != t.before.epoch+1 {
+				return false
+			}
+		}
+		return true
+	}},
+	{"secrets that are newer than the question are kept", func(t *transition) bool {
+		for _, e := range t.effects {
+			if d, ok := e.(DiscardSecret); ok && !d.Before.Equal(t.event.(AttemptFinished).Asked) {
+				return false
+			}
+		}
+		return true
+	}},
+	{"what another target does has no effect", func(t *transition) bool {
+		switch e := t.event.(type) {
+		case RetryAt:
+			return e.Target == t.before.target || len(t.effects) == 0
+		case TargetDown:
+			return e.Target == t.before.target || len(t.effects) == 0
+		}
+		return true
 	}},
 }
 

@@ -69,6 +69,7 @@ type rotation struct {
 type attempt struct {
 	id          AttemptID
 	kind        AttemptKind
+	credential  CredentialID // that it asks with
 	probeReason probeReason
 }
 

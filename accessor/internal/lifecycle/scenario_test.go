@@ -62,7 +62,6 @@ type player struct {
 	seen       Observed
 	target     TargetID
 	generation int64
-	resolution Resolution
 	kept       AttemptID // an attempt that was given up
 }
 
@@ -213,7 +212,7 @@ func (p *player) answered(verb string, o options) Event {
 	if verb == "late-answer" {
 		id = p.kept
 	}
-	return AttemptFinished{Attempt: id, Asked: p.now, Answer: answer}
+	return AttemptFinished{Attempt: id, Asked: p.now.Add(-time.Second), Answer: answer}
 }
 
 // describe puts an effect in words.
@@ -236,6 +235,9 @@ func describe(effect Effect) string {
 		return fmt.Sprintf("use credential %d", e.Credential)
 	case CreateAttempt:
 		text := fmt.Sprintf("create %s %d with credential %d", map[AttemptKind]string{Connect: "connect", Probe: "probe", Verify: "verify"}[e.Kind], e.Attempt, e.Credential)
+		if e.Kind == Connect {
+			text += fmt.Sprintf(", epoch %d", e.Epoch)
+		}
 		if e.Urgent {
 			text += ", urgent"
 		}
@@ -246,13 +248,13 @@ func describe(effect Effect) string {
 		return fmt.Sprintf("begin the connection of attempt %d", e.Attempt)
 	case Publish:
 		if e.Phase == connstate.Connected {
-			return fmt.Sprintf("publish Connected, epoch %d", e.Epoch)
+			return fmt.Sprintf("publish Connected, epoch %d, since %s", e.Epoch, e.Since.Sub(epoch0))
 		}
-		return fmt.Sprintf("publish %s (%s), down since %s", e.Phase, because(e.Reason, e.Cause), e.DownSince.Sub(epoch0))
+		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, because(e.Reason, e.Cause), e.Since.Sub(epoch0), e.DownSince.Sub(epoch0))
 	case EndConnection:
 		return "end the connection"
 	case DiscardSecret:
-		return fmt.Sprintf("discard the secret of credential %d", e.Credential)
+		return fmt.Sprintf("discard the secret of credential %d, if it is from before %s", e.Credential, e.Before.Sub(epoch0))
 	case SubmitAttempt:
 		return fmt.Sprintf("submit attempt %d", e.Attempt)
 	case DiscardConnection:

@@ -28,8 +28,9 @@ var (
 		Probe:   connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: tick, FailureThreshold: 2},
 		Backoff: wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
 	}
-	ours, others = connstate.Identity{Username: "ours", Groups: []string{"a"}}, connstate.Identity{Username: "others"}
-	ourGroups    = connstate.Identity{Username: "ours", Groups: []string{"b"}}
+	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}}, connstate.Identity{Username: "others", UID: "2"}
+	recreated    = connstate.Identity{Username: "ours", UID: "3", Groups: []string{"a"}}
+	ourGroups    = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"b"}}
 )
 
 // reasons are those that the exploration meets. Their index stands for them in a world.
@@ -94,7 +95,7 @@ func resolutionOf(key, version int8) Resolution {
 		return Resolution{}
 	}
 	return Resolution{Key: string('0' + rune(key)), Version: string('0' + rune(version)), Source: "source",
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{Username: "ours"}}
+		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{Username: "ours", UID: "1"}}
 }
 
 func backoffOf(index int8) wait.Backoff {
@@ -138,7 +139,10 @@ func (w *world) machine() *Machine {
 	}
 	m.renewedAt, m.nextConnect, m.backoff = at(w.renewed), at(w.nextConnect), backoffOf(w.backoff)
 	if w.attempt != 0 {
-		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), probeReason: probeReason(w.attemptReason)}
+		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), credential: currentID, probeReason: probeReason(w.attemptReason)}
+		if m.attempt.kind == Verify {
+			m.attempt.credential = rotationID
+		}
 	}
 	m.probeReason = probeReason(w.probeReason)
 	m.health = connstate.Health{LastProbeTime: at(w.lastProbe), LastProbeSuccessTime: at(w.lastSuccess), ConsecutiveFailures: int(w.failures)}
@@ -231,7 +235,7 @@ func answer(name string, verdict connstate.Verdict, identity connstate.Identity,
 		a.Err = errServer
 	}
 	return input{name: "answer " + name, possible: func(w *world) bool { return w.attempt != 0 }, event: func(*world) Event {
-		return AttemptFinished{Attempt: attemptID, Asked: epoch0, Answer: a}
+		return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: a}
 	}}
 }
 
@@ -260,7 +264,7 @@ var inputs = func() (list []input) {
 	return append(list,
 		resolveErr(connstate.Unreachable, false), resolveErr(connstate.InvalidCredential, true), resolveErr(connstate.NotAllowed, false),
 		answer("valid", connstate.Valid, ours, ""), answer("other identity", connstate.Valid, others, ""),
-		answer("other groups", connstate.Valid, ourGroups, ""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
+		answer("other groups", connstate.Valid, ourGroups, ""), answer("other UID", connstate.Valid, recreated, ""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
 		answer("403", connstate.Denied, connstate.Identity{}, ""), answer("500", connstate.Failing, connstate.Identity{}, ""),
 		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing, connstate.Identity{}, connstate.TokenRequestFailed),
 		input{name: "late answer", event: func(*world) Event {
@@ -272,6 +276,7 @@ var inputs = func() (list []input) {
 		input{name: "target down", event: func(w *world) Event { return TargetDown{Target: TargetID(w.key), Err: errServer} }},
 		input{name: "another target down", event: func(*world) Event { return TargetDown{Target: 9, Err: errServer} }},
 		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
+		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.Deleted} }},
 		input{name: "a request is served", possible: func(w *world) bool { return w.phase == 2 }, change: func(w world) world { w.served = 0; return w }},

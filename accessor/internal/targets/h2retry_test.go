@@ -231,6 +231,21 @@ func TestUnreadBody(t *testing.T) {
 	g.Expect(newReplayable(httptest.NewRequest(http.MethodGet, "/", nil)).rewind()).To(Succeed(), "there is none")
 }
 
+// What is wrong with the request itself fails at once, also on a connection that has answered before.
+func TestInvalidRequests(t *testing.T) {
+	g := NewWithT(t)
+	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.ok(stream) })
+	target := s.target(t)
+	g.Expect(post(t, target, s.url, http.NoBody)).To(Succeed())
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url, nil)
+	req.Header.Set("Authorization", "line\nbreak")
+	failed := make(chan error, 1)
+	go func() { _, err := target.RoundTripper().RoundTrip(req); failed <- err }()
+	g.Eventually(failed).WithTimeout(time.Second / 2).Should(Receive(MatchError(ContainSubstring("invalid header field value"))))
+	g.Expect(post(t, target, s.url, http.NoBody)).To(Succeed())
+	g.Expect(s.conns.Load()).To(BeEquivalentTo(1))
+}
+
 // A server that declines for ever is asked a few times.
 func TestRefusedForEver(t *testing.T) {
 	g := NewWithT(t)

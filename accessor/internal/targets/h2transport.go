@@ -3,6 +3,7 @@ package targets
 import (
 	"context"
 	"crypto/tls"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -107,6 +108,7 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err != nil {
 			if errors.Is(err, errNoHTTP2) && body.rewind() == nil { // nothing was sent
 				t.refused.Store(true)
+				body.sent()
 				return t.http1.RoundTrip(body.attach(req))
 			}
 			body.close()
@@ -122,19 +124,20 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			body.close()
 			return nil, errors.Cause(err)
 		}
-		if err := sleep(req.Context(), sends); err != nil {
+		if ended := sleep(req.Context(), sends); ended != nil {
 			body.close()
-			return nil, err
+			return nil, errors.Wrapf(ended, "waiting to send a request again (%s)", err)
 		}
 	}
 }
 
-// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time.
+// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time, with jitter.
 func sleep(ctx context.Context, sends int) error {
 	if sends == 1 {
 		return nil
 	}
-	timer := time.NewTimer(time.Second << (sends - 2))
+	d := time.Second << (sends - 2)
+	timer := time.NewTimer(d + rand.N(d/4))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -159,7 +162,7 @@ func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, err
 	resp, err := conn.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
 	passOn()
 	answeredBefore := t.http2.finished(conn, err == nil)
-	if err != nil && !sent.Load() && answeredBefore {
+	if err != nil && !sent.Load() && answeredBefore && (conn.Err() != nil || err.Error() == connNotUsable) {
 		return nil, &unprocessedError{err}
 	}
 	return resp, err
@@ -187,6 +190,8 @@ const (
 	// says it processes. net/http exports no type for it. If the text changes, a retry is lost and none is made
 	// in vain.
 	gracefulShutdown = "http2: Transport received Server's graceful shutdown GOAWAY"
+	// connNotUsable is the error of a request whose connection got a GOAWAY, or ended, before the request was sent.
+	connNotUsable = "http2: client conn not usable"
 )
 
 // isUnprocessed reports whether a request that failed with err was certainly not processed: it was not sent, or the

@@ -346,7 +346,12 @@ type closes struct {
 	closed atomic.Bool
 }
 
-func (c *closes) Close() error { c.closed.Store(true); return nil }
+func (c *closes) Close() error {
+	if c.closed.Swap(true) {
+		panic("closed twice")
+	}
+	return nil
+}
 
 // Where no connection is to be had the body is closed, as net/http does.
 func TestBodyIsClosed(t *testing.T) {

@@ -133,19 +133,21 @@ func (t *Target) checkSilent(now time.Time) {
 	waiting := t.members(func(m *Membership) bool { return !m.waitsUntil.IsZero() })
 	switch {
 	case len(connected) > 0:
-		if !t.takeTurn(now, t.set.Probe.Interval) {
+		if !t.isTurn(now, t.set.Probe.Interval) {
 			return
 		}
 		t.sortMembers(connected, func(m *Membership) time.Time { return m.lastProbe })
 		for _, m := range connected {
 			if m.member.ProbeForAll(m.id) {
+				t.takeTurn(now)
 				return
 			}
 		}
 	case len(waiting) > 1: // one alone has its own backoff only
-		if !t.takeTurn(now, scoutInterval(len(waiting), t.set.Probe.Interval, t.set.FirstBackoff)) {
+		if !t.isTurn(now, scoutInterval(len(waiting), t.set.Probe.Interval, t.set.FirstBackoff)) {
 			return
 		}
+		t.takeTurn(now)
 		t.sortMembers(waiting, func(m *Membership) time.Time { return m.waitsUntil })
 		waiting[0].member.RetryAt(waiting[0].id, now)
 	}
@@ -157,16 +159,17 @@ func (t *Target) sortMembers(members []*Membership, by func(*Membership) time.Ti
 	slices.SortFunc(members, func(a, b *Membership) int { return by(a).Compare(by(b)) })
 }
 
-// takeTurn reports whether it is time to make a member ask: no member was made to ask for an interval. If so, the turn
-// is taken.
-func (t *Target) takeTurn(now time.Time, interval time.Duration) bool {
+// isTurn reports whether it is time to make a member ask: none was made to ask for an interval.
+func (t *Target) isTurn(now time.Time, interval time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if now.Sub(t.asked) < interval {
-		return false
-	}
+	return now.Sub(t.asked) >= interval
+}
+
+func (t *Target) takeTurn(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.asked = now
-	return true
 }
 
 // WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a random time of up to 50 ms

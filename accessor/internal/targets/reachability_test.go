@@ -110,6 +110,10 @@ func TestConnectedMemberProbesForAll(t *testing.T) {
 		g.Expect(tm.after(time.Second)).To(Equal([]string{"old probes"}))
 		old.busy = true
 		g.Expect(tm.after(10*time.Second)).To(Equal([]string{"new probes"}), "another one, if that one cannot")
+		tm.all["new"].busy = true
+		g.Expect(tm.after(10 * time.Second)).To(BeEmpty())
+		tm.all["new"].busy = false
+		g.Expect(tm.after(time.Second)).To(Equal([]string{"new probes"}), "the turn was not taken in vain")
 		tm.answer()
 		g.Expect(tm.after(9*time.Second)).To(BeEmpty(), "the target answered, if only with a 500")
 		g.Expect(tm.after(time.Second)).To(HaveLen(1))

@@ -64,10 +64,11 @@ func (r *replayable) sent() {
 	}
 }
 
-// close closes the body: a RoundTripper does so, also on errors.
+// close closes the body, once: a RoundTripper does so, also on errors.
 func (r *replayable) close() {
 	if r.current != nil {
-		_ = r.current.body.Close()
+		r.current.release()
+		_ = r.current.Close()
 	}
 }
 
@@ -78,7 +79,8 @@ type unreadBody struct {
 
 	mu       sync.Mutex
 	released bool // guarded by mu
-	closed   bool // guarded by mu; Close was called
+	wanted   bool // guarded by mu; Close was called
+	closed   bool // guarded by mu; body was closed
 }
 
 func (b *unreadBody) Read(p []byte) (int, error) {
@@ -89,17 +91,22 @@ func (b *unreadBody) Read(p []byte) (int, error) {
 func (b *unreadBody) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.closed = true
-	if !b.read.Load() && !b.released {
-		return nil
-	}
-	return b.body.Close()
+	b.wanted = true
+	return b.closeLocked()
 }
 
 func (b *unreadBody) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.released = true; b.closed && !b.read.Load() {
-		_ = b.body.Close()
+	b.released = true
+	_ = b.closeLocked()
+}
+
+// closeLocked closes the body if that is wanted and nothing speaks against it.
+func (b *unreadBody) closeLocked() error {
+	if b.closed || !b.wanted || !b.released && !b.read.Load() {
+		return nil
 	}
+	b.closed = true
+	return b.body.Close()
 }

@@ -58,7 +58,7 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
 	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig}
-	t.transport = t.newTransport(tlsConfig)
+	t.transport = newTransport(t, tlsConfig)
 	return t, nil
 }
 
@@ -70,7 +70,7 @@ func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 		config = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }
-	return t.newTransport(config)
+	return newTransport(t, config)
 }
 
 // Host names the server, for people.

@@ -24,7 +24,7 @@ type Transport struct {
 }
 
 // newTransport makes a transport. It does no I/O and starts nothing.
-func (target *Target) newTransport(config *tls.Config) *Transport {
+func newTransport(target *Target, config *tls.Config) *Transport {
 	t := &Transport{
 		target: target,
 		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),

@@ -60,11 +60,13 @@ type jobQueue struct {
 func (q *jobQueue) take() (job func()) {
 	if len(q.urgent) > 0 && (q.inARow < urgentInARow || len(q.waiting) == 0) {
 		q.inARow++
-		job, q.urgent = q.urgent[0], q.urgent[1:]
+		job, q.urgent[0] = q.urgent[0], nil // what has run is not kept
+		q.urgent = q.urgent[1:]
 		return job
 	}
 	q.inARow = 0
-	job, q.waiting = q.waiting[0], q.waiting[1:]
+	job, q.waiting[0] = q.waiting[0], nil
+	q.waiting = q.waiting[1:]
 	return job
 }
 
@@ -116,6 +118,7 @@ func (p *Pool) nextLocked() (*jobQueue, connstate.Reachability) {
 	for r := range reachabilities {
 		for hasRoom(r, p.running) && len(p.turns[r]) > 0 {
 			q := p.turns[r][0]
+			p.turns[r][0] = nil
 			p.turns[r] = p.turns[r][1:]
 			if q.turn == r {
 				return q, r

@@ -12,13 +12,14 @@ type TaskGroup struct {
 	group  sync.WaitGroup
 }
 
-// Start runs f in a goroutine, unless Wait was called. f must end when its connection does.
-func (g *TaskGroup) Start(f func()) {
+// Start runs f in a goroutine, unless Wait was called: then it returns false. f must end when its connection does.
+func (g *TaskGroup) Start(f func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.closed {
 		g.group.Go(f)
 	}
+	return !g.closed
 }
 
 // Wait returns when all have ended, or after patience, and reports whether they have; none starts any more.

@@ -11,40 +11,40 @@ type Effect interface{ isEffect() }
 
 // Questions. The driver asks beside its own goroutine, and always answers, with the same ID.
 type (
-	// AskMapping: find the kind's resource. Distrust says that what is known of it may be wrong.
+	// AskMapping says to find the kind's resource. Distrust says that what is known of it may be wrong.
 	AskMapping struct {
 		Question QuestionID
 		Distrust bool
 	}
-	// AskReview: ask whether the identity has access with all Verbs. OrListOnly: if not, ask whether it may list.
+	// AskReview says to ask whether the identity has access with all Verbs. OrListOnly: if not, ask whether it may list.
 	AskReview struct {
 		Question   QuestionID
 		Mapping    *meta.RESTMapping
 		Verbs      []string
 		OrListOnly bool
 	}
-	// AskReadiness: ask whether the API server is ready.
+	// AskReadiness says to ask whether the API server is ready.
 	AskReadiness struct{ Question QuestionID }
 )
 
 // What to do with the informer.
 type (
-	// StartInformer: make an informer and run it. If that fails, pass InformerStartFailed. Poll is how far apart its
+	// StartInformer says to make an informer and run it. If that fails, pass InformerStartFailed. Poll is how far apart its
 	// lists are, if it may not watch; else zero.
 	StartInformer struct {
 		Life    LifeID
 		Mapping *meta.RESTMapping
 		Poll    time.Duration
 	}
-	// Serve: serve reads from the informer.
+	// Serve says to serve reads from the informer.
 	Serve struct{ Life LifeID }
-	// RestartWatch: begin the informer's watch anew, where it was, so that the API server authorizes it again.
+	// RestartWatch says to begin the informer's watch anew, where it was, so that the API server authorizes it again.
 	RestartWatch struct{ Life LifeID }
-	// StopInformer: stop the informer, and serve nothing from it any more.
+	// StopInformer says to stop the informer, and serve nothing from it any more.
 	StopInformer struct{ Life LifeID }
 )
 
-// SetState: the scope is in this state now. Err is why it is Forbidden, NotServed or Failing.
+// SetState says that the scope is in this state now. Err is why it is Forbidden, NotServed or Failing.
 type SetState struct {
 	State State
 	Err   error

@@ -18,20 +18,20 @@ type Event interface{ isEvent() }
 
 // Answers to questions.
 type (
-	// Mapped: discovery found the kind's resource, or not.
+	// Mapped says that discovery found the kind's resource, or not.
 	Mapped struct {
 		Question QuestionID
 		Mapping  *meta.RESTMapping
 		Err      error // meta.IsNoMatchError if the kind is not served
 	}
-	// Reviewed: the API server answered whether the identity has access.
+	// Reviewed says that the API server answered whether the identity has access.
 	Reviewed struct {
 		Question QuestionID
 		Verdict  Verdict
 		ListOnly bool  // only list was asked for, because watch is denied
 		Err      error // of a verdict other than Allowed
 	}
-	// Readied: the API server said whether it is ready.
+	// Readied says that the API server said whether it is ready.
 	Readied struct {
 		Question QuestionID
 		Ready    bool // false only if it says that it is not
@@ -40,21 +40,21 @@ type (
 
 // What an informer reports.
 type (
-	// InformerStartFailed: the informer could not be started.
+	// InformerStartFailed says that the informer could not be started.
 	InformerStartFailed struct {
 		Life LifeID
 		Err  error
 	}
-	// InformerSynced: the informer has synced.
+	// InformerSynced says that the informer has synced.
 	InformerSynced struct{ Life LifeID }
-	// Served: the API server served a list, or began a watch.
+	// Served says that the API server served a list, or began a watch.
 	Served struct{ Life LifeID }
-	// Failed: a request failed in a way that may pass.
+	// Failed says that a request failed in a way that may pass.
 	Failed struct {
 		Life LifeID
 		Err  error
 	}
-	// Refused: a request was refused (403), or what it asked for does not exist (404).
+	// Refused says that a request was refused (403), or what it asked for does not exist (404).
 	Refused struct {
 		Life LifeID
 		Err  error
@@ -65,13 +65,13 @@ type (
 
 // What the driver hears from others.
 type (
-	// AccessMayHaveChanged: an RBAC object that concerns the identity changed.
+	// AccessMayHaveChanged says that an RBAC object that concerns the identity changed.
 	AccessMayHaveChanged struct{}
-	// Read: a reader asked for what is not served.
+	// Read says that a reader asked for what is not served.
 	Read struct{}
-	// Tick: the deadline has come.
+	// Tick says that the deadline has come.
 	Tick struct{}
-	// Stopped: nothing needs the scope any more. It is the last event that has an effect.
+	// Stopped says that nothing needs the scope any more. It is the last event that has an effect.
 	Stopped struct{}
 )
 

@@ -15,7 +15,7 @@ func (s *step) informerSynced(e InformerSynced) {
 		return
 	}
 	s.life.synced, s.life.quiet = true, false
-	s.emit(Serve{Life: e.Life})
+	s.emit(Serve(e))
 	s.setState(Synced, nil)
 }
 

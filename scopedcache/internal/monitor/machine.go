@@ -168,5 +168,5 @@ func (m *Machine) Deadline() time.Time {
 	}
 }
 
-// State returns the state of the scope.
-func (m *Machine) State() State { return m.state }
+// HasRead reports whether a Read waits to be used.
+func (m *Machine) HasRead() bool { return m.readPending }

@@ -27,7 +27,7 @@ var (
 	errNoMatch   = &meta.NoKindMatchError{}
 
 	oneMapping   = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeNamespace}
-	otherMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "others"}, Scope: meta.RESTScopeNamespace}
+	otherMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeRoot}
 
 	errs     = []error{nil, errServer, errForbidden, errNotFound, errNoMatch}
 	mappings = []*meta.RESTMapping{nil, oneMapping, otherMapping}
