@@ -35,7 +35,7 @@ bin/latchkey: ## the binary
 .PHONY: test
 test: controlplane ## all tests of all modules, race detector on
 	go test -race -timeout 40m $$(go list ./... | grep -v /test/scopes)
-	go test -run Explore ./accessor/internal/lifecycle ./scopedcache/internal/monitor # to the end, which the race detector is too slow for
+	go test -p 1 -run Explore ./accessor/internal/lifecycle ./scopedcache/internal/monitor # to the end, which the race detector is too slow for
 	go test -race -timeout 40m ./test/scopes # not beside the others: both keep two cores busy
 	go test -C $(CONTROLPLANE) -race .
 	go run ./internal/conformance
