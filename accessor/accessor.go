@@ -18,7 +18,7 @@ import (
 // passes events to it and carries out its effects. Getters load published and nothing else.
 //
 // A step, its commit effects and the append of its after effects to the queue are one critical section. The
-// after effects run without mu, in order: whoever finds the queue idle drains it. mu is never held across
+// after effects run without mu, in order: the goroutine that finds the queue idle drains it. mu is never held across
 // I/O, a channel send or a callback.
 type identityAccessor struct {
 	key       client.ObjectKey
@@ -29,7 +29,7 @@ type identityAccessor struct {
 	mu          sync.Mutex // guards what follows
 	machine     lifecycle.Machine
 	after       lifecycle.Queue[func()]
-	drained     chan struct{} // closed when nobody drains after any more; nil unless somebody waits for that
+	drained     chan struct{} // closed when no goroutine drains after any more; nil unless one waits for that
 	object      client.Object // as last resolved; not changed
 	membership  *targets.Membership
 	credentials []*boundCredential // that are open: the one in use, and a newer one
@@ -100,7 +100,7 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 }
 
 // stepAside is step for callers that must not run what others have queued: a request that got a 401, or a scope that
-// tells its state.
+// reports its state.
 func (a *identityAccessor) stepAside(event lifecycle.Event) {
 	a.mu.Lock()
 	a.stepLocked(event, brought{})

@@ -304,7 +304,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.membership.Target, late.credential, func() {}, func() {})
 	conn.identity = Identity{Username: "old"}
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt, Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, brought{conn: conn})
-	g.Expect(conn.err()).To(MatchError(ErrNotConnected), "what nobody publishes is closed")
+	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "what is not published is closed")
 	after, _ := d.State(a.key)
 	g.Expect(after.Identity).To(Equal(state.Identity))
 	g.Expect(after.Generation).To(BeEquivalentTo(1))

@@ -20,7 +20,7 @@ type boundCredential struct {
 	transport *targets.Transport // under carrier, if it is ours to close
 }
 
-// openCredential opens the credential of resolved. Whoever opens it closes or retires it.
+// openCredential opens the credential of resolved. The caller closes or retires it.
 func openCredential(id lifecycle.CredentialID, resolved credential.Resolved, t *targets.Target) *boundCredential {
 	b := &boundCredential{id: id, resolved: resolved, cred: resolved.Open(), target: t}
 	switch carrier := b.cred.Carrier(); {

@@ -102,7 +102,7 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 // dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
 func (c *connection) close(reason *NotConnectedError) {
 	c.end(reason)
-	c.credential.Store(nil) // whoever keeps a handle does not keep a secret
+	c.credential.Store(nil) // a handle that is kept does not keep a secret
 }
 
 // err is why the connection ended, nil while it lives.

@@ -57,7 +57,7 @@ func (n *notified) all() []int64 {
 	return append([]int64(nil), n.events...)
 }
 
-// A notification never overtakes an earlier one, and whoever comes second does not wait for the first.
+// A notification never overtakes an earlier one, and the goroutine that comes second does not wait for the first.
 func TestNotificationsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, n := NewWithT(t), newNotified()
@@ -142,7 +142,7 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(before[0]))
 }
 
-// A target that nobody adopts is left again.
+// A target that is not adopted is left again.
 func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -156,6 +156,6 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	a.step(lifecycle.Removed{Reason: Deleted}, brought{})
 	a.reconcile(object, resolved, nil)
-	g.Expect(d.targets.List()).To(BeEmpty())
+	g.Eventually(d.targets.List).Should(BeEmpty())
 	g.Expect(a.credentials).To(BeEmpty())
 }

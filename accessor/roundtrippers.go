@@ -105,7 +105,7 @@ func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
 	return &releasingBody{body, release}
 }
 
-// limiter is the identity's rate limit; nobody waits for it after the connection has ended.
+// limiter is the identity's rate limit; no request waits for it after the connection has ended.
 type limiter struct {
 	flowcontrol.RateLimiter
 	conn *connection

@@ -135,8 +135,8 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	return running.cache, nil
 }
 
-// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it was told of, and what of
-// that is not there any more it is told as deleted, once the informer has synced. It is for package internal/watches.
+// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it has seen, and what of
+// that is not there any more is delivered as deleted, once the informer has synced. It is for package internal/watches.
 func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (*Feeding, error) {
 	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {

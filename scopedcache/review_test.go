@@ -99,10 +99,10 @@ func TestMay(t *testing.T) {
 		"error and yes":              {"error", "yes", 200, monitor.Unanswered},
 		"error and may not be asked": {"error", "never", 200, monitor.Unanswered},
 		"may not be asked":           {"never", "yes", 200, monitor.Unaskable},
-		"it cannot tell":             {"cannot tell", "yes", 200, monitor.Unanswered},
+		"evaluation fails":           {"cannot tell", "yes", 200, monitor.Unanswered},
 		"no, but not ready":          {"no", "no", 500, monitor.DeniedUnready},
 		"never, but not ready":       {"never", "never", 500, monitor.Unanswered},
-		"no, and it does not tell":   {"no", "no", 403, monitor.DeniedReadinessUnknown},
+		"no, readiness unknown":      {"no", "no", 403, monitor.DeniedReadinessUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -137,7 +137,7 @@ func (r *run) stopInformer() {
 	r.informer, r.synced = nil, nil
 }
 
-// stopIfIdle ends the scope if nobody has read the scope since it was last called, and nobody needs it else.
+// stopIfIdle ends the scope if it was not read since the last call, and nothing else needs it.
 func (s *scope) stopIfIdle() {
 	if !s.recent.Swap(false) {
 		s.cache.dropIfIdle(s)

@@ -29,11 +29,11 @@ func TestDue(t *testing.T) {
 		spread float64
 		want   time.Time
 	}{
-		"after a success":                 {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
-		"spread forward":                  {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0.5, t0.Add(57 * time.Second)},
-		"after a failure":                 {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 0.5, t0.Add(70 * time.Second)},
-		"after a probe that told nothing": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute), LastError: errDown}, 0, t0.Add(70 * time.Second)},
-		"served since":                    {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0, LastError: errDown}, 0, t0.Add(61 * time.Second)},
+		"after a success":             {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
+		"spread forward":              {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0.5, t0.Add(57 * time.Second)},
+		"after a failure":             {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 0.5, t0.Add(70 * time.Second)},
+		"after an inconclusive probe": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute), LastError: errDown}, 0, t0.Add(70 * time.Second)},
+		"served since":                {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0, LastError: errDown}, 0, t0.Add(61 * time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			NewWithT(t).Expect(o.Due(tc.state, tc.spread)).To(Equal(tc.want))

@@ -26,7 +26,7 @@ func (s *step) finished(e AttemptFinished) {
 	}
 }
 
-// errLate is the cause with which a connection ends that came too late. Nobody ever had a handle of it.
+// errLate is the cause with which a connection ends that came too late. No caller ever had a handle of it.
 var errLate = errors.New("the connect came too late")
 
 // discard has the driver close what a late connect made.
@@ -117,7 +117,7 @@ func (s *step) giveUpIfFailed(reason connstate.Reason, cause error) {
 	}
 }
 
-// reportProbe tells the target whether it answered. A failure of our own credential says nothing about it.
+// reportProbe reports to the target whether it answered. A failure of our own credential says nothing about it.
 func (s *step) reportProbe(e AttemptFinished, answer Answer, was attempt) {
 	switch {
 	case answer.NotSent != "":

@@ -68,7 +68,7 @@ type (
 	}
 	// SubmitAttempt says to start the attempt.
 	SubmitAttempt struct{ Attempt AttemptID }
-	// DiscardConnection says to close what the attempt made; nobody will use it.
+	// DiscardConnection says to close what the attempt made, because it will not be used.
 	DiscardConnection struct {
 		Attempt AttemptID
 		Reason  connstate.Reason
@@ -84,7 +84,7 @@ type (
 	PauseWatches struct{}
 	// EndWatches says that the watches end for ever.
 	EndWatches struct{}
-	// ReportTarget says to tell the target whether it answered.
+	// ReportTarget says to report to the target whether it answered.
 	ReportTarget struct {
 		Target   TargetID
 		Answered bool

@@ -1,7 +1,7 @@
 package lifecycle
 
-// Queue keeps the after effects of one connection in order, one at a time. Whoever finds the queue idle drains
-// it; the others only append. The zero value is empty and ready. Queue is not safe for concurrent use: the
+// Queue keeps the after effects of one connection in order, one at a time. The goroutine that finds the queue idle
+// drains it; the others only append. The zero value is empty and ready. Queue is not safe for concurrent use: the
 // driver's lock guards each call, and the driver runs what Next returns without that lock.
 //
 //	lock; Step; commit effects; queue.Append(after effects...); drain := queue.Take(); unlock

@@ -68,7 +68,7 @@ type schedule struct {
 	contended, panicked int
 }
 
-// thread is somebody who steps.
+// thread is a goroutine that steps.
 type thread struct {
 	steps   int // still to do
 	drains  bool
@@ -91,10 +91,10 @@ func (s *schedule) run() string {
 			return why
 		}
 	}
-	// Whoever waits until the queue is drained takes over what a panic left behind.
+	// A goroutine that waits until the queue is drained takes over what a panic left behind.
 	for !s.queue.Idle() {
 		if !s.queue.Take() {
-			return "what was left behind can be taken by nobody"
+			return "what was left behind cannot be taken"
 		}
 		last := thread{drains: true}
 		for last.drains {
@@ -157,7 +157,7 @@ func (s *schedule) endEffect(t *thread) string {
 		t.drains = false
 		s.step(t)
 		if t.drains {
-			return "an effect that steps took the queue from whoever drains it"
+			return "an effect that steps took the queue from the goroutine that drains it"
 		}
 		t.drains = drains
 		return ""

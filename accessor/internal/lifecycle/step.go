@@ -140,7 +140,7 @@ func (s *step) probeRequested(e ProbeRequested) {
 	}
 }
 
-// targetDown: nobody gets an answer, so every connection to the target ends.
+// targetDown ends the connection, because no member of the target gets an answer.
 func (s *step) targetDown(e TargetDown) {
 	if s.phase != connstate.Connected || e.Target != s.target {
 		return

@@ -27,7 +27,7 @@ const (
 	settingMaxStreams                                                          = 0x3
 )
 
-// rawH2 is an HTTP/2 server that answers request by request as it is told to, and keeps no rule of its own.
+// rawH2 is an HTTP/2 server that answers request by request as the test says, and keeps no rule of its own.
 type rawH2 struct {
 	url      string
 	conns    atomic.Int32 // that it accepted

@@ -48,7 +48,7 @@ func newH2Transport(life context.Context, server *http.Request, http1 *http.Tran
 		config.ServerName = server.URL.Hostname()
 	}
 	// A transport of its own: the one that client-go's defaults were applied to makes connections of another
-	// implementation, whose errors cannot be told apart.
+	// implementation, whose errors cannot be distinguished.
 	dialer := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return dialTLS(ctx, http1.DialContext, address, config)

@@ -30,7 +30,7 @@ func newTransport(target *Target, config *tls.Config) *Transport {
 		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
-	// A transport of our own, not client-go's shared one, so that closing it touches nobody else.
+	// A transport of our own, not client-go's shared one, so that closing it affects no other client.
 	t.http1 = utilnet.SetTransportDefaults(&http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     config,
@@ -64,7 +64,7 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 	}
 	if t.life.Err() != nil {
 		_ = conn.Close()
-		return nil, errors.Errorf("nobody uses %s any more", t.target.Host())
+		return nil, errors.Errorf("no connection uses %s any more", t.target.Host())
 	}
 	return conn, nil
 }

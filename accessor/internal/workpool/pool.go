@@ -9,7 +9,7 @@ import (
 const (
 	// maxJobs bounds the connects and probes that run at the same time.
 	maxJobs = 100
-	// maxDoubtfulJobs bounds those at targets of which nobody knows that they answer, so that any number of targets
+	// maxDoubtfulJobs bounds those at targets that are not known to answer, so that any number of targets
 	// that hang leave room for the others; minDoubtfulJobs of the room is theirs alone, so that they get their chance.
 	maxDoubtfulJobs = 50
 	minDoubtfulJobs = 10

@@ -190,7 +190,7 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 	})
 }
 
-// Another target at the same address, which nobody knows to answer, does not make the address connstate.Unresponsive.
+// Another target at the same address, which is not known to answer, does not make the address connstate.Unresponsive.
 func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -30,7 +30,7 @@ func TestDenialCounter(t *testing.T) {
 		"no answer in between":         {{0, Denied, false}, {1, Denied, false}, {1, Unanswered, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
 		"not to be asked in between":   {{0, Denied, false}, {1, Unaskable, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
 		"first moments, then ready":    {{0, DeniedReadinessUnknown, false}, {1, DeniedUnready, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"it does not tell":             steady(DeniedReadinessUnknown, 11),
+		"readiness unknown":            steady(DeniedReadinessUnknown, 11),
 		"it is not ready":              steady(DeniedUnready, 61),
 		"not ready, then silent":       append([]answer{{1, DeniedUnready, false}, {5, DeniedUnready, false}, {5, DeniedUnready, false}}, answer{1, DeniedReadinessUnknown, true}),
 	} {
@@ -85,7 +85,7 @@ func TestReviewPacer(t *testing.T) {
 	var p reviewPacer
 	start := time.Unix(0, 0)
 	now, asked := start, 0
-	for now.Before(start.Add(10 * time.Minute)) { // there is an event when a question is asked, and it is asked again as told
+	for now.Before(start.Add(10 * time.Minute)) { // there is an event when a question is asked, and it is asked again when the pacer says
 		_, again := p.next(&DefaultTiming, now, now, .5)
 		now = now.Add(again)
 		asked++

@@ -165,7 +165,7 @@ var invariants = []struct {
 		}
 		return true
 	}},
-	{"while informers are contradicted the state is what they were told", func(t *transition) bool {
+	{"while informers are contradicted the state is what they heard", func(t *transition) bool {
 		a := &t.after
 		return a.phase == stopped || (a.contradicted == "" || a.life.synced || a.state == a.contradicted) && (!a.life.quiet || a.contradicted != "" && a.state == a.contradicted)
 	}},

@@ -73,7 +73,7 @@ type Machine struct {
 	startDenials    denialCounter
 	failing         wait.Backoff
 	pending         wait.Backoff
-	contradicted    State // what informers were told, against what reviews or discovery say; "" if they agree
+	contradicted    State // what informers heard, against what reviews or discovery say; "" if they agree
 	pacer           reviewPacer
 	again           time.Time // when to ask once more after an event; zero for never
 	accessTaken     bool      // an event was taken since the last wait, life or check began
@@ -95,7 +95,7 @@ type life struct {
 	synced     bool
 	check      time.Time // when to review access
 	again      time.Time // when to do so once more after an event; zero for never
-	suspected  bool      // it was refused, so that a review of verb alone does not tell
+	suspected  bool      // it was refused, so that a review of verb alone is not enough
 	unanswered int       // reviews in a row
 	denials    denialCounter
 	refusals   refusalCounter
