@@ -240,3 +240,28 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	g.Expect(reasons).NotTo(BeEmpty())
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
 }
+
+// The records are linked from the overview, and the tests that they name exist.
+func TestDesignRecords(t *testing.T) {
+	g := NewWithT(t)
+	overview, err := os.ReadFile("../../docs/architecture.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	records, err := filepath.Glob("../../docs/designs/*.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(records).NotTo(BeEmpty())
+	pages := string(overview)
+	for _, record := range records {
+		g.Expect(string(overview)).To(ContainSubstring("(designs/" + filepath.Base(record) + ")"))
+		content, err := os.ReadFile(record)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, heading := range []string{"## Context\n", "## Decision\n", "## Cost\n"} {
+			g.Expect(string(content)).To(ContainSubstring(heading), record)
+		}
+		pages += string(content)
+	}
+	out, err := exec.Command("git", "-C", "../..", "grep", "-hoE", `^func (Test|Fuzz|Benchmark)\w+\(`).Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, named := range regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Za-z0-9]+)`").FindAllStringSubmatch(pages, -1) {
+		g.Expect(string(out)).To(ContainSubstring("func "+named[1]+"("), "a page names a test that does not exist")
+	}
+}
