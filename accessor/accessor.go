@@ -47,9 +47,9 @@ func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 
 // brought is what comes with an event, and what the machine does not see.
 type brought struct {
-	resolution credential.Resolved // with Resolved
-	membership *targets.Membership // with Resolved: of the target that was joined for it
-	conn       *connection         // with AttemptFinished: what a connect made
+	resolution credential.Resolution // with Resolved
+	membership *targets.Membership   // with Resolved: of the target that was joined for it
+	conn       *connection           // with AttemptFinished: what a connect made
 }
 
 // before is what there was before a step.
@@ -183,7 +183,7 @@ func (a *identityAccessor) waitDrained() {
 
 // reconcile takes what the extension is to connect as, and starts what is due. It returns after what time to
 // be called again, 0 if only when woken.
-func (a *identityAccessor) reconcile(object client.Object, resolution credential.Resolved, err error) time.Duration {
+func (a *identityAccessor) reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(resolution), Err: err}
 	if err != nil {
 		event.Reason = reasonOf(err)
@@ -211,9 +211,9 @@ func (a *identityAccessor) reconcile(object client.Object, resolution credential
 	return max(deadline.Sub(now), time.Nanosecond)
 }
 
-func resolutionOf(r credential.Resolved) lifecycle.Resolution {
+func resolutionOf(r credential.Resolution) lifecycle.Resolution {
 	return lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source, ServiceAccount: r.ServiceAccount,
-		KeepCurrent: r.Keep, Impersonated: r.Impersonated, Expected: r.Expected}
+		KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
 }
 
 // remove ends the accessor for ever, and returns when all that follows from it is done.

@@ -211,7 +211,7 @@ func (d *driver) reconcile(name string) time.Duration {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 	resolved, err := d.resolver.Resolve(d.t.Context(), object)
 	d.mu.Lock()
-	resolved.Foreign, resolved.Impersonated = d.foreign, d.impersonated
+	resolved.UntrustedServer, resolved.Impersonated = d.foreign, d.impersonated
 	d.mu.Unlock()
 	return d.Reconcile(object, resolved, err)
 }
@@ -585,9 +585,9 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
-	d.Reconcile(object, credential.Resolved{}, errDown)
+	d.Reconcile(object, credential.Resolution{}, errDown)
 	d.eventually("red", connectedAs("user-of-token"))
-	d.Reconcile(object, credential.Resolved{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}}, errDown)
+	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}}, errDown)
 	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
 	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 || s.Phase != Connected })
 }

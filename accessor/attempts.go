@@ -93,7 +93,7 @@ func (a *identityAccessor) verify(t *attempt) (lifecycle.AttemptFinished, *conne
 	if err := a.prepare(t); err != nil {
 		return notSent(begun, err), nil
 	}
-	transport := named{userAgent: t.conn.config.UserAgent, next: t.credential.roundTripper(t.membership.RoundTripper())}
+	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent, next: t.credential.roundTripper(t.membership.RoundTripper())}
 	httpClient := &http.Client{Transport: transport, Timeout: a.set.options.HealthProbe.Timeout, CheckRedirect: neverRedirect}
 	asked := time.Now()
 	answer := ask(t.ctx, t.conn, httpClient, a.set.options.HealthProbe.Timeout)
@@ -128,7 +128,7 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	case got.Err == nil:
 	case reason != Unreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
-	case conn.resolved.Foreign:
+	case conn.resolved.UntrustedServer:
 		conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", got.Err.Error())
 		answer.Err = discreet(got.Err)
 	}

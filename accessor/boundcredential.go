@@ -13,7 +13,7 @@ import (
 // boundCredential is a credential and what carries its requests to a target. It never changes.
 type boundCredential struct {
 	id        lifecycle.CredentialID
-	resolved  credential.Resolved
+	resolved  credential.Resolution
 	cred      credential.Credential
 	target    *targets.Target
 	carrier   http.RoundTripper  // nil if it is what the target's members share
@@ -21,9 +21,9 @@ type boundCredential struct {
 }
 
 // openCredential opens the credential of resolved. The caller closes or retires it.
-func openCredential(id lifecycle.CredentialID, resolved credential.Resolved, t *targets.Target) *boundCredential {
+func openCredential(id lifecycle.CredentialID, resolved credential.Resolution, t *targets.Target) *boundCredential {
 	b := &boundCredential{id: id, resolved: resolved, cred: resolved.Open(), target: t}
-	switch carrier := b.cred.Carrier(); {
+	switch carrier := b.cred.TransportRequirement(); {
 	case carrier.Transport != nil:
 		b.carrier = t.Observe(carrier.Transport)
 	case carrier.Certificate != nil:

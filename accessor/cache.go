@@ -38,17 +38,17 @@ func newBoundCache(c *connection) *boundCache {
 // startCache does no I/O: a scope asks the API server when it is first used.
 func (c *connection) startCache() (scopedcache.Cache, error) {
 	made, err := scopedcache.NewWithOptions(scopedcache.Options{
-		CheckInterval: c.options.Cache.CheckInterval,
-		IdleTimeout:   c.options.Cache.IdleTimeout,
-		AllowListOnly: c.options.Cache.AllowListOnly,
-		ReadTimeout:   c.options.Client.Timeout,
-		PerNamespace:  true,
-		Discreet:      c.resolved.Foreign,
-		Logger:        c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
-		RBACEvents:    c.rbacEvents(),
-		Username:      c.stated.Username,
-		Groups:        c.stated.Groups,
-		Observe:       c.scopeChanged,
+		AccessReviewInterval: c.options.Cache.AccessReviewInterval,
+		IdleTimeout:          c.options.Cache.IdleTimeout,
+		PollWithoutWatch:     c.options.Cache.PollWithoutWatch,
+		ReadTimeout:          c.options.Client.Timeout,
+		PerNamespace:         true,
+		HideServerMessages:   c.resolved.UntrustedServer,
+		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
+		RBACWatcher:          c.rbacEvents(),
+		Username:             c.stated.Username,
+		Groups:               c.stated.Groups,
+		Observe:              c.scopeChanged,
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
 		Scheme:           c.options.Scheme,
@@ -71,11 +71,11 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 }
 
 // rbacEvents are those of the host operator's cluster, for connections to it.
-func (c *connection) rbacEvents() *scopedcache.RBACEvents {
-	if c.resolved.Foreign {
+func (c *connection) rbacEvents() *scopedcache.RBACWatcher {
+	if c.resolved.UntrustedServer {
 		return nil
 	}
-	return c.options.RBACEvents
+	return c.options.RBACWatcher
 }
 
 // scopeChanged has extension sources told when a right or a kind is lost or won. What is so from the start readers are told.

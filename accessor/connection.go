@@ -35,9 +35,9 @@ type connection struct {
 	options    *Options
 	key        client.ObjectKey // of the extension
 	generation int64
-	stated     Identity            // whom the API server says that we are; set before publishing
-	identity   Identity            // that, with what the API server cannot know; set before publishing
-	resolved   credential.Resolved // what it was made for
+	stated     Identity              // whom the API server says that we are; set before publishing
+	identity   Identity              // that, with what the API server cannot know; set before publishing
+	resolved   credential.Resolution // what it was made for
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
@@ -54,13 +54,13 @@ type connection struct {
 
 	rightsChanged func() // told when the cache lost or won a right or a kind; must not block
 
-	handles func() (*handles, error) // built once, without I/O
-	built   atomic.Pointer[handles]  // what handles built
+	clients func() (*clients, error) // built once, without I/O
+	built   atomic.Pointer[clients]  // what clients built
 	cluster func() (cluster.Cluster, error)
 }
 
-// handles are the clients of a connection.
-type handles struct {
+// clients are the clients of a connection.
+type clients struct {
 	client client.Client // reads cached, writes live
 	live   client.Client
 	cache  *boundCache
@@ -77,9 +77,9 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
 			(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
 			// The API server would believe the certificate rather than our token.
-			return refuse{errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else")}
+			return failingRoundTripper{errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else")}
 		}
-		return &guard{conn: c, next: &prover{conn: c, next: t.Observe(next), own: dialsItself(next)}}
+		return &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), own: dialsItself(next)}}
 	}
 	c.config = t.Config()
 	c.config.UserAgent = options.Client.UserAgent + " extension/" + KeyString(key)
@@ -88,12 +88,12 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 	c.config.RateLimiter = &limiter{RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c}
 	c.config.WrapTransport = wrap
 
-	transport := &guard{conn: c, next: &prover{conn: c, next: t.RoundTripper()}}
+	transport := &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
 	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
 	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)
 
-	c.handles = sync.OnceValues(c.newHandles)
+	c.clients = sync.OnceValues(c.newClients)
 	c.cluster = sync.OnceValues(c.newCluster)
 	return c
 }
@@ -140,7 +140,7 @@ func (c *connection) scopes() []scopedcache.ScopeState {
 
 // Hold implements watches.Connection.
 func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
-	h, err := c.handles()
+	h, err := c.clients()
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (c *connection) restConfig() *rest.Config {
 	return config
 }
 
-func (c *connection) newHandles() (*handles, error) {
+func (c *connection) newClients() (*clients, error) {
 	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
 	live, err := client.New(c.config, options)
 	if err != nil {
@@ -208,13 +208,13 @@ func (c *connection) newHandles() (*handles, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "making a cached client")
 	}
-	h := &handles{client: cached, live: live, cache: bound}
+	h := &clients{client: cached, live: live, cache: bound}
 	c.built.Store(h)
 	return h, nil
 }
 
 func (c *connection) newCluster() (cluster.Cluster, error) {
-	h, err := c.handles()
+	h, err := c.clients()
 	if err != nil {
 		return nil, err
 	}

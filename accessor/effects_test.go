@@ -71,7 +71,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 // Every field of a resolution that a decision needs reaches the machine.
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
-	got := resolutionOf(credential.Resolved{Key: "key", Version: "version", Source: "source", Keep: true, Impersonated: true,
+	got := resolutionOf(credential.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true, Impersonated: true,
 		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}})
 	g.Expect(got).To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true, Impersonated: true,
 		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}}))

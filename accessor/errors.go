@@ -64,7 +64,7 @@ func reasonOf(err error) Reason {
 	switch {
 	case errors.As(err, &notAllowed), errors.Is(err, credential.ErrNotAllowed):
 		return NotAllowed
-	case errors.Is(err, credential.ErrNotRead):
+	case errors.Is(err, credential.ErrPending):
 		return NotStarted
 	case errors.Is(err, credential.ErrOperatorForbidden):
 		return OperatorForbidden

@@ -26,21 +26,21 @@ type CacheOptions struct {
 	ByObject map[client.Object]cache.ByObject
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
-	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
+	// AccessReviewInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
 	// it may now what it might not: each time 80 to 100 % of it after the time before. Defaults to 60 s. A right that was
 	// revoked is lost after that and about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS, and
 	// more where it is Forbidden: see docs/operations.md.
-	CheckInterval time.Duration
+	AccessReviewInterval time.Duration
 	// IdleTimeout is how long an informer goes on that was started by a read and is not read any more, up to twice as long.
 	// 0 keeps it as long as the connection.
 	IdleTimeout time.Duration
-	// AllowListOnly: where the identity may list and not watch, list instead: CheckInterval, and up to a minute more, apart.
+	// PollWithoutWatch: where the identity may list and not watch, list instead: AccessReviewInterval, and up to a minute more, apart.
 	// Otherwise it is Forbidden.
-	AllowListOnly bool
+	PollWithoutWatch bool
 	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster of the extensions, once for
-	// all connections to it, so that revoked and granted rights are noticed within seconds, or within CheckInterval and about
+	// all connections to it, so that revoked and granted rights are noticed within seconds, or within AccessReviewInterval and about
 	// 2 s while the rights of that very identity, or of its groups, change all the time. If it may not (config/rbac/rbac-events.yaml) the log says so,
-	// and CheckInterval it is; so it is at the API servers of kubeconfigs.
+	// and AccessReviewInterval it is; so it is at the API servers of kubeconfigs.
 	WatchRBAC bool
 }
 
@@ -87,7 +87,7 @@ type Options struct {
 	HealthProbe    healthprobe.Options
 	ConnectBackoff wait.Backoff
 	Metrics        MetricsOptions
-	RBACEvents     *scopedcache.RBACEvents // of the cluster of the extensions; nil for none
+	RBACWatcher    *scopedcache.RBACWatcher // of the cluster of the extensions; nil for none
 	Logger         logr.Logger
 
 	// Wake asks for a Reconcile of that extension soon. It must not block.

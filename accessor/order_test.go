@@ -48,7 +48,7 @@ func newNotified() *notified {
 // reconcile says that the extension, at that generation, cannot be resolved: that is announced for each generation.
 func (n *notified) reconcile(generation int64) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid", Generation: generation}}
-	n.Reconcile(object, credential.Resolved{}, credential.ErrInvalidReference)
+	n.Reconcile(object, credential.Resolution{}, credential.ErrInvalidReference)
 }
 
 func (n *notified) all() []int64 {

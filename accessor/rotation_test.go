@@ -83,7 +83,7 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	sent := ""
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.config.Host, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	_, _ = (&prover{conn: conn, next: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, _ = (&identityRoundTripper{conn: conn, next: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
 		return nil, errDown
 	})}).RoundTrip(req)

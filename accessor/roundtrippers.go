@@ -14,24 +14,24 @@ import (
 // neverRedirect hands redirects to the caller: an API server does not redirect its clients, what runs behind it may.
 func neverRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// refuse is a RoundTripper that sends nothing.
-type refuse struct{ err error }
+// failingRoundTripper is a RoundTripper that sends nothing.
+type failingRoundTripper struct{ err error }
 
-func (r refuse) RoundTrip(req *http.Request) (*http.Response, error) {
+func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
 		_ = req.Body.Close()
 	}
 	return nil, r.err
 }
 
-// guard is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
+// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
 // what is under way with it, names the extension to the API server, and notes what the answers mean.
-type guard struct {
+type lifetimeRoundTripper struct {
 	conn *connection
 	next http.RoundTripper
 }
 
-func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := g.conn.err(); err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
@@ -79,7 +79,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
-func (g *guard) WrappedRoundTripper() http.RoundTripper { return g.next }
+func (g *lifetimeRoundTripper) WrappedRoundTripper() http.RoundTripper { return g.next }
 
 // releasingBody is a response body that calls release when it is closed.
 type releasingBody struct {
@@ -111,7 +111,7 @@ type limiter struct {
 	conn *connection
 }
 
-// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request through to the guard,
+// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request through to lifetimeRoundTripper,
 // which refuses it with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
 	if l.conn.err() != nil || l.TryAccept() {
@@ -126,30 +126,30 @@ func (l *limiter) Wait(ctx context.Context) error {
 	return nil
 }
 
-// prover is the RoundTripper that adds the connection's identity to requests, by the credential that it uses at that moment.
-type prover struct {
+// identityRoundTripper is the RoundTripper that adds the connection's identity to requests, by the credential that it uses at that moment.
+type identityRoundTripper struct {
 	conn *connection
 	next http.RoundTripper // reaches the target without a credential
 	own  bool              // next dials by itself, so that nothing else can carry its requests
 }
 
-func (p *prover) RoundTrip(req *http.Request) (*http.Response, error) {
+func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.credential.Load()
-	if now == nil { // the connection has ended since the guard looked
-		return refuse{p.conn.err()}.RoundTrip(req)
+	if now == nil { // the connection has ended since lifetimeRoundTripper looked
+		return failingRoundTripper{p.conn.err()}.RoundTrip(req)
 	}
 	if err := now.target.Accepts(req); err != nil { // before anything is added that is not for others
-		return refuse{err}.RoundTrip(req)
+		return failingRoundTripper{err}.RoundTrip(req)
 	}
 	if now.carrier != nil && p.own {
-		return refuse{errors.New("clients that dial by themselves, as client-go's exec and port-forward do, cannot act with a client certificate " +
+		return failingRoundTripper{errors.New("clients that dial by themselves, as client-go's exec and port-forward do, cannot act with a client certificate " +
 			"or by impersonation; use credentials with a token for them (ServiceAccountTokens, or a kubeconfig with a token)")}.RoundTrip(req)
 	}
 	return now.roundTripper(p.next).RoundTrip(req)
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
-func (p *prover) WrappedRoundTripper() http.RoundTripper { return p.next }
+func (p *identityRoundTripper) WrappedRoundTripper() http.RoundTripper { return p.next }
 
 // dialsItself reports whether a RoundTripper is none of net/http's, under whatever wraps it.
 func dialsItself(next http.RoundTripper) bool {
@@ -165,13 +165,13 @@ func dialsItself(next http.RoundTripper) bool {
 	}
 }
 
-// named is a RoundTripper that names the extension to the API server.
-type named struct {
+// userAgentRoundTripper is a RoundTripper that names the extension to the API server.
+type userAgentRoundTripper struct {
 	userAgent string
 	next      http.RoundTripper
 }
 
-func (n named) RoundTrip(req *http.Request) (*http.Response, error) {
+func (n userAgentRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = utilnet.CloneRequest(req)
 	req.Header.Set("User-Agent", n.userAgent)
 	return n.next.RoundTrip(req)

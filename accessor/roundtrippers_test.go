@@ -20,7 +20,7 @@ type neverUsed struct {
 
 func (n neverUsed) RoundTripper(http.RoundTripper) http.RoundTripper {
 	n.t.Error("the credential was used")
-	return refuse{}
+	return failingRoundTripper{}
 }
 
 // A request for another server, or another virtual host of this one, gets no token to begin with.
@@ -40,7 +40,7 @@ func TestNoCredentialForOtherHosts(t *testing.T) {
 	} {
 		req := httptest.NewRequest(http.MethodGet, url, nil)
 		req.Host = host
-		_, err := (&prover{conn: conn}).RoundTrip(req)
+		_, err := (&identityRoundTripper{conn: conn}).RoundTrip(req)
 		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for https://here:6443")), url)
 	}
 	for what, change := range map[string]func(*http.Request){
@@ -53,7 +53,7 @@ func TestNoCredentialForOtherHosts(t *testing.T) {
 		req := httptest.NewRequest(http.MethodGet, "https://here:6443/api", nil)
 		req.Host = ""
 		change(req)
-		_, err := (&prover{conn: conn}).RoundTrip(req)
+		_, err := (&identityRoundTripper{conn: conn}).RoundTrip(req)
 		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of https://here:6443")), what)
 	}
 }

@@ -109,7 +109,7 @@ func (s *Set) shutdown() {
 // Reconcile takes what the extension is to connect as, or why that is not known, and starts what is due: a connect, a
 // probe, or nothing. It never waits. It returns after what time to call it again; 0 means when Wake is called or
 // the extension changes.
-func (s *Set) Reconcile(object client.Object, resolved credential.Resolved, err error) time.Duration {
+func (s *Set) Reconcile(object client.Object, resolved credential.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.accessors.Load(key)
 	if ok && found.(*identityAccessor).isOf(object) {
@@ -178,17 +178,17 @@ func (s *Set) connected(key client.ObjectKey) (*connection, error) {
 	return conn, err
 }
 
-func (s *Set) handles(key client.ObjectKey) (*handles, error) {
+func (s *Set) clients(key client.ObjectKey) (*clients, error) {
 	a, err := s.find(key)
 	if err != nil {
 		return nil, err
 	}
-	return a.published.Load().handles()
+	return a.published.Load().clients()
 }
 
 // GetClient returns the client whose reads are cached, or a *NotConnectedError.
 func (s *Set) GetClient(key client.ObjectKey) (client.Client, error) {
-	h, err := s.handles(key)
+	h, err := s.clients(key)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (s *Set) GetClient(key client.ObjectKey) (client.Client, error) {
 
 // GetReader returns the cached reader, or a *NotConnectedError.
 func (s *Set) GetReader(key client.ObjectKey) (client.Reader, error) {
-	h, err := s.handles(key)
+	h, err := s.clients(key)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func (s *Set) GetReader(key client.ObjectKey) (client.Reader, error) {
 
 // GetUncachedClient returns the client that asks the API server, or a *NotConnectedError.
 func (s *Set) GetUncachedClient(key client.ObjectKey) (client.Client, error) {
-	h, err := s.handles(key)
+	h, err := s.clients(key)
 	if err != nil {
 		return nil, err
 	}

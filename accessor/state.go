@@ -57,18 +57,18 @@ type snapshot struct {
 	conn *connection        // set exactly when phase is Connected
 	err  *NotConnectedError // set exactly when conn is not
 
-	built atomic.Pointer[handles] // what conn built on first use, here too so that getters find it in one step less
+	built atomic.Pointer[clients] // what conn built on first use, here too so that getters find it in one step less
 }
 
-// handles returns the clients of the connection, built on first use.
-func (s *snapshot) handles() (*handles, error) {
+// clients returns the clients of the connection, built on first use.
+func (s *snapshot) clients() (*clients, error) {
 	if h := s.built.Load(); h != nil {
 		return h, nil
 	}
 	if s.conn == nil {
 		return nil, s.err
 	}
-	h, err := s.conn.handles()
+	h, err := s.conn.clients()
 	if err == nil {
 		s.built.Store(h)
 	}

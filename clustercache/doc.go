@@ -31,7 +31,7 @@
 //
 // Cached reads and watches see what the identity may list and watch, and no more: a read that it may not is
 // apierrors.IsForbidden, whose error says what is missing; a watch waits, and OnError is told. When a right is granted or
-// revoked that is noticed within CacheOptions.CheckInterval, or within seconds with CacheOptions.WatchRBAC, and the
+// revoked that is noticed within CacheOptions.AccessReviewInterval, or within seconds with CacheOptions.WatchRBAC, and the
 // extension sources call. [ConnectionState].Scopes says how each informer does; package scopedcache has the rest. The
 // fields of what is an alias here: go doc github.com/latchkey-dev/latchkey/accessor CacheOptions.
 //

@@ -167,8 +167,8 @@ func (o *Options) validate() error {
 		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
 		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
-	case o.Cache.CheckInterval < 0 || o.Cache.IdleTimeout < 0:
-		return errors.New("Options.Cache: CheckInterval and IdleTimeout must not be negative")
+	case o.Cache.AccessReviewInterval < 0 || o.Cache.IdleTimeout < 0:
+		return errors.New("Options.Cache: AccessReviewInterval and IdleTimeout must not be negative")
 	case o.ConnectBackoff.Duration <= 0:
 		return errors.New("Options.ConnectBackoff.Duration must be positive")
 	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 || o.HealthProbe.FailureThreshold < 0:

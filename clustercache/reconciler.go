@@ -204,7 +204,7 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 }
 
 // resolve asks the author's functions. One that panics has not allowed, and not provided, anything.
-func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolved credential.Resolved, err error) {
+func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolved credential.Resolution, err error) {
 	panicked := func(cause error) error {
 		return accessor.MarkNotAllowed(errors.WithMessage(cause, "Options.AllowIdentity panicked"))
 	}
@@ -213,17 +213,17 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolve
 			metrics.HandlerPanics.Inc()
 			// What it panicked with may be secret, so it is for the log and not for the state.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension", klog.KObj(object))
-			resolved, err = credential.Resolved{}, panicked(errors.New("see the host operator's log"))
+			resolved, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccount, err := r.resolver.ServiceAccount(object)
 		r.references.set(client.ObjectKeyFromObject(object), serviceAccount) // before it is read
 		if err != nil {
-			return credential.Resolved{}, err
+			return credential.Resolution{}, err
 		}
 		if err := r.allow(ctx, object, serviceAccount); err != nil {
-			return credential.Resolved{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
+			return credential.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
 				accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
 		}
 	}

@@ -59,7 +59,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe, ConnectBackoff: options.ConnectBackoff,
-		Metrics: options.Metrics, RBACEvents: rbacEvents,
+		Metrics: options.Metrics, RBACWatcher: rbacEvents,
 		Logger: mgr.GetLogger().WithName(controllerName),
 		Wake:   r.wake, Changed: hub.Changed,
 	})
@@ -74,13 +74,13 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 }
 
 // rbacEvents watches RBAC in the cluster of the extensions, as the host operator and as long as the manager runs.
-func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACEvents, error) {
+func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACWatcher, error) {
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}
-	watched, err := scopedcache.NewRBACEvents(o.Cluster.GetConfig(),
+	watched, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(),
 		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(), Mapper: o.Cluster.GetRESTMapper()},
-		scopedcache.Options{CheckInterval: o.Cache.CheckInterval, Logger: mgr.GetLogger().WithName(controllerName)})
+		scopedcache.Options{AccessReviewInterval: o.Cache.AccessReviewInterval, Logger: mgr.GetLogger().WithName(controllerName)})
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@
 // # Usage
 //
 // clustercache binds the provider to the cluster of the extensions and resolves every extension on every
-// reconcile, from caches only. A [Resolved] tells the target, the expected identity, a key that changes
+// reconcile, from caches only. A [Resolution] tells the target, the expected identity, a key that changes
 // exactly when the connection must, and a version that changes with the secret behind the same key. Its Open yields the
 // [Credential] whose RoundTripper authenticates requests.
 //

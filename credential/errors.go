@@ -22,8 +22,8 @@ var (
 	ErrNotAllowed = errors.New("not allowed")
 	// ErrOperatorForbidden: the host operator may not read what it takes to find out.
 	ErrOperatorForbidden = errors.New("the host operator may not")
-	// ErrNotRead: what holds the credential was not read yet; there will be another Resolve.
-	ErrNotRead = errors.New("not read yet")
+	// ErrPending: what holds the credential was not read yet; there will be another Resolve.
+	ErrPending = errors.New("not read yet")
 )
 
 // errClosed is what requests get that come after the credential was given up.

@@ -138,11 +138,11 @@ var _ Credential = (*fixed)(nil)
 func (*fixed) sealed()           {}
 func (*fixed) Discard(time.Time) {}
 func (f *fixed) Close()          { f.held.Store(nil) }
-func (f *fixed) Carrier() Carrier {
+func (f *fixed) TransportRequirement() TransportRequirement {
 	if held := f.held.Load(); held != nil {
-		return Carrier{Certificate: held.certificate}
+		return TransportRequirement{Certificate: held.certificate}
 	}
-	return Carrier{}
+	return TransportRequirement{}
 }
 
 func (f *fixed) Prepare(context.Context) error {

@@ -43,9 +43,9 @@ func TestClientCertificate(t *testing.T) {
 	made, err := newProof("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
 	c := made.open()
-	g.Expect(c.Carrier().Shared()).To(BeFalse())
-	g.Expect(c.Carrier().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
-	g.Expect(c.Expires()).To(Equal(c.Carrier().Certificate().Leaf.NotAfter))
+	g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
+	g.Expect(c.TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
+	g.Expect(c.Expires()).To(Equal(c.TransportRequirement().Certificate().Leaf.NotAfter))
 
 	// The certificate names the user; no header may name another.
 	req := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -92,7 +92,7 @@ func TestClosedCredentialForgets(t *testing.T) {
 	c := made.open().(*fixed)
 	c.Close()
 	g.Expect(c.held.Load()).To(BeNil())
-	g.Expect(c.Carrier()).To(BeZero())
+	g.Expect(c.TransportRequirement()).To(BeZero())
 	_, err = send(t, c)
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
 }

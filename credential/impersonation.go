@@ -57,7 +57,7 @@ func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolver.credential = func(id tokenID, resolved *Resolved) {
+	resolver.credential = func(id tokenID, resolved *Resolution) {
 		resolved.Key = "impersonated\x00" + resolved.Key
 		resolved.Impersonated = true
 		as := http.Header{transport.ImpersonateUserHeader: {resolved.Expected.Username}}
@@ -85,7 +85,9 @@ func (*impersonated) sealed()            {}
 func (*impersonated) Expires() time.Time { return time.Time{} }
 func (*impersonated) Discard(time.Time)  {}
 func (i *impersonated) Close()           { i.closed.Store(true) }
-func (i *impersonated) Carrier() Carrier { return Carrier{Transport: i.carrier} }
+func (i *impersonated) TransportRequirement() TransportRequirement {
+	return TransportRequirement{Transport: i.carrier}
+}
 func (i *impersonated) Prepare(context.Context) error {
 	switch {
 	case i.closed.Load():

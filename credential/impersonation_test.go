@@ -57,12 +57,12 @@ func TestImpersonation(t *testing.T) {
 		g.Expect(resolved.Key).To(ContainSubstring("uid-of-team/red"), "another UID is another connection")
 		c := resolved.Open()
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
-		g.Expect(c.Carrier().Shared()).To(BeFalse())
+		g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
 		for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes"} {
 			req.Header.Set(header, "system:masters")
 		}
-		rt := c.RoundTripper(c.Carrier().Transport)
+		rt := c.RoundTripper(c.TransportRequirement().Transport)
 		_, err = rt.RoundTrip(req)
 		g.Expect(err).To(MatchError("enough"))
 		c.Close()

@@ -135,7 +135,7 @@ func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey
 	r.secrets.run(ctx, wake)
 }
 
-func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (Resolved, error) {
+func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
 	extension := client.ObjectKeyFromObject(object)
 	ref, err := r.reference(object)
 	if err == nil {
@@ -143,21 +143,21 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	}
 	if err != nil {
 		r.secrets.forget(extension)
-		return Resolved{Source: sourceOf(ref)}, err
+		return Resolution{Source: sourceOf(ref)}, err
 	}
-	resolved := Resolved{Source: sourceOf(ref)}
+	resolved := Resolution{Source: sourceOf(ref)}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
 		return resolved, errors.WithMessage(err, resolved.Source)
 	}
 	if found.err != nil {
-		resolved.Keep = true
+		resolved.KeepCurrent = true
 		return resolved, errors.WithMessagef(found.err, "the kubeconfig in %s", resolved.Source)
 	}
 	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key, targetKey(found.kubeconfig.reach)}, "\x00")
 	resolved.Version = found.kubeconfig.proof.version
 	resolved.Target = found.kubeconfig.reach
-	resolved.Foreign = true
+	resolved.UntrustedServer = true
 	resolved.open = found.kubeconfig.proof.open
 	return resolved, nil
 }

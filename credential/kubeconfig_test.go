@@ -83,7 +83,7 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 		user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
 	}))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(parsed.proof.open().Carrier().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
+	g.Expect(parsed.proof.open().TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
 	g.Expect(parsed.reach.CertData).To(BeEmpty())
 
 	insecure := kubeconfigWith(t, func(_ *clientcmdapi.Config, server *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
@@ -215,9 +215,9 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	no := func(_ context.Context, object client.Object, secret SecretReference) error {
 		return errors.Errorf("%s is not for %s", secret, object.GetName())
 	}
-	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrNotRead), "its own namespace needs no word")
-	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrNotRead))
-	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).To(MatchError(ErrNotRead), "the author chose it")
+	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrPending), "its own namespace needs no word")
+	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrPending))
+	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).To(MatchError(ErrPending), "the author chose it")
 	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no}, {Reference: elsewhere, Allow: no},
 		{Reference: func(client.Object) (SecretReference, error) {
 			return SecretReference{}, errors.Wrap(ErrNotAllowed, "not for red")
@@ -410,7 +410,7 @@ func FuzzResolve(f *testing.F) {
 			return
 		}
 		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "serviceAccount", "name"},
-			serviceAccounts: everybody{}, target: &rest.Config{Host: "https://server"}, credential: func(tokenID, *Resolved) {}}
+			serviceAccounts: everybody{}, target: &rest.Config{Host: "https://server"}, credential: func(tokenID, *Resolution) {}}
 		resolved, err := r.Resolve(t.Context(), object)
 		if err != nil {
 			if !errors.Is(err, ErrInvalidReference) {

@@ -35,7 +35,7 @@ type Resolver interface {
 
 	// Resolve says what the object is to connect as. It is called on every reconcile and reads caches only.
 	// errors.Is tells the reason.
-	Resolve(ctx context.Context, object client.Object) (Resolved, error)
+	Resolve(ctx context.Context, object client.Object) (Resolution, error)
 
 	// Forget tells that the extension is gone, and that nothing needs to be kept for it.
 	Forget(extension client.ObjectKey)
@@ -47,8 +47,8 @@ type Resolver interface {
 	sealed()
 }
 
-// Resolved is whom an extension is to act as, and where.
-type Resolved struct {
+// Resolution is whom an extension is to act as, and where.
+type Resolution struct {
 	// Key is equal for two results exactly when a connection made for one serves the other: the target is the same, and so
 	// is the identity, as far as it is known before the API server has stated it.
 	Key string
@@ -58,9 +58,9 @@ type Resolved struct {
 	// Source names where the credential comes from: a ServiceAccount or a Secret, for people. It is set even where Resolve
 	// fails for another reason.
 	Source string
-	// Keep is set with ErrInvalidCredential if what is at Source now cannot be used, although an earlier credential from
+	// KeepCurrent is set with ErrInvalidCredential if what is at Source now cannot be used, although an earlier credential from
 	// there, while it works, still can.
-	Keep bool
+	KeepCurrent bool
 	// Target reaches the API server and holds no credential.
 	Target *rest.Config
 	// Expected is the identity that the server must state. Fields that cannot be known beforehand are empty.
@@ -70,8 +70,8 @@ type Resolved struct {
 	// Impersonated is set if the server was asked to take the host operator for the identity: a server that denies it even
 	// the question who we are then denies the impersonation.
 	Impersonated bool
-	// Foreign is set if the target may be chosen by whoever provides the credential: what it answers is not shown.
-	Foreign bool
+	// UntrustedServer is set if the target may be chosen by whoever provides the credential: what it answers is not shown.
+	UntrustedServer bool
 	// ServiceAccount is whom the object names, zero if nobody. It is set even where Resolve fails for another reason.
 	ServiceAccount types.NamespacedName
 
@@ -79,7 +79,7 @@ type Resolved struct {
 }
 
 // Open returns the credential. Whoever opens it closes it.
-func (r Resolved) Open() Credential { return r.open() }
+func (r Resolution) Open() Credential { return r.open() }
 
 // Credential proves one identity. Its methods may be called from any goroutine.
 type Credential interface {
@@ -91,8 +91,8 @@ type Credential interface {
 	// newer secret and its body can be read again. What a server or proxy echoes of the secret, in headers, errors or
 	// bodies of errors, is removed.
 	RoundTripper(next http.RoundTripper) http.RoundTripper
-	// Carrier is what next must be, beside reaching the target.
-	Carrier() Carrier
+	// TransportRequirement is what next must be, beside reaching the target.
+	TransportRequirement() TransportRequirement
 	// Expires is when the secret now in use expires, zero if it does not or that is not known.
 	Expires() time.Time
 	// Discard forgets a secret that was obtained before the given time, because the server did not accept it.
@@ -103,8 +103,8 @@ type Credential interface {
 	sealed()
 }
 
-// Carrier says what must carry the requests of a credential. Zero is anything that reaches the target.
-type Carrier struct {
+// TransportRequirement says what must carry the requests of a credential. Zero is anything that reaches the target.
+type TransportRequirement struct {
 	// Certificate returns the client certificate to show in TLS handshakes.
 	Certificate func() *tls.Certificate
 	// Transport carries the requests itself.
@@ -112,4 +112,4 @@ type Carrier struct {
 }
 
 // Shared reports whether the transport that the target's members share will do.
-func (c Carrier) Shared() bool { return c.Certificate == nil && c.Transport == nil }
+func (c TransportRequirement) Shared() bool { return c.Certificate == nil && c.Transport == nil }

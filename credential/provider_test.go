@@ -95,7 +95,7 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 
 func TestRESTConfigMapper(t *testing.T) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red"}}
-	resolve := func(t *testing.T, m func(*rest.Config) (*rest.Config, error)) (Resolved, error) {
+	resolve := func(t *testing.T, m func(*rest.Config) (*rest.Config, error)) (Resolution, error) {
 		resolver, err := FromRESTConfigMapper(func(_ context.Context, got client.Object, base *rest.Config) (*rest.Config, error) {
 			NewWithT(t).Expect(got).To(BeIdenticalTo(client.Object(object)))
 			return m(base)

@@ -72,46 +72,46 @@ func (*mapperResolver) ServiceAccount(client.Object) (types.NamespacedName, erro
 	return types.NamespacedName{}, nil
 }
 
-func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Resolved, error) {
+func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
 	base, err := Anonymous(r.base)
 	if err != nil {
-		return Resolved{}, err
+		return Resolution{}, err
 	}
 	mapped, err := r.mapper(ctx, object, base)
 	if err != nil {
-		return Resolved{}, invalid(err, "the RESTConfigMapper failed")
+		return Resolution{}, invalid(err, "the RESTConfigMapper failed")
 	}
 	if mapped == nil {
-		return Resolved{}, invalid(nil, "the RESTConfigMapper returned no config")
+		return Resolution{}, invalid(nil, "the RESTConfigMapper returned no config")
 	}
 	fields := notAccepted(mapped)
 	if mapped.Insecure && !r.base.Insecure {
 		fields = append(fields, "TLSClientConfig.Insecure")
 	}
 	if len(fields) > 0 {
-		return Resolved{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
+		return Resolution{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
 			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or TLSClientConfig.CertData and KeyData")
 	}
 	if r.own.is(mapped) {
-		return Resolved{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
+		return Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
 	}
 	made, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
 	if err != nil {
-		return Resolved{}, errors.WithMessage(err, "the RESTConfigMapper's config")
+		return Resolution{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}
 	if authorities := mapped.CAData; len(authorities) > 0 && !bytes.Equal(authorities, r.base.CAData) {
 		if err := checkAuthorities(authorities); err != nil {
-			return Resolved{}, invalid(nil, "the RESTConfigMapper's TLSClientConfig.CAData "+err.Error())
+			return Resolution{}, invalid(nil, "the RESTConfigMapper's TLSClientConfig.CAData "+err.Error())
 		}
 	}
 	reach, err := Anonymous(mapped)
 	switch {
 	case err != nil:
-		return Resolved{}, invalid(err, "the RESTConfigMapper's config")
+		return Resolution{}, invalid(err, "the RESTConfigMapper's config")
 	case made.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
-		return Resolved{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
+		return Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return Resolved{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, Foreign: reach.Host != r.base.Host, open: made.open}, nil
+	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, UntrustedServer: reach.Host != r.base.Host, open: made.open}, nil
 }
 
 // ownCredential knows that of the host operator: token or client key, also what its files held since the start.

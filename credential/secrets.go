@@ -96,7 +96,7 @@ func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretCo
 	case watched.failure != nil && !watched.read:
 		return secretContent{}, watched.failure
 	case !watched.read:
-		return secretContent{}, ErrNotRead
+		return secretContent{}, ErrPending
 	case watched.content == nil:
 		return secretContent{}, invalid(nil, "it does not exist")
 	case watched.content.missing:

@@ -68,7 +68,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, e
 		return nil, err
 	}
 	all := &tokens{issue: issuer.issue, turns: semaphore.NewWeighted(requestsAtOnce)}
-	resolver.credential = func(id tokenID, resolved *Resolved) {
+	resolver.credential = func(id tokenID, resolved *Resolution) {
 		resolved.Expected.UID = id.uid
 		resolved.open = func() Credential { return all.open(id) }
 	}
@@ -80,7 +80,7 @@ type serviceAccountResolver struct {
 	namespacePath, namePath []string
 	serviceAccounts         client.Reader // cached metadata
 	target                  *rest.Config
-	credential              func(tokenID, *Resolved) // adds how it is proven
+	credential              func(tokenID, *Resolution) // adds how it is proven
 }
 
 func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath, namePath string) (*serviceAccountResolver, error) {
@@ -145,12 +145,12 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
 
-func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (Resolved, error) {
+func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
 	key, err := r.ServiceAccount(object)
 	if err != nil {
-		return Resolved{}, err
+		return Resolution{}, err
 	}
-	resolved := Resolved{ServiceAccount: key, Source: "serviceaccount " + key.String()}
+	resolved := Resolution{ServiceAccount: key, Source: "serviceaccount " + key.String()}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {

@@ -282,8 +282,8 @@ func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{tokens: s, next: next}
 }
 
-func (s *sharedToken) Carrier() Carrier   { return Carrier{} }
-func (s *sharedToken) Expires() time.Time { return s.token.current.Load().expires() }
+func (s *sharedToken) TransportRequirement() TransportRequirement { return TransportRequirement{} }
+func (s *sharedToken) Expires() time.Time                         { return s.token.current.Load().expires() }
 
 func (s *sharedToken) Discard(before time.Time) {
 	if have := s.token.current.Load(); have != nil && have.at.Before(before) {

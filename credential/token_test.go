@@ -545,7 +545,7 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	fixed := newFixed(proof{token: newSecret(token)})
 	current := shared.(*sharedToken).token.current.Load()
 	for _, value := range []any{shared, fixed, current, *current, shared.(*sharedToken).token, &all, shared.RoundTripper(nil), fixed.RoundTripper(nil),
-		Resolved{open: func() Credential { return fixed }}} {
+		Resolution{open: func() Credential { return fixed }}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 			printed := fmt.Sprintf(verb, value)
 			g.Expect(strings.Contains(printed, token)).To(BeFalse(), "%s of %T", verb, value)

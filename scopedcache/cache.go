@@ -106,7 +106,7 @@ type scoped struct {
 	own        Options
 	configs    configs
 	reviewer   *reviewer
-	rbacEvents *RBACEvents // its own, if it watches RBAC
+	rbacEvents *RBACWatcher // its own, if it watches RBAC
 	monitoring *monitor.Config
 
 	kinds sync.Map                               // of *kind by kindKey
@@ -136,17 +136,17 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 	if err != nil {
 		return nil, err
 	}
-	reviewer, err := newReviewer(config, opts.HTTPClient, own.Username, own.Discreet)
+	reviewer, err := newReviewer(config, opts.HTTPClient, own.Username, own.HideServerMessages)
 	if err != nil {
 		return nil, err
 	}
 	made := &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
-		monitoring: &monitor.Config{Interval: own.CheckInterval, PollWithoutWatch: own.AllowListOnly, Timing: monitor.DefaultTiming},
+		monitoring: &monitor.Config{Interval: own.AccessReviewInterval, PollWithoutWatch: own.PollWithoutWatch, Timing: monitor.DefaultTiming},
 		started:    make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
 	made.types.Store(&map[reflect.Type]*kind{})
 	if own.WatchRBAC {
-		if made.rbacEvents, err = NewRBACEvents(config, opts, own); err != nil {
+		if made.rbacEvents, err = NewRBACWatcher(config, opts, own); err != nil {
 			return nil, err
 		}
 	}

@@ -185,7 +185,7 @@ func (a *apiServer) newCacheOf(t *testing.T, opts cache.Options, options ...func
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
 	httpClient := &http.Client{Transport: &http.Transport{}}
-	own := Options{CheckInterval: 200 * time.Millisecond, PerNamespace: true}
+	own := Options{AccessReviewInterval: 200 * time.Millisecond, PerNamespace: true}
 	for _, option := range options {
 		option(&own)
 	}
@@ -328,12 +328,12 @@ func TestObserve(t *testing.T) {
 // What New does where nobody says otherwise.
 func TestDefaults(t *testing.T) {
 	g := NewWithT(t)
-	options := Options{CheckInterval: -1}
+	options := Options{AccessReviewInterval: -1}
 	options.setDefaults()
-	g.Expect(options.CheckInterval).To(Equal(time.Minute))
+	g.Expect(options.AccessReviewInterval).To(Equal(time.Minute))
 	g.Expect(options.ReadTimeout).To(Equal(30 * time.Second))
 	g.Expect(options.IdleTimeout).To(BeZero())
-	g.Expect(options.PerNamespace || options.WatchRBAC || options.AllowListOnly).To(BeFalse())
+	g.Expect(options.PerNamespace || options.WatchRBAC || options.PollWithoutWatch).To(BeFalse())
 }
 
 // A handle reads what it holds: another kind, representation or namespace is an error, and not an informer that nobody asked

@@ -47,7 +47,7 @@
 //
 //	state      reads                     asked again                                handlers are told
 //	Syncing    wait                      -                                          what has been listed so far
-//	Synced     the objects               every CheckInterval, or when RBAC changes  what changes
+//	Synced     the objects               every AccessReviewInterval, or when RBAC changes  what changes
 //	Forbidden  apierrors.IsForbidden     after 2 s, then the same                   nothing; when it is back: creations, deletions
 //	NotServed  meta.IsNoMatchError       after 2 to 10 s; after 1 s if it is read   the same
 //	Failing    what was there last, or   after 0.5 to 10 s                          nothing; then what has changed
@@ -62,10 +62,10 @@
 //
 // # Considerations
 //
-//   - Rights are asked for, by SelfSubjectAccessReview for list and watch: before an informer starts, then every CheckInterval
+//   - Rights are asked for, by SelfSubjectAccessReview for list and watch: before an informer starts, then every AccessReviewInterval
 //     (for watch alone), and, with WatchRBAC, when a change of RBAC concerns the identity. The API server authorises a watch when it begins and not again, and it lasts 5 to 10 minutes.
 //     Whoever is authenticated may ask that by default (system:basic-user); where it may not be asked, the informer's own
-//     answers count, and its watch is begun anew every CheckInterval. Ten rights are asked for at a time.
+//     answers count, and its watch is begun anew every AccessReviewInterval. Ten rights are asked for at a time.
 //   - One denial is none. What never worked is Forbidden at the first no, and asked for again after 2 s. But an API server in
 //     its first moments denies rightful requests, so a right that has worked is
 //     lost only when it was denied three times over two seconds, without an error in between, by an API server that says at
@@ -75,7 +75,7 @@
 //     of client-go's care. No lock of ours is held across I/O, so a kind that hangs delays no other. (controller-runtime's
 //     mapper holds one of its own while it discovers kinds.)
 //   - Where an identity may list and not watch, an informer would never learn of a change. Such a right is none, unless
-//     AllowListOnly has it listed again and again.
+//     PollWithoutWatch has it listed again and again.
 //   - controller-runtime's mapper never forgets a kind. So where a kind is not found at its path, the API server's discovery
 //     is asked instead.
 //   - Memory: what a handler was told of costs a map entry per object and handler.

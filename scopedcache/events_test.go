@@ -35,7 +35,7 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
-	c := a.newCache(t, func(o *Options) { o.CheckInterval = time.Hour }).(*scoped)
+	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scoped)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer held.Release()
@@ -62,7 +62,7 @@ func TestEventsPutOffNothing(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	const interval = 300 * time.Millisecond
-	c := a.newCache(t, func(o *Options) { o.CheckInterval = interval }).(*scoped)
+	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scoped)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer held.Release()

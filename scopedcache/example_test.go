@@ -34,8 +34,8 @@ func ExampleNew() {
 // and their bindings for that; without it rights are asked for every 30 seconds.
 func ExampleNewWithOptions() {
 	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
-		WatchRBAC:     true,
-		CheckInterval: 30 * time.Second,
+		WatchRBAC:            true,
+		AccessReviewInterval: 30 * time.Second,
 		Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 			ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now", now.State)
 		},
@@ -103,16 +103,16 @@ func ExampleCache() {
 }
 
 // Many caches of different identities, and one that may watch RBAC for all of them.
-func ExampleNewRBACEvents() {
+func ExampleNewRBACWatcher() {
 	use := func(mgr ctrl.Manager, tenant *rest.Config) (cache.Cache, error) {
-		events, err := scopedcache.NewRBACEvents(mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
+		events, err := scopedcache.NewRBACWatcher(mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
 		if err != nil {
 			return nil, err
 		}
 		if err := mgr.Add(events); err != nil {
 			return nil, err
 		}
-		return scopedcache.NewWithOptions(scopedcache.Options{RBACEvents: events})(tenant, cache.Options{})
+		return scopedcache.NewWithOptions(scopedcache.Options{RBACWatcher: events})(tenant, cache.Options{})
 	}
 	_ = use
 }

@@ -210,7 +210,7 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 		return true
 	})
 	// client-go lists again after a watch of less than a second.
-	c := a.newCache(t, func(o *Options) { o.CheckInterval = 4 * time.Second })
+	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = 4 * time.Second })
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	begun := func() int {
 		a.mu.Lock()
@@ -334,7 +334,7 @@ func TestDiscreet(t *testing.T) {
 		_, _ = w.Write([]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false,"reason":"` + words + long + `"}}`))
 		return true
 	})
-	discreet := a.newCache(t, func(o *Options) { o.Discreet = true })
+	discreet := a.newCache(t, func(o *Options) { o.HideServerMessages = true })
 	err := list(t.Context(), discreet, "n")
 	g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 	g.Expect(err).NotTo(MatchError(ContainSubstring(words)))
@@ -350,7 +350,7 @@ func TestDiscreet(t *testing.T) {
 		}
 		return false
 	})
-	held := hold(t, a.newCache(t, func(o *Options) { o.Discreet = true }), HoldOptions{})
+	held := hold(t, a.newCache(t, func(o *Options) { o.HideServerMessages = true }), HoldOptions{})
 	g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(Failing))
 	g.Expect(held.State().LastError).To(MatchError("the API server answered I'm a teapot"))
 }
@@ -363,7 +363,7 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	var of atomic.Pointer[scope]
 	served := make(chan bool, 10) // when the loss was noticed
 	c := a.newCache(t, func(o *Options) {
-		o.CheckInterval = 100 * time.Millisecond
+		o.AccessReviewInterval = 100 * time.Millisecond
 		o.Observe = func(before State, now ScopeState) {
 			if before == Synced && now.State == Forbidden {
 				served <- of.Load().current.Load() != nil

@@ -16,11 +16,11 @@ import (
 // Options are what a scoped cache can do beyond controller-runtime's. The zero value of each field is its default, and so are
 // negative durations.
 type Options struct {
-	// CheckInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
+	// AccessReviewInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
 	// it may now what it might not. Each question comes 80 to 100 % of it after the one before. Defaults to 60 s. It costs a
 	// SelfSubjectAccessReview for each informer, outside of the identity's rate limit; for what is forbidden it is two, and
 	// a GET of /readyz for each that is denied.
-	CheckInterval time.Duration
+	AccessReviewInterval time.Duration
 	// IdleTimeout is how long an informer that was started by a read goes on without another one. It is never stopped
 	// earlier than that, nor later than twice as long. 0 keeps it.
 	IdleTimeout time.Duration
@@ -30,14 +30,14 @@ type Options struct {
 	// when a change concerns that identity, by its name or one of its groups: about all if the binding is a ClusterRoleBinding,
 	// else about those in that namespace. While such changes go on it asks less and less often, up to every 30 s; a change that
 	// concerns others makes it ask nothing, once it knows its username and groups. config/rbac/rbac-events.yaml is the right that it takes, in all namespaces; without it the log
-	// says so, and CheckInterval it is. Either way CheckInterval goes on.
+	// says so, and AccessReviewInterval it is. Either way AccessReviewInterval goes on.
 	WatchRBAC bool
-	// RBACEvents, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share one
-	// RBACEvents; their own identities then need no right on RBAC.
-	RBACEvents *RBACEvents
-	// AllowListOnly: where the identity may list and not watch, list instead of watching. Reads are as old as CheckInterval and
+	// RBACWatcher, if not nil, have the cache ask again when they tell that rights may have changed. Many caches can share one
+	// RBACWatcher; their own identities then need no right on RBAC.
+	RBACWatcher *RBACWatcher
+	// PollWithoutWatch: where the identity may list and not watch, list instead of watching. Reads are as old as AccessReviewInterval and
 	// a pause of client-go's, up to a minute. Without it such a kind is Forbidden, for an informer would never learn of a change.
-	AllowListOnly bool
+	PollWithoutWatch bool
 	// PerNamespace has every namespace that is read use an informer of its own, unless there is one of all namespaces
 	// already: nothing is cached but what is read. By default a read in a namespace uses the informer of all namespaces where
 	// the identity may have one, as with controller-runtime's cache, and that of the namespace where it may not.
@@ -48,9 +48,9 @@ type Options struct {
 	// Groups of that user decide the same. They are not needed for a ServiceAccount. For another user, if they are empty, the
 	// cache asks the API server; until there is an answer every change of RBAC makes it ask about its rights again.
 	Groups []string
-	// Discreet has errors show the status of what the API server answers, and none of its words: for servers that are not
+	// HideServerMessages has errors show the status of what the API server answers, and none of its words: for servers that are not
 	// trusted with them.
-	Discreet bool
+	HideServerMessages bool
 	// Logger is told when a scope becomes Forbidden or NotServed, and when it is served after that; at verbosity 1 also when it
 	// fails. Defaults to controller-runtime's.
 	Logger logr.Logger
@@ -62,8 +62,8 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	if o.CheckInterval <= 0 {
-		o.CheckInterval = time.Minute
+	if o.AccessReviewInterval <= 0 {
+		o.AccessReviewInterval = time.Minute
 	}
 	if o.ReadTimeout <= 0 {
 		o.ReadTimeout = 30 * time.Second

@@ -85,7 +85,7 @@ func (s *scoped) shown(err error) error {
 	}
 	text := err.Error()
 	var status apierrors.APIStatus
-	if s.own.Discreet && fromServer(err) && errors.As(err, &status) {
+	if s.own.HideServerMessages && fromServer(err) && errors.As(err, &status) {
 		text = "the API server answered " + http.StatusText(int(status.Status().Code))
 	}
 	if short := brief.Shorten(text); short != err.Error() {

@@ -20,11 +20,11 @@ import (
 // gathering is how long changes of RBAC are gathered before caches are told.
 const gathering = 50 * time.Millisecond
 
-// RBACEvents notify caches when Roles, ClusterRoles or their bindings change. One identity watches them for all caches
+// RBACWatcher notify caches when Roles, ClusterRoles or their bindings change. One identity watches them for all caches
 // that want to know; whether it may is asked and re-checked like all rights. Without the right no cache hears anything, and the
 // log says so. A change concerns the users, groups and ServiceAccounts that the binding, or all bindings of the role, name; only
 // caches of such identities ask the API server, which alone decides. Methods may be called from any goroutine.
-type RBACEvents struct {
+type RBACWatcher struct {
 	cache    *scoped
 	logger   logr.Logger
 	observer func(before State, now ScopeState) // nil for nobody
@@ -47,18 +47,18 @@ type rbacListener struct {
 	notify   func(namespace string) // "" for all
 }
 
-// NewRBACEvents makes what Start runs: add it to a manager, and give it to Options.RBACEvents of as many caches as there are.
+// NewRBACWatcher makes what Start runs: add it to a manager, and give it to Options.RBACWatcher of as many caches as there are.
 // It does no I/O. config is of the identity that watches, which needs config/rbac/rbac-events.yaml. Of opts HTTPClient
-// and Mapper are used, of options CheckInterval, Username, Discreet, Logger and Observe.
-func NewRBACEvents(config *rest.Config, opts cache.Options, options Options) (*RBACEvents, error) {
+// and Mapper are used, of options AccessReviewInterval, Username, HideServerMessages, Logger and Observe.
+func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
-	made := &RBACEvents{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
+	made := &RBACWatcher{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
 		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{}, concerned: map[subject]map[*rbacListener]struct{}{},
 		changed: map[concern]struct{}{}}
 	var err error
 	// A cache of its own: what the options of others select does not apply here.
 	made.cache, err = newScoped(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyRBAC}, Options{
-		CheckInterval: options.CheckInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, Discreet: options.Discreet,
+		AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, HideServerMessages: options.HideServerMessages,
 		Logger: options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
 	})
 	if err != nil {
@@ -93,12 +93,12 @@ func NewRBACEvents(config *rest.Config, opts cache.Options, options Options) (*R
 }
 
 // Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody is told anything any more.
-func (e *RBACEvents) Start(ctx context.Context) error {
+func (e *RBACWatcher) Start(ctx context.Context) error {
 	defer e.close()
 	return e.cache.Start(ctx)
 }
 
-func (e *RBACEvents) close() {
+func (e *RBACWatcher) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.closed = true
@@ -108,14 +108,14 @@ func (e *RBACEvents) close() {
 }
 
 // observe says once that rights are not noticed as quickly as somebody wants.
-func (e *RBACEvents) observe(before State, now ScopeState) {
+func (e *RBACWatcher) observe(before State, now ScopeState) {
 	if e.observer != nil {
 		e.observer(before, now)
 	}
 	switch now.State {
 	case Forbidden, NotServed:
 		if !e.silent.Swap(true) {
-			e.logger.Info("RBAC may not be watched, so rights are asked for every CheckInterval only; config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error", now.LastError.Error())
+			e.logger.Info("RBAC may not be watched, so rights are asked for every AccessReviewInterval only; config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error", now.LastError.Error())
 		}
 	case Synced:
 		e.silent.Store(false)
@@ -133,7 +133,7 @@ func onlyRBAC(object any) (any, error) {
 }
 
 // set takes note of a role or binding.
-func (e *RBACEvents) set(object any) {
+func (e *RBACWatcher) set(object any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch o := object.(type) {
@@ -149,7 +149,7 @@ func (e *RBACEvents) set(object any) {
 }
 
 // remove takes note that a role or binding has gone. What it was is in the index.
-func (e *RBACEvents) remove(object any) {
+func (e *RBACWatcher) remove(object any) {
 	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
 	}
@@ -168,7 +168,7 @@ func (e *RBACEvents) remove(object any) {
 }
 
 // mayHaveMissed has all caches ask: RBAC could not be watched, or was not yet.
-func (e *RBACEvents) mayHaveMissed() {
+func (e *RBACWatcher) mayHaveMissed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.missed = true
@@ -176,7 +176,7 @@ func (e *RBACEvents) mayHaveMissed() {
 }
 
 // gatherLocked gathers whom a change concerns.
-func (e *RBACEvents) gatherLocked(concerns []concern) {
+func (e *RBACWatcher) gatherLocked(concerns []concern) {
 	for _, c := range concerns {
 		e.changed[c] = struct{}{}
 	}
@@ -185,14 +185,14 @@ func (e *RBACEvents) gatherLocked(concerns []concern) {
 	}
 }
 
-func (e *RBACEvents) deliverSoonLocked() {
+func (e *RBACWatcher) deliverSoonLocked() {
 	if e.timer == nil && !e.closed {
 		e.timer = time.AfterFunc(gathering, e.deliver)
 	}
 }
 
 // listen has notify called with namespaces in which the rights of an identity may have changed, "" for all, until stop is called.
-func (e *RBACEvents) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
+func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
 	subjects, complete := subjectsOf(username, groups)
 	if !complete {
 		subjects = nil
@@ -224,7 +224,7 @@ func (e *RBACEvents) listen(username string, groups []string, notify func(namesp
 }
 
 // deliver notifies the caches that the gathered changes concern.
-func (e *RBACEvents) deliver() {
+func (e *RBACWatcher) deliver() {
 	notify := map[*rbacListener]map[string]struct{}{}
 	add := func(listener *rbacListener, namespace string) {
 		if notify[listener] == nil {
@@ -266,8 +266,8 @@ func (e *RBACEvents) deliver() {
 // listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu is held.
 func (s *scoped) listenToRBACLocked() (stop func()) {
 	var stops []func()
-	if s.own.RBACEvents != nil {
-		stops = append(stops, s.listenAsIdentityLocked(s.own.RBACEvents))
+	if s.own.RBACWatcher != nil {
+		stops = append(stops, s.listenAsIdentityLocked(s.own.RBACWatcher))
 	}
 	if s.rbacEvents != nil {
 		stops = append(stops, s.listenAsIdentityLocked(s.rbacEvents))
@@ -281,7 +281,7 @@ func (s *scoped) listenToRBACLocked() (stop func()) {
 }
 
 // listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not known every change does. mu is held.
-func (s *scoped) listenAsIdentityLocked(events *RBACEvents) (stop func()) {
+func (s *scoped) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.own.Username, s.own.Groups, s.rightsMayHaveChanged)
 	if _, complete := subjectsOf(s.own.Username, s.own.Groups); complete {
 		return stopListening

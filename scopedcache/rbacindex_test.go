@@ -94,7 +94,7 @@ func TestSubjectsOfAnIdentity(t *testing.T) {
 func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		e := &RBACEvents{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
+		e := &RBACWatcher{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
 			concerned: map[subject]map[*rbacListener]struct{}{}, changed: map[concern]struct{}{}}
 		var mu sync.Mutex
 		var heard []string

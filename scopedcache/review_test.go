@@ -142,7 +142,7 @@ func TestWhatIsAsked(t *testing.T) {
 			asked := a.say(func(verb string) string {
 				return map[bool]string{true: "yes", false: "no"}[strings.Contains(tc.may, verb)]
 			}, ready)
-			c := a.newCache(t, func(o *Options) { o.AllowListOnly, o.CheckInterval = tc.listOnly, 600*time.Millisecond })
+			c := a.newCache(t, func(o *Options) { o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond })
 			held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
 			defer held.Release()

@@ -37,7 +37,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	for i := range tenants {
 		tenant(t, ns, name(i))
 	}
-	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{CheckInterval: time.Hour, WatchRBAC: true}})
+	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	readers := make([]client.Reader, tenants)
 	for i := range readers {
 		o.waitConnected(t, name(i))

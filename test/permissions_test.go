@@ -87,7 +87,7 @@ func TestOperatorForbidden(t *testing.T) {
 		options.Client.QPS, options.Client.Burst = 100, 100
 		// Nothing here may wait for the backoff.
 		options.ConnectBackoff = never()
-		newCache := scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: 5 * time.Second})
+		newCache := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: 5 * time.Second})
 		return newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache}, options).start(t)
 	}
 	healTogether := func(t *testing.T, o *operator, names []string) {

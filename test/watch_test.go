@@ -354,7 +354,7 @@ func TestOnError(t *testing.T) {
 }
 
 // A right that is revoked ends the watch, tells OnError and the extension sources, and reads are Forbidden; when it is granted
-// again everything goes on by itself. With WatchRBAC nobody waits for CheckInterval. The state says what is the matter.
+// again everything goes on by itself. With WatchRBAC nobody waits for AccessReviewInterval. The state says what is the matter.
 func TestRevokedRightOfAConnection(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -366,7 +366,7 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
-	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{CheckInterval: time.Hour, WatchRBAC: true}})
+	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	o.waitConnected(t, "tenant")
 	c := newFakeController(t)
 	told := make(chan clustercache.WatchError, 100)

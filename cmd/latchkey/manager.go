@@ -189,7 +189,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		LeaderElectionReleaseOnCancel: true, // main ends when this returns
 		GracefulShutdownTimeout:       new(gracefulShutdown),
 		// Without a permission it stays up, says so, and goes on when that is granted.
-		NewCache: scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: permissionInterval}),
+		NewCache: scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: permissionInterval}),
 	})
 	if err != nil {
 		return errors.Wrap(err, "making the manager")

@@ -110,7 +110,7 @@ func TestBurstsOfErrors(t *testing.T) {
 	f := newFaults(t, u)
 	var mu sync.Mutex
 	states := map[scopedcache.State]int{}
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: 200 * time.Millisecond, Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
+	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond, Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
 		mu.Lock()
 		defer mu.Unlock()
 		states[now.State]++

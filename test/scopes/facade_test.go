@@ -23,7 +23,7 @@ func TestInformersOutliveRights(t *testing.T) {
 	create(t, coloured(ns, "a", "red"), coloured(ns, "b", "green"))
 	right := u.grant(t, "", "configmaps", "list", "watch")
 	resync := time.Second
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
 		if found, ok := object.(*corev1.ConfigMap); ok {
 			found.Annotations = map[string]string{"seen": "yes"}
 		}
@@ -122,7 +122,7 @@ func TestConfiguredNamespaces(t *testing.T) {
 	one, two, other, u := namespace(t), namespace(t), namespace(t), newUser(t)
 	create(t, configMap(one, "a"), configMap(two, "b"), configMap(other, "c"))
 	u.grant(t, one, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{CheckInterval: often}, cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
 	informer, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &events{}

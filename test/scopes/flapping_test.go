@@ -29,7 +29,7 @@ func TestFlappingRights(t *testing.T) {
 	u := newUser(t)
 	var lost, won atomic.Int64
 	var lostIn sync.Map // by namespace
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 		switch {
 		case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
 			lost.Add(1)

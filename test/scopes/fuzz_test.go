@@ -35,7 +35,7 @@ var (
 )
 
 const (
-	// bound is how long after a change of rights the cache may still go by the old ones: CheckInterval, the time it takes to
+	// bound is how long after a change of rights the cache may still go by the old ones: AccessReviewInterval, the time it takes to
 	// believe a denial, and generous room for a loaded machine.
 	bound = 10 * time.Second
 	// restartingSeed is of a recorded sequence that restarts the API server in any case.
@@ -146,14 +146,14 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 	for range 2 {
 		a := &actor{user: newUser(t), rights: map[string]*right{}}
 		a.options = scopedcache.Options{
-			CheckInterval: 300 * time.Millisecond, ReadTimeout: readTimeout,
-			PerNamespace: s.chance(2), WatchRBAC: s.chance(2), AllowListOnly: s.chance(4),
+			AccessReviewInterval: 300 * time.Millisecond, ReadTimeout: readTimeout,
+			PerNamespace: s.chance(2), WatchRBAC: s.chance(2), PollWithoutWatch: s.chance(4),
 		}
 		if s.chance(3) {
 			a.options.IdleTimeout = 500 * time.Millisecond
 		}
 		if a.options.WatchRBAC {
-			a.options.CheckInterval = time.Second
+			a.options.AccessReviewInterval = time.Second
 			a.user.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
 		}
 		s.actors = append(s.actors, a)

@@ -29,7 +29,7 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			u.grant(t, ns, "services", "list", "watch")
 			u.grant(t, ns, "secrets", "list", "watch")
 			f := newFaults(t, u)
-			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often, ReadTimeout: readTimeout}, cache.Options{})
+			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, ReadTimeout: readTimeout}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 			f.hangOn(hangs)
 
@@ -104,7 +104,7 @@ func TestStopDuringSync(t *testing.T) {
 	u.grant(t, ns, "configmaps", "list", "watch")
 	u.grant(t, ns, "services", "list", "watch")
 	f := newFaults(t, u)
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 	f.hangOn("/configmaps")
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})

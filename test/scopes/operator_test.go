@@ -77,7 +77,7 @@ func TestPlainOperator(t *testing.T) {
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
 
 	before := leaks()
-	mgr, seen, err := plainOperator(u, scopedcache.NewWithOptions(scopedcache.Options{CheckInterval: often}))
+	mgr, seen, err := plainOperator(u, scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: often}))
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

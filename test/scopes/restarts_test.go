@@ -44,7 +44,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 		u.grant(t, ns, "configmaps", "list", "watch")
 		u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
 		create(t, configMap(ns, "first"))
-		c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 50 * time.Millisecond, WatchRBAC: true, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+		c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond, WatchRBAC: true, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 			mu.Lock()
 			defer mu.Unlock()
 			states[now.State]++

@@ -28,7 +28,7 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &events{}
@@ -63,7 +63,7 @@ func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
 	right.revoke(t)
 	last := c.readUntilRefused(t, ns)
@@ -79,7 +79,7 @@ func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	create(t, coloured(ns, "a", "red"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
 	u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true}, cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
 	u.quiet(t)
 	right.revoke(t)
@@ -118,7 +118,7 @@ func TestEventsOfRBAC(t *testing.T) {
 			}
 			right := u.grant(t, where, "configmaps", "list", "watch")
 			u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-			c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, WatchRBAC: true}, cache.Options{})
+			c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true}, cache.Options{})
 			g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 			tc.take(t, right)
 			g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
@@ -138,7 +138,7 @@ func TestEventsOfRBAC(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
 		var begun, lost atomic.Int64
-		events, err := scopedcache.NewRBACEvents(watcher.config, cache.Options{HTTPClient: httpClient}, scopedcache.Options{CheckInterval: often, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+		events, err := scopedcache.NewRBACWatcher(watcher.config, cache.Options{HTTPClient: httpClient}, scopedcache.Options{AccessReviewInterval: often, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 			switch {
 			case before == scopedcache.Syncing && now.State == scopedcache.Synced:
 				begun.Add(1)
@@ -153,7 +153,7 @@ func TestEventsOfRBAC(t *testing.T) {
 			stop()
 			<-ended
 		}()
-		c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: never, RBACEvents: events}, cache.Options{})
+		c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, RBACWatcher: events}, cache.Options{})
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 		g.Eventually(begun.Load).WithTimeout(patience).Should(BeEquivalentTo(4), "of four kinds")
 		watching.revoke(t)
@@ -174,7 +174,7 @@ func TestObjectsOfALostRightAreFree(t *testing.T) {
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
 	kept := make(chan weak.Pointer[corev1.ConfigMap], 10)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
 		if found, ok := object.(*corev1.ConfigMap); ok {
 			kept <- weak.Make(found)
 		}
@@ -231,7 +231,7 @@ func TestGrantedAgain(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "stays"), configMap(ns, "goes"), configMap(ns, "is-another"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	informer, err := c.Hold(t.Context(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &events{}
@@ -259,8 +259,8 @@ func TestGrantedAgain(t *testing.T) {
 // never a part of the truth.
 func TestNamespacedOnlyRights(t *testing.T) {
 	for name, options := range map[string]scopedcache.Options{
-		"each namespace on its own": {CheckInterval: often, PerNamespace: true},
-		"all namespaces if allowed": {CheckInterval: often},
+		"each namespace on its own": {AccessReviewInterval: often, PerNamespace: true},
+		"all namespaces if allowed": {AccessReviewInterval: often},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -298,7 +298,7 @@ func TestListOnlyAndWatchOnly(t *testing.T) {
 			ns, u := namespace(t), newUser(t)
 			create(t, configMap(ns, "a"))
 			u.grant(t, ns, "configmaps", only)
-			c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+			c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 			_, err := c.names(t.Context(), ns)
 			g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 			g.Expect(err).To(MatchError(ContainSubstring("cannot " + missing)))
@@ -307,14 +307,14 @@ func TestListOnlyAndWatchOnly(t *testing.T) {
 	}
 }
 
-// An author may allow for it: then it is listed every CheckInterval, and the right to list counts.
+// An author may allow for it: then it is listed every AccessReviewInterval, and the right to list counts.
 func TestListOnlyAllowed(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often, AllowListOnly: true}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, PollWithoutWatch: true}, cache.Options{})
 	g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 	create(t, configMap(ns, "b"))
 	remove(t, configMap(ns, "a"))
@@ -331,7 +331,7 @@ func TestResourceNames(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"), configMap(ns, "b"))
 	u.grantRule(t, ns, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"}, Verbs: []string{"get", "list", "watch"}})
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	hold := func(name string) *scopedcache.Handle {
 		held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns, FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -351,7 +351,7 @@ func TestResourceNames(t *testing.T) {
 func TestNobodyAsksForWhatNobodyNeeds(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: 50 * time.Millisecond}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond}, cache.Options{})
 	held, err := c.Hold(context.Background(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(func() int { return u.sent.reviews() }).WithTimeout(patience).Should(BeNumerically(">", 4))

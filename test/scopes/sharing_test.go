@@ -43,7 +43,7 @@ func TestOneKindThreeSelectors(t *testing.T) {
 	create(t, coloured(ns, "a", "red"), coloured(ns, "b", "green"), coloured(ns, "c", "blue"), configMap(ns, "d"))
 	u.grant(t, ns, "configmaps", "list", "watch")
 	before := watchesOf(t, "configmaps")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	parsed, err := labels.Parse(" colour = red ")
 	g.Expect(err).NotTo(HaveOccurred())
 	var held []*scopedcache.Handle
@@ -97,7 +97,7 @@ func TestLastDependentLeaves(t *testing.T) {
 	u.grant(t, ns, "configmaps", "list", "watch")
 	before := watchesOf(t, "configmaps")
 	freed := make(chan weak.Pointer[corev1.ConfigMap], 10)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
 		if found, ok := object.(*corev1.ConfigMap); ok {
 			freed <- weak.Make(found)
 		}
@@ -151,7 +151,7 @@ func TestReleasedWhileWaiting(t *testing.T) {
 	u.grant(t, ns, "configmaps", "list", "watch")
 	f := newFaults(t, u)
 	f.hangOn("/configmaps")
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, CheckInterval: often}, cache.Options{})
+	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, selecting(ns, "red"), scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	waits := make(chan error, 2)
@@ -173,7 +173,7 @@ func TestIdleReads(t *testing.T) {
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, CheckInterval: often, IdleTimeout: time.Second}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, IdleTimeout: time.Second}, cache.Options{})
 	begun := time.Now()
 	for time.Since(begun) < 3*time.Second {
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))

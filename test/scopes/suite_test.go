@@ -43,9 +43,9 @@ import (
 const (
 	// patience bounds every wait. It is a safety bound for a loaded machine, not a measure.
 	patience = 60 * time.Second
-	// often is a CheckInterval with which tests do not wait for the default's minute.
+	// often is a AccessReviewInterval with which tests do not wait for the default's minute.
 	often = 500 * time.Millisecond
-	// never is a CheckInterval that does not come.
+	// never is a AccessReviewInterval that does not come.
 	never = time.Hour
 )
 
