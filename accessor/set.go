@@ -53,7 +53,7 @@ func NewSet(options Options) *Set {
 // Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns once nothing
 // of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
-	defer metrics.Add(s.picture)()
+	defer metrics.Add(s.metricsSnapshot)()
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
 	defer tick.Stop()
 	for {
@@ -67,9 +67,9 @@ func (s *Set) Run(ctx context.Context) error {
 	}
 }
 
-// picture is what metrics show.
-func (s *Set) picture() metrics.Picture {
-	p := metrics.Picture{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
+// metricsSnapshot is what metrics show.
+func (s *Set) metricsSnapshot() metrics.Snapshot {
+	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
 	s.each(func(a *identityAccessor) {
 		published := a.published.Load()
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
@@ -268,7 +268,7 @@ func (s *Set) Unwatch(ctx context.Context, key client.ObjectKey, name string, de
 	}
 }
 
-// State returns a picture of the extension's connection; false if the extension is unknown.
+// State returns a snapshot of the extension's connection; false if the extension is unknown.
 func (s *Set) State(key client.ObjectKey) (ConnectionState, bool) {
 	a, err := s.find(key)
 	if err != nil {
@@ -277,7 +277,7 @@ func (s *Set) State(key client.ObjectKey) (ConnectionState, bool) {
 	return a.state(), true
 }
 
-// States returns a picture of all connections, sorted by key.
+// States returns a snapshot of all connections, sorted by key.
 func (s *Set) States() []ConnectionState {
 	var states []ConnectionState
 	s.each(func(a *identityAccessor) { states = append(states, a.state()) })

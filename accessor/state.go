@@ -19,14 +19,14 @@ type (
 	Watcher = watches.Watcher
 	// ContentWatch says of what content to watch the kinds, and who is told.
 	ContentWatch = watches.ContentWatch
-	// WatchState is a picture of one informer's worth of watch.
+	// WatchState is a snapshot of one informer's worth of watch.
 	WatchState = watches.WatchState
 )
 
 // ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope.
 var ErrWatchConflict = watches.ErrConflict
 
-// ConnectionState is a picture of one extension's connection. It holds no secret, and but for the errors and selectors in
+// ConnectionState is a snapshot of one extension's connection. It holds no secret, and but for the errors and selectors in
 // Scopes it shares nothing with the connection.
 type ConnectionState struct {
 	Extension client.ObjectKey

@@ -75,10 +75,10 @@ type ClusterCache interface {
 	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension is unknown.
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
 
-	// GetConnectionState returns a picture of the connection; false if the extension is unknown.
+	// GetConnectionState returns a snapshot of the connection; false if the extension is unknown.
 	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
 
-	// ListConnectionStates returns a picture of all connections, sorted by key.
+	// ListConnectionStates returns a snapshot of all connections, sorted by key.
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
 	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
@@ -95,9 +95,9 @@ type ClusterCache interface {
 // What accessor, its packages and healthprobe declare, by the names under which users know it. The fields are documented
 // there.
 type (
-	// ConnectionState is a picture of one extension's connection.
+	// ConnectionState is a snapshot of one extension's connection.
 	ConnectionState = accessor.ConnectionState
-	// WatchState is a picture of one watch.
+	// WatchState is a snapshot of one watch.
 	WatchState = accessor.WatchState
 	// HealthCheckingState is what the probes of a connection found.
 	HealthCheckingState = accessor.HealthCheckingState
@@ -128,7 +128,7 @@ type (
 	WatchError = watches.WatchError
 	// Scope is the part of a kind that a watch sees.
 	Scope = scopedcache.Scope
-	// ScopeState is a picture of one informer of a connection's cache.
+	// ScopeState is a snapshot of one informer of a connection's cache.
 	ScopeState = scopedcache.ScopeState
 	// SourceWatcher is what a watch needs of a controller.
 	SourceWatcher[request comparable] = watches.SourceWatcher[request]

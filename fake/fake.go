@@ -331,11 +331,11 @@ func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey
 	if !known {
 		return clustercache.ConnectionState{}, false
 	}
-	return e.picture(), true
+	return e.snapshot(), true
 }
 
-// picture is called under the cache's mu.
-func (e *extension) picture() clustercache.ConnectionState {
+// snapshot is called under the cache's mu.
+func (e *extension) snapshot() clustercache.ConnectionState {
 	state := e.state
 	if e.conn != nil {
 		state.Identity = e.conn.identity
@@ -356,7 +356,7 @@ func (f *Cache) ListConnectionStates(context.Context) (states []clustercache.Con
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range f.extensions {
-		states = append(states, e.picture())
+		states = append(states, e.snapshot())
 	}
 	slices.SortFunc(states, func(x, y clustercache.ConnectionState) int {
 		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace), cmp.Compare(x.Extension.Name, y.Extension.Name))

@@ -39,7 +39,7 @@ type Cache interface {
 	// apply to it; the namespaces that they name do not restrict it.
 	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
-	// States returns a picture of every scope, in no order. It takes time in proportion to the objects.
+	// States returns a snapshot of every scope, in no order. It takes time in proportion to the objects.
 	States() []ScopeState
 }
 
@@ -100,7 +100,7 @@ type selectedKey struct {
 	scopeKey
 }
 
-type scoped struct {
+type scopedCache struct {
 	config     *rest.Config
 	options    cache.Options
 	own        Options
@@ -125,9 +125,9 @@ type scoped struct {
 	indexes  map[kindKey][]index    // guarded by mu; slices are only appended to
 }
 
-var _ Cache = (*scoped)(nil)
+var _ Cache = (*scopedCache)(nil)
 
-func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, error) {
+func newScopedCache(config *rest.Config, opts cache.Options, own Options) (*scopedCache, error) {
 	config, opts, err := withDefaults(config, opts)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 	if err != nil {
 		return nil, err
 	}
-	made := &scoped{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
+	made := &scopedCache{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
 		monitoring: &monitor.Config{Interval: own.AccessReviewInterval, PollWithoutWatch: own.PollWithoutWatch, Timing: monitor.DefaultTiming},
 		started:    make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
@@ -154,11 +154,11 @@ func newScoped(config *rest.Config, opts cache.Options, own Options) (*scoped, e
 }
 
 // NeedLeaderElection tells managers to start the cache on every replica.
-func (s *scoped) NeedLeaderElection() bool { return false }
+func (s *scopedCache) NeedLeaderElection() bool { return false }
 
 // Start runs the informers, those there are and those to come, until ctx is done. It blocks until they have stopped. What is
 // called after that fails with the cause of ctx, or ErrStopped.
-func (s *scoped) Start(ctx context.Context) error {
+func (s *scopedCache) Start(ctx context.Context) error {
 	s.mu.Lock()
 	if s.life != nil {
 		s.mu.Unlock()
@@ -183,7 +183,7 @@ func (s *scoped) Start(ctx context.Context) error {
 }
 
 // startLocked runs a scope, unless the cache does not run.
-func (s *scoped) startLocked(of *scope) {
+func (s *scopedCache) startLocked(of *scope) {
 	if s.life == nil || s.ended {
 		return
 	}
@@ -196,10 +196,10 @@ func (s *scoped) startLocked(of *scope) {
 }
 
 // stopped is closed when the cache has stopped.
-func (s *scoped) stopped() <-chan struct{} { return s.over }
+func (s *scopedCache) stopped() <-chan struct{} { return s.over }
 
 // stopError is why the cache has stopped.
-func (s *scoped) stopError() error {
+func (s *scopedCache) stopError() error {
 	if cause := context.Cause(s.life); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -207,7 +207,7 @@ func (s *scoped) stopError() error {
 }
 
 // check returns why nothing can be read.
-func (s *scoped) check() error {
+func (s *scopedCache) check() error {
 	select {
 	case <-s.started:
 	default:
@@ -220,7 +220,7 @@ func (s *scoped) check() error {
 }
 
 // kindOf returns what is known of the kind of an object or list.
-func (s *scoped) kindOf(object runtime.Object) (*kind, error) {
+func (s *scopedCache) kindOf(object runtime.Object) (*kind, error) {
 	goType := reflect.TypeOf(object)
 	types := s.types.Load()
 	if known, ok := (*types)[goType]; ok {
@@ -251,7 +251,7 @@ func (s *scoped) kindOf(object runtime.Object) (*kind, error) {
 	return k, nil
 }
 
-func (s *scoped) kind(key kindKey, goType reflect.Type) (*kind, error) {
+func (s *scopedCache) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	if key.gvk.Kind == "" || key.gvk.Version == "" {
 		return nil, errors.Errorf("an object that is %s needs its apiVersion and kind set", strings.ToLower(string(key.representation)))
 	}
@@ -271,7 +271,7 @@ func itemKind(object runtime.Object, gvk schema.GroupVersionKind) schema.GroupVe
 }
 
 // scopeLocked returns the scope, made on first use. mu is held.
-func (s *scoped) scopeLocked(k *kind, where Scope) *scope {
+func (s *scopedCache) scopeLocked(k *kind, where Scope) *scope {
 	key := where.key()
 	own := key.labels != "" || key.fields != ""
 	if own {
@@ -299,13 +299,13 @@ func (s *scope) neededLocked() bool {
 }
 
 // dropUnusedLocked ends a scope that nobody needs. mu is held.
-func (s *scoped) dropUnusedLocked(of *scope) {
+func (s *scopedCache) dropUnusedLocked(of *scope) {
 	if !of.neededLocked() {
 		s.dropLocked(of)
 	}
 }
 
-func (s *scoped) dropLocked(of *scope) {
+func (s *scopedCache) dropLocked(of *scope) {
 	if _, ok := s.scopes[of]; !ok {
 		return
 	}
@@ -324,7 +324,7 @@ func (s *scoped) dropLocked(of *scope) {
 }
 
 // dropIfIdle ends a scope that nobody has read for a while, unless somebody holds it.
-func (s *scoped) dropIfIdle(of *scope) {
+func (s *scopedCache) dropIfIdle(of *scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !of.neededLocked() {
@@ -334,7 +334,7 @@ func (s *scoped) dropIfIdle(of *scope) {
 }
 
 // States implements Cache.
-func (s *scoped) States() []ScopeState {
+func (s *scopedCache) States() []ScopeState {
 	s.mu.Lock()
 	scopes := make([]*scope, 0, len(s.scopes))
 	for of := range s.scopes {
@@ -343,13 +343,13 @@ func (s *scoped) States() []ScopeState {
 	s.mu.Unlock()
 	states := make([]ScopeState, 0, len(scopes))
 	for _, of := range scopes {
-		states = append(states, of.picture())
+		states = append(states, of.snapshot())
 	}
 	return states
 }
 
 // IndexField adds an index to all informers of the object's kind and representation, those there are and those to come.
-func (s *scoped) IndexField(_ context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string, extract client.IndexerFunc) error {
 	k, err := s.kindOf(object)
 	if err != nil {
 		return err
@@ -380,7 +380,7 @@ func (s *scoped) IndexField(_ context.Context, object client.Object, field strin
 	return nil
 }
 
-func (s *scoped) indexesOf(k *kind) []index {
+func (s *scopedCache) indexesOf(k *kind) []index {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.indexes[k.kindKey]

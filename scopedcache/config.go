@@ -34,15 +34,15 @@ func newConfigs(opts cache.Options) (configs, error) {
 			return made, errors.Wrapf(err, "ByObject[%T]", object)
 		}
 		made.byObject[gvk] = settings
-		if err := refuseNothing(settings.Label, settings.Field, settings.Namespaces); err != nil {
+		if err := rejectEmptySelectors(settings.Label, settings.Field, settings.Namespaces); err != nil {
 			return made, errors.WithMessagef(err, "ByObject[%T]", object)
 		}
 	}
-	return made, refuseNothing(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
+	return made, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
 }
 
-// refuseNothing refuses selectors that select nothing: an API server would take them for everything.
-func refuseNothing(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
+// rejectEmptySelectors refuses selectors that select nothing: an API server would take them for everything.
+func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
 	if noLabels(label) || noFields(field) {
 		return errors.New("a selector of the cache's options selects nothing: an API server would take that for everything")
 	}

@@ -35,7 +35,7 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
-	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scoped)
+	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scopedCache)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer held.Release()
@@ -62,7 +62,7 @@ func TestEventsPutOffNothing(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	const interval = 300 * time.Millisecond
-	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scoped)
+	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scopedCache)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer held.Release()
@@ -89,7 +89,7 @@ func TestEventsPutOffNothing(t *testing.T) {
 // A change in a namespace concerns scopes that select it, whichever way.
 func TestWhomEventsConcern(t *testing.T) {
 	g := NewWithT(t)
-	c := newAPIServer(t).newCache(t).(*scoped)
+	c := newAPIServer(t).newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(newScope(c, kind, Scope{}).concerns()).To(BeEmpty())
@@ -100,7 +100,7 @@ func TestWhomEventsConcern(t *testing.T) {
 // Readers of what is not served ask for it.
 func TestReadOfWhatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
-	c := newAPIServer(t).newCache(t).(*scoped)
+	c := newAPIServer(t).newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	of := newScope(c, kind, Scope{})

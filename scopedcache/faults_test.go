@@ -369,7 +369,7 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 				served <- of.Load().current.Load() != nil
 			}
 		}
-	}).(*scoped)
+	}).(*scopedCache)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	of.Store(held.of)
@@ -434,9 +434,9 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 	first := make(chan error, 1)
 	go func() { first <- list(ctx, c, "n") }()
 	g.Eventually(func() bool {
-		c.(*scoped).mu.Lock()
-		defer c.(*scoped).mu.Unlock()
-		for of := range c.(*scoped).scopes {
+		c.(*scopedCache).mu.Lock()
+		defer c.(*scopedCache).mu.Unlock()
+		for of := range c.(*scopedCache).scopes {
 			if running := of.began(); running != nil && running.streams() {
 				return true
 			}

@@ -33,7 +33,7 @@ type HoldOptions struct {
 // and kinds. The scope lives until the last handle is released, unless it is read through the cache, or somebody got its
 // informer, too. Its methods may be called from any goroutine.
 type Handle struct {
-	facade
+	durableInformer
 	of      *scope
 	options HoldOptions
 	release func()
@@ -43,7 +43,7 @@ type Handle struct {
 var _ client.Reader = (*Handle)(nil)
 
 // Hold implements Cache.
-func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, options HoldOptions) (*Handle, error) {
+func (s *scopedCache) Hold(_ context.Context, object client.Object, where Scope, options HoldOptions) (*Handle, error) {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, opti
 			return handle, nil
 		}
 	}
-	handle := &Handle{facade: facade{scopes: []*scope{of}}, of: of, options: options}
+	handle := &Handle{durableInformer: durableInformer{scopes: []*scope{of}}, of: of, options: options}
 	handle.release = sync.OnceFunc(func() {
 		handle.dead.Store(true)
 		of.unobserve(handle)
@@ -87,8 +87,8 @@ func (s *scoped) Hold(_ context.Context, object client.Object, where Scope, opti
 // them before.
 func (h *Handle) Release() { h.release() }
 
-// State is a picture of the scope. It takes time in proportion to the objects.
-func (h *Handle) State() ScopeState { return h.of.picture() }
+// State is a snapshot of the scope. It takes time in proportion to the objects.
+func (h *Handle) State() ScopeState { return h.of.snapshot() }
 
 // Get reads an object from the scope, of the kind and in the representation that is held. What the scope does not select is
 // not found, whether it exists or not.
@@ -155,7 +155,7 @@ func (f *Feeding) Known() feed.Known { return f.of.feed.Known() }
 func (f *Feeding) Remove() { _ = f.of.scope.remove(f.of) } // it fails only for what client-go does not know
 
 // dependents are who holds a scope, sorted.
-func (s *scoped) dependents(of *scope) (names []string) {
+func (s *scopedCache) dependents(of *scope) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for handle := range of.handles {

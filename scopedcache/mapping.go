@@ -25,13 +25,13 @@ type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-func (s *scoped) mapperForgets() bool {
+func (s *scopedCache) mapperForgets() bool {
 	_, ok := s.options.Mapper.(contextMapper)
 	return ok
 }
 
 // mapping asks the mapper, until ctx is done.
-func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+func (s *scopedCache) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	if mapper, ok := s.options.Mapper.(contextMapper); ok {
 		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
 		return mapping, errors.WithStack(err)
@@ -42,7 +42,7 @@ func (s *scoped) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*met
 }
 
 // discover asks the API server, for mappers that never forget cannot be asked about what has gone, or has changed.
-func (s *scoped) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	bounded := *s.options.HTTPClient
 	bounded.Timeout = discoveryTimeout
 	client, err := discovery.NewDiscoveryClientForConfigAndClient(s.config, &bounded)

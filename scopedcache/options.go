@@ -85,7 +85,7 @@ func New(config *rest.Config, opts cache.Options) (cache.Cache, error) {
 func NewWithOptions(options Options) cache.NewCacheFunc {
 	options.setDefaults()
 	return func(config *rest.Config, opts cache.Options) (cache.Cache, error) {
-		return newScoped(config, opts, options)
+		return newScopedCache(config, opts, options)
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *scope) namespace(config cache.Config) string {
 }
 
 // shown is an error of an informer as it is shown: short, and without the API server's words if they are not to be shown.
-func (s *scoped) shown(err error) error {
+func (s *scopedCache) shown(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ const gathering = 50 * time.Millisecond
 // log says so. A change concerns the users, groups and ServiceAccounts that the binding, or all bindings of the role, name; only
 // caches of such identities ask the API server, which alone decides. Methods may be called from any goroutine.
 type RBACWatcher struct {
-	cache    *scoped
+	cache    *scopedCache
 	logger   logr.Logger
 	observer func(before State, now ScopeState) // nil for nobody
 	silent   atomic.Bool                        // the log says that RBAC may not be watched
@@ -57,7 +57,7 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		changed: map[concern]struct{}{}}
 	var err error
 	// A cache of its own: what the options of others select does not apply here.
-	made.cache, err = newScoped(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyRBAC}, Options{
+	made.cache, err = newScopedCache(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyRBAC}, Options{
 		AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, HideServerMessages: options.HideServerMessages,
 		Logger: options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
 	})
@@ -264,7 +264,7 @@ func (e *RBACWatcher) deliver() {
 }
 
 // listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu is held.
-func (s *scoped) listenToRBACLocked() (stop func()) {
+func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	var stops []func()
 	if s.own.RBACWatcher != nil {
 		stops = append(stops, s.listenAsIdentityLocked(s.own.RBACWatcher))
@@ -281,7 +281,7 @@ func (s *scoped) listenToRBACLocked() (stop func()) {
 }
 
 // listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not known every change does. mu is held.
-func (s *scoped) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
+func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.own.Username, s.own.Groups, s.rightsMayHaveChanged)
 	if _, complete := subjectsOf(s.own.Username, s.own.Groups); complete {
 		return stopListening

@@ -15,7 +15,7 @@ import (
 )
 
 // Get reads an object from the informer of its namespace, or of all namespaces.
-func (s *scoped) Get(ctx context.Context, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) Get(ctx context.Context, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return err
@@ -27,7 +27,7 @@ func (s *scoped) Get(ctx context.Context, name client.ObjectKey, object client.O
 }
 
 // getWaiting is Get if there is no informer yet that could be read.
-func (s *scoped) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (s *scoped) getWaiting(ctx context.Context, kind *kind, name client.ObjectK
 	return s.getFrom(ctx, kind, name.Namespace, name, object, opts...)
 }
 
-func (s *scoped) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	running, err := s.reading(ctx, kind, namespace)
 	if err != nil {
 		return err
@@ -52,7 +52,7 @@ func (s *scoped) getFrom(ctx context.Context, kind *kind, namespace string, name
 }
 
 // List reads from the informer of the namespace that opts name, or of all.
-func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (s *scopedCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	kind, err := s.kindOf(list)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *scoped) List(ctx context.Context, list client.ObjectList, opts ...clien
 }
 
 // runs tells whether the cache has not stopped since it was started, as it was if there is an informer.
-func (s *scoped) runs() bool { return s.life.Err() == nil }
+func (s *scopedCache) runs() bool { return s.life.Err() == nil }
 
 // ready returns the informer that serves a namespace if reads can be served from it at once: that of the namespace, or, if
 // there is no such scope, that of all.
@@ -118,7 +118,7 @@ func (s *scope) isRead() {
 
 // reading waits for the informer that serves a namespace, and makes its scope if need be: that of the exact namespace if it
 // is there, else that of all namespaces, unless it is not wanted or may not be had.
-func (s *scoped) reading(ctx context.Context, k *kind, namespace string) (*informer, error) {
+func (s *scopedCache) reading(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
 		if _, exact := k.scopes.Load(namespace); !exact {
 			running, err := s.everywhere(ctx, k)
@@ -131,7 +131,7 @@ func (s *scoped) reading(ctx context.Context, k *kind, namespace string) (*infor
 }
 
 // everywhere waits for the informer of all namespaces, and returns nothing if there is none or it may not be had.
-func (s *scoped) everywhere(ctx context.Context, k *kind) (*informer, error) {
+func (s *scopedCache) everywhere(ctx context.Context, k *kind) (*informer, error) {
 	if _, exists := k.scopes.Load(metav1.NamespaceAll); !exists && s.own.PerNamespace {
 		return nil, nil
 	}
@@ -143,7 +143,7 @@ func (s *scoped) everywhere(ctx context.Context, k *kind) (*informer, error) {
 }
 
 // awaitScope waits for the informer of a scope that the cache API reads, made if need be.
-func (s *scoped) awaitScope(ctx context.Context, k *kind, namespace string) (*informer, error) {
+func (s *scopedCache) awaitScope(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	for {
 		s.mu.Lock()
 		if s.ended {
@@ -170,7 +170,7 @@ func (s *scoped) awaitScope(ctx context.Context, k *kind, namespace string) (*in
 }
 
 // awaitReading waits for the informer of a scope that is read through a handle.
-func (s *scoped) awaitReading(ctx context.Context, of *scope) (*informer, error) {
+func (s *scopedCache) awaitReading(ctx context.Context, of *scope) (*informer, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -183,7 +183,7 @@ func (s *scoped) awaitReading(ctx context.Context, of *scope) (*informer, error)
 }
 
 // bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has stopped.
-func (s *scoped) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *scopedCache) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.own.ReadTimeout,
 		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", s.own.ReadTimeout))
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -196,7 +196,7 @@ func (s *scoped) bounded(ctx context.Context) (context.Context, context.CancelFu
 }
 
 // namespaced tells whether a kind has namespaces.
-func (s *scoped) namespaced(ctx context.Context, k *kind) (bool, error) {
+func (s *scopedCache) namespaced(ctx context.Context, k *kind) (bool, error) {
 	mapping := k.mapping.Load()
 	if mapping == nil {
 		var err error
@@ -215,7 +215,7 @@ func (s *scoped) namespaced(ctx context.Context, k *kind) (bool, error) {
 
 // configuredNamespace is which of the namespaces that the cache's options name serves a namespace: "" for all others. It is
 // an error if none does.
-func (s *scoped) configuredNamespace(ctx context.Context, k *kind, namespace string) (string, error) {
+func (s *scopedCache) configuredNamespace(ctx context.Context, k *kind, namespace string) (string, error) {
 	if _, ok := k.config.namespaces[namespace]; ok && namespace != metav1.NamespaceAll {
 		return namespace, nil
 	}
@@ -233,7 +233,7 @@ func (s *scoped) configuredNamespace(ctx context.Context, k *kind, namespace str
 }
 
 // listConfigured lists from all namespaces that the cache's options name, one after the other, until the limit is reached.
-func (s *scoped) listConfigured(ctx context.Context, k *kind, list client.ObjectList, options client.ListOptions) error {
+func (s *scopedCache) listConfigured(ctx context.Context, k *kind, list client.ObjectList, options client.ListOptions) error {
 	if options.Continue != "" {
 		return errors.New("continue list option is not supported by the cache")
 	}
@@ -268,7 +268,7 @@ func (s *scoped) listConfigured(ctx context.Context, k *kind, list client.Object
 
 // GetInformer returns an informer that outlives the informers behind it: handlers stay when a right or the kind is lost, and
 // are fed again when it is back. Unless told otherwise it waits until it is known what a read gets, once the cache runs.
-func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (s *scopedCache) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (s *scoped) GetInformer(ctx context.Context, object client.Object, opts ...
 }
 
 // GetInformerForKind is GetInformer for typed objects. The scheme must know the kind.
-func (s *scoped) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
 	object, err := s.options.Scheme.New(gvk)
 	if err != nil {
 		return nil, errors.WithStack(err)
@@ -292,7 +292,7 @@ func (s *scoped) GetInformerForKind(ctx context.Context, gvk schema.GroupVersion
 	return s.GetInformer(ctx, typed, opts...)
 }
 
-func (s *scoped) informer(ctx context.Context, k *kind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.InformerGetOption) (cache.Informer, error) {
 	var options cache.InformerGetOptions
 	for _, opt := range opts {
 		opt(&options)
@@ -316,7 +316,7 @@ func (s *scoped) informer(ctx context.Context, k *kind, opts ...cache.InformerGe
 		s.mu.Unlock()
 		return nil, s.stopError()
 	}
-	var made facade
+	var made durableInformer
 	for _, namespace := range namespaces {
 		of := s.scopeLocked(k, Scope{Namespace: namespace})
 		of.pinned = true
@@ -340,7 +340,7 @@ func (s *scoped) informer(ctx context.Context, k *kind, opts ...cache.InformerGe
 
 // RemoveInformer stops the informers of the object's kind and representation that are read or were got, in whatever
 // namespace. Those that somebody holds go on until they are released. Whoever waits for one gets ErrReleased.
-func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
+func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) error {
 	k, err := s.kindOf(object)
 	if err != nil {
 		return err
@@ -361,7 +361,7 @@ func (s *scoped) RemoveInformer(_ context.Context, object client.Object) error {
 
 // WaitForCacheSync waits until the cache runs and it is known of every scope what a read gets: the objects, Forbidden, or
 // that there is no such kind. So an operator starts, and stays up, without rights on some of its kinds.
-func (s *scoped) WaitForCacheSync(ctx context.Context) bool {
+func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
 	case <-s.started:
 	case <-ctx.Done():
@@ -382,7 +382,7 @@ func (s *scoped) WaitForCacheSync(ctx context.Context) bool {
 }
 
 // rightsMayHaveChanged has scopes ask again: those of a namespace, or all if it is empty.
-func (s *scoped) rightsMayHaveChanged(namespace string) {
+func (s *scopedCache) rightsMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for of := range s.scopes {

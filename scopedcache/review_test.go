@@ -108,7 +108,7 @@ func TestMay(t *testing.T) {
 			g := NewWithT(t)
 			a := newAPIServer(t)
 			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] }, func() int { return tc.readyz })
-			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scoped)
+			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
 			v, err := c.reviewer.may(t.Context(), q, "list", "watch")
 			g.Expect(v).To(Equal(tc.want), "%v", err)
 			g.Expect(err == nil).To(Equal(v == monitor.Allowed))
@@ -167,7 +167,7 @@ func TestWhatIsAsked(t *testing.T) {
 func TestRightsMayHaveChanged(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
-	c := a.newCache(t).(*scoped)
+	c := a.newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	scopes := map[string]*scope{}

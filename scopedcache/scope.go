@@ -17,7 +17,7 @@ import (
 
 // scope is what outlives its informers: who needs it, what it is allowed, and the handlers.
 type scope struct {
-	cache *scoped
+	cache *scopedCache
 	kind  *kind
 	where Scope // as asked for
 
@@ -47,7 +47,7 @@ type scope struct {
 	indexers      []toolscache.Indexers        // guarded by mu: added to every informer
 }
 
-func newScope(c *scoped, k *kind, where Scope) *scope {
+func newScope(c *scopedCache, k *kind, where Scope) *scope {
 	return &scope{cache: c, kind: k, where: where, state: Syncing, since: time.Now(),
 		gone: make(chan struct{}), mail: newMailbox(),
 		changed: make(chan struct{}), settled: make(chan struct{}),
@@ -177,7 +177,7 @@ func (s *scope) setState(e monitor.SetState) {
 	close(s.changed)
 	s.changed = make(chan struct{})
 	observers := slices.Collect(maps.Values(s.observers))
-	now := s.pictureLocked()
+	now := s.snapshotLocked()
 	s.mu.Unlock()
 	for _, observe := range observers {
 		observe(now)
@@ -226,10 +226,10 @@ func (s *scope) observe(handle *Handle, observe func(ScopeState)) {
 	defer s.notifyMu.Unlock()
 	s.mu.Lock()
 	s.observers[handle] = observe
-	picture := s.pictureLocked()
+	snapshot := s.snapshotLocked()
 	s.mu.Unlock()
-	if picture.State != Syncing {
-		observe(picture)
+	if snapshot.State != Syncing {
+		observe(snapshot)
 	}
 }
 
@@ -239,20 +239,20 @@ func (s *scope) unobserve(handle *Handle) {
 	delete(s.observers, handle)
 }
 
-// picture counts the objects too, which takes time in proportion to them.
-func (s *scope) picture() ScopeState {
+// snapshot counts the objects too, which takes time in proportion to them.
+func (s *scope) snapshot() ScopeState {
 	s.mu.Lock()
-	picture := s.pictureLocked()
+	snapshot := s.snapshotLocked()
 	running := s.running
 	s.mu.Unlock()
 	if running != nil {
-		picture.Objects = len(running.store.ListKeys())
+		snapshot.Objects = len(running.store.ListKeys())
 	}
-	picture.Dependents = s.cache.dependents(s)
-	return picture
+	snapshot.Dependents = s.cache.dependents(s)
+	return snapshot
 }
 
-func (s *scope) pictureLocked() ScopeState {
+func (s *scope) snapshotLocked() ScopeState {
 	return ScopeState{GVK: s.kind.gvk, Representation: s.kind.representation, Scope: s.where,
 		State: s.state, Since: s.since, LastError: s.lastError}
 }

@@ -40,7 +40,7 @@ const (
 // settled reports whether it is known what a read gets.
 func (s State) settled() bool { return s == Synced || s == Forbidden || s == NotServed }
 
-// ScopeState is a picture of one scope. LastError and the selectors are shared: do not change them.
+// ScopeState is a snapshot of one scope. LastError and the selectors are shared: do not change them.
 type ScopeState struct {
 	GVK            schema.GroupVersionKind
 	Representation Representation

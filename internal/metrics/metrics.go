@@ -58,8 +58,8 @@ var (
 	extensionSuccess   = prometheus.NewDesc("latchkey_extension_last_success_timestamp_seconds", "When a probe or request of the extension last succeeded, in Unix time; 0 if never. Only with Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
 )
 
-// Picture is what there is.
-type Picture struct {
+// Snapshot is what there is.
+type Snapshot struct {
 	Connections map[Connection]int
 	Watches     int
 	Informers   map[string]int // by state
@@ -77,36 +77,36 @@ type Extension struct {
 	LastSuccess     time.Time
 }
 
-// Add has the picture looked at whenever somebody collects metrics, until remove is called. picture may be called from
+// Add has the snapshot looked at whenever somebody collects metrics, until remove is called. snapshot may be called from
 // any goroutine.
-func Add(picture func() Picture) (remove func()) {
-	return all.add(picture)
+func Add(snapshot func() Snapshot) (remove func()) {
+	return all.add(snapshot)
 }
 
 // collector counts what there is when somebody looks.
 type collector struct {
-	mu       sync.Mutex
-	next     int
-	pictures map[int]func() Picture // guarded by mu
+	mu        sync.Mutex
+	next      int
+	snapshots map[int]func() Snapshot // guarded by mu
 }
 
-var all = &collector{pictures: map[int]func() Picture{}}
+var all = &collector{snapshots: map[int]func() Snapshot{}}
 
 // everything is what is registered.
 var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all}
 
 func init() { metrics.Registry.MustRegister(everything...) }
 
-func (c *collector) add(picture func() Picture) (remove func()) {
+func (c *collector) add(snapshot func() Snapshot) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.next++
 	id := c.next
-	c.pictures[id] = picture
+	c.snapshots[id] = snapshot
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.pictures, id)
+		delete(c.snapshots, id)
 	}
 }
 
@@ -120,11 +120,11 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It holds no lock while it looks.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	pictures := slices.Collect(maps.Values(c.pictures))
+	snapshots := slices.Collect(maps.Values(c.snapshots))
 	c.mu.Unlock()
-	sum := Picture{Connections: map[Connection]int{}, Informers: map[string]int{}}
-	for _, picture := range pictures {
-		p := picture()
+	sum := Snapshot{Connections: map[Connection]int{}, Informers: map[string]int{}}
+	for _, snapshot := range snapshots {
+		p := snapshot()
 		for connection, n := range p.Connections {
 			sum.Connections[connection] += n
 		}

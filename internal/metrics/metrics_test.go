@@ -44,11 +44,11 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 // Pictures are added up, and those that were removed are not looked at any more.
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
-	c := &collector{pictures: map[int]func() Picture{}}
-	one := Picture{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5, Informers: map[string]int{"Synced": 1},
+	c := &collector{snapshots: map[int]func() Snapshot{}}
+	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5, Informers: map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)}, {Name: "blue"}}}
-	removeFirst := c.add(func() Picture { return one })
-	removeSecond := c.add(func() Picture { return one })
+	removeFirst := c.add(func() Snapshot { return one })
+	removeSecond := c.add(func() Snapshot { return one })
 	gather := func() map[string]float64 {
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(c)

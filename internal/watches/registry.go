@@ -61,7 +61,7 @@ type Feeding interface {
 	Remove()
 }
 
-// WatchState is a picture of one informer's worth of watch. A WatchContent has one per kind and namespace.
+// WatchState is a snapshot of one informer's worth of watch. A WatchContent has one per kind and namespace.
 type WatchState struct {
 	Name       string
 	Kind       schema.GroupVersionKind
@@ -117,7 +117,7 @@ func (r *Registry) End() {
 	}
 }
 
-// States returns a picture of all watches, sorted by name, kind and namespace.
+// States returns a snapshot of all watches, sorted by name, kind and namespace.
 func (r *Registry) States() (states []WatchState) {
 	r.mu.Lock()
 	for _, w := range r.watchesLocked() {

@@ -15,9 +15,9 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/feed"
 )
 
-// facade is a cache.Informer that outlives the informers behind it: those of one scope, or of the namespaces that the
+// durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or of the namespaces that the
 // cache's options name.
-type facade struct{ scopes []*scope }
+type durableInformer struct{ scopes []*scope }
 
 // Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its handlers, where Get of the cache
 // may use another one that serves the namespace. So what a handler was called for is there to be read.
@@ -29,9 +29,9 @@ type Informer interface {
 	Readable(ctx context.Context) error
 }
 
-var _ Informer = facade{}
+var _ Informer = durableInformer{}
 
-func (f facade) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	for _, s := range f.scopes {
 		if s.where.Namespace != metav1.NamespaceAll && s.where.Namespace != key.Namespace {
 			continue
@@ -45,7 +45,7 @@ func (f facade) Get(ctx context.Context, key client.ObjectKey, object client.Obj
 	return errors.Errorf("the cache's options do not name the namespace %q for this informer: unknown namespace for the cache", key.Namespace)
 }
 
-func (f facade) Readable(ctx context.Context) error {
+func (f durableInformer) Readable(ctx context.Context) error {
 	for _, s := range f.scopes {
 		if _, err := s.cache.awaitReading(ctx, s); err != nil {
 			return err
@@ -56,18 +56,18 @@ func (f facade) Readable(ctx context.Context) error {
 
 // AddEventHandler adds a handler that outlives informers: what comes back is told again, as creations, and what has gone
 // meanwhile as DeletedFinalStateUnknown. It is no error that the right, or the kind, is not there yet.
-func (f facade) AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+func (f durableInformer) AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{})
 }
 
 // AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer, one that is shorter than the
 // cache's SyncPeriod counts only for informers that start after this.
-func (f facade) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler, resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
+func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler, resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{ResyncPeriod: &resync})
 }
 
 // AddEventHandlerWithOptions is AddEventHandler with options.
-func (f facade) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
 	made := &registrations{done: make(chan struct{})}
 	made.left.Store(int64(len(f.scopes)))
 	for _, s := range f.scopes {
@@ -86,7 +86,7 @@ func (f facade) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandl
 }
 
 // RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no other begins.
-func (f facade) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
+func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
 	all, ok := handle.(*registrations)
 	if !ok {
 		return errors.Errorf("%T is not from AddEventHandler of this informer", handle)
@@ -100,7 +100,7 @@ func (f facade) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistr
 }
 
 // AddIndexers adds indexers to the informers there are, and those to come.
-func (f facade) AddIndexers(indexers toolscache.Indexers) error {
+func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
 	for _, s := range f.scopes {
 		if err := s.addIndexers(indexers); err != nil {
 			return err
@@ -139,7 +139,7 @@ func (s *scope) addIndexers(indexers toolscache.Indexers) error {
 
 // HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is no such kind. So true does
 // not mean that there are objects.
-func (f facade) HasSynced() bool {
+func (f durableInformer) HasSynced() bool {
 	for _, s := range f.scopes {
 		select {
 		case <-s.settled:
@@ -151,7 +151,7 @@ func (f facade) HasSynced() bool {
 }
 
 // HasSyncedChecker implements cache.Informer; see HasSynced.
-func (f facade) HasSyncedChecker() toolscache.DoneChecker {
+func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 	if len(f.scopes) == 1 {
 		return settledChecker{name: f.name(), done: f.scopes[0].settled}
 	}
@@ -171,7 +171,7 @@ func (f facade) HasSyncedChecker() toolscache.DoneChecker {
 	return settledChecker{name: f.name(), done: done}
 }
 
-func (f facade) name() string {
+func (f durableInformer) name() string {
 	var names []string
 	for _, s := range f.scopes {
 		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.where.String()))
@@ -180,7 +180,7 @@ func (f facade) name() string {
 }
 
 // IsStopped reports whether the informer was removed, or the cache has stopped.
-func (f facade) IsStopped() bool {
+func (f durableInformer) IsStopped() bool {
 	for _, s := range f.scopes {
 		select {
 		case <-s.gone:
@@ -192,7 +192,7 @@ func (f facade) IsStopped() bool {
 	return true
 }
 
-// registrations are one handler in the scopes of a facade.
+// registrations are one handler in the scopes of a durableInformer.
 type registrations struct {
 	each []*registration
 	left atomic.Int64 // that have not settled
