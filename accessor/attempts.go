@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // denialRetryInterval is how long a connect waits before it asks again after a denial.
@@ -120,7 +120,7 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	limited := *httpClient
-	limited.Transport = brief.Limit(httpClient.Transport)
+	limited.Transport = untrusted.Limit(httpClient.Transport)
 	got := healthprobe.Ask(ctx, config, &limited, timeout)
 	answer := lifecycle.Answer{Verdict: got.Verdict, Identity: got.Identity, Err: got.Err}
 	var none *credential.NoTokenError

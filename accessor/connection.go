@@ -22,7 +22,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/credential"
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -154,7 +154,7 @@ func (c *connection) Hold(ctx context.Context, object client.Object, scope scope
 // watched is a handle as watches need it.
 type watched struct{ *scopedcache.Handle }
 
-func (w watched) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
+func (w watched) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
 	feeding, err := w.Handle.Feed(handler, options)
 	if err != nil {
 		return nil, err

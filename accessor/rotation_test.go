@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	. "github.com/onsi/gomega"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -304,7 +304,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	})
 	d.extension("endless", "token")
 	d.eventually("endless", func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason != NotStarted })
-	g.Expect(brief.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
+	g.Expect(untrusted.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
 }
 
 // Groups are part of what a newer credential must prove, for what was read with the old ones is cached.

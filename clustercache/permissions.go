@@ -11,7 +11,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/lists"
+	"github.com/latchkey-dev/latchkey/internal/objectlist"
 )
 
 // permissionInterval is how often it is looked at whether a permission that the host operator lacks is there. That reads the
@@ -57,7 +57,7 @@ func (r *reconciler) readExtensions(ctx context.Context) error {
 	if readable, err := r.objects.Readable(ctx, r.object); err != nil || readable {
 		return err
 	}
-	list, err := lists.New(r.object, r.scheme)
+	list, err := objectlist.New(r.object, r.scheme)
 	if err != nil {
 		return err
 	}

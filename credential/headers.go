@@ -7,7 +7,7 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // cloneForIdentity copies a request, without what names a user and without what is for the next proxy only (RFC 9110,
@@ -73,7 +73,7 @@ func hopByHop(req *http.Request) (found []string) {
 	options, upgrades := connectionOptions(req.Header)
 	for _, option := range options {
 		if option != "upgrade" && option != "close" && option != "keep-alive" {
-			found = append(found, "Connection: "+brief.Quote(option))
+			found = append(found, "Connection: "+untrusted.Quote(option))
 		}
 	}
 	if slices.Contains(upgrades, "h2c") {
@@ -81,7 +81,7 @@ func hopByHop(req *http.Request) (found []string) {
 	}
 	for key := range req.Header {
 		if isHopByHop(headerName(key)) {
-			found = append(found, brief.Quote(key))
+			found = append(found, untrusted.Quote(key))
 		}
 	}
 	if len(req.Trailer) > 0 {

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // SecretReference names a key of a Secret.
@@ -197,11 +197,11 @@ func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReferenc
 	}
 	switch {
 	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no namespace", brief.Quote(ref.Namespace))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no namespace", untrusted.Quote(ref.Namespace))
 	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", brief.Quote(ref.Name))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", untrusted.Quote(ref.Name))
 	case len(validation.IsConfigMapKey(ref.Key)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", brief.Quote(ref.Key))
+		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", untrusted.Quote(ref.Key))
 	}
 	return ref, nil
 }

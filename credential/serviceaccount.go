@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/latchkey-dev/latchkey/internal/informed"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // minLifetime is the shortest life that the TokenRequest API grants.
@@ -133,14 +133,14 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."), brief.Quote(namespace), problems[0])
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."), untrusted.Quote(namespace), problems[0])
 	}
 	name, err := stringAt(content, r.namePath)
 	if err != nil {
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), brief.Quote(name), problems[0])
+		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), untrusted.Quote(name), problems[0])
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }

@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
-	"github.com/latchkey-dev/latchkey/internal/feed"
-	"github.com/latchkey-dev/latchkey/internal/lists"
+	"github.com/latchkey-dev/latchkey/internal/objectlist"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -106,15 +106,15 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 // notServed is the informer of a kind that is not served, and never will be: the client of a test does not change its mind.
 type notServed struct{}
 
-func (notServed) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
+func (notServed) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
 	return fedNothing{options.Known}, nil
 }
 func (notServed) Release() {}
 
-type fedNothing struct{ known feed.Known }
+type fedNothing struct{ known replay.Known }
 
-func (f fedNothing) Known() feed.Known { return f.known }
-func (fedNothing) Remove()             {}
+func (f fedNothing) Known() replay.Known { return f.known }
+func (fedNothing) Remove()               {}
 
 // informer is an informer that runs until Release, or its connection's end.
 type informer struct {
@@ -128,8 +128,8 @@ type informer struct {
 func (i *informer) Release() { i.stop() }
 
 // Feed implements watches.Informer.
-func (i *informer) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (watches.Feeding, error) {
-	fed := feed.New(handler, i.example, options)
+func (i *informer) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
+	fed := replay.New(handler, i.example, options)
 	source := fed.Begin()
 	handle, err := i.AddEventHandler(source)
 	if err != nil {
@@ -151,7 +151,7 @@ func (i *informer) Feed(handler toolscache.ResourceEventHandler, options feed.Op
 
 // feeding is a handler that an informer feeds.
 type feeding struct {
-	*feed.Feed
+	*replay.Feed
 	informer *informer
 	handle   toolscache.ResourceEventHandlerRegistration
 }
@@ -166,7 +166,7 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope, 
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
-	list, err := lists.New(object, c.of.Scheme())
+	list, err := objectlist.New(object, c.of.Scheme())
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
 // durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or of the namespaces that the
@@ -71,7 +71,7 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	made := &registrations{done: make(chan struct{})}
 	made.left.Store(int64(len(f.scopes)))
 	for _, s := range f.scopes {
-		r, err := s.add(handler, options, feed.Options{}, func() {
+		r, err := s.add(handler, options, replay.Options{}, func() {
 			if made.left.Add(-1) == 0 {
 				close(made.done)
 			}

@@ -12,7 +12,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
 // HoldOptions say who holds a scope.
@@ -137,7 +137,7 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 
 // Feed is AddEventHandler for a handler that was fed by another cache before: known is what it has seen, and what of
 // that is not there any more is delivered as deleted, once the informer has synced. It is for package internal/watches.
-func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options feed.Options) (*Feeding, error) {
+func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (*Feeding, error) {
 	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options feed.Opti
 type Feeding struct{ of *registration }
 
 // Known is what the handler knows of. It is told nothing any more.
-func (f *Feeding) Known() feed.Known { return f.of.feed.Known() }
+func (f *Feeding) Known() replay.Known { return f.of.feed.Known() }
 
 // Remove ends it. A call of the handler that is under way goes on.
 func (f *Feeding) Remove() { _ = f.of.scope.remove(f.of) } // it fails only for what client-go does not know

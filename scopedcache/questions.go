@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -88,7 +88,7 @@ func (s *scopedCache) shown(err error) error {
 	if s.own.HideServerMessages && fromServer(err) && errors.As(err, &status) {
 		text = "the API server answered " + http.StatusText(int(status.Status().Code))
 	}
-	if short := brief.Shorten(text); short != err.Error() {
+	if short := untrusted.Shorten(text); short != err.Error() {
 		return &shownError{shown: short, cause: err}
 	}
 	return err

@@ -6,13 +6,13 @@ import (
 	"github.com/pkg/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
 // registration is a handler of a scope. It outlives the informers that feed it.
 type registration struct {
 	scope   *scope
-	feed    *feed.Feed
+	feed    *replay.Feed
 	options toolscache.HandlerOptions
 	done    chan struct{} // closed by settle
 	settle  func()
@@ -21,8 +21,8 @@ type registration struct {
 }
 
 // add registers a handler, and feeds it if an informer runs.
-func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions, feeding feed.Options, settled func()) (*registration, error) {
-	r := &registration{scope: s, feed: feed.New(handler, s.kind.example(), feeding), options: options, done: make(chan struct{})}
+func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions, feeding replay.Options, settled func()) (*registration, error) {
+	r := &registration{scope: s, feed: replay.New(handler, s.kind.example(), feeding), options: options, done: make(chan struct{})}
 	r.settle = sync.OnceFunc(func() {
 		close(r.done)
 		if settled != nil {

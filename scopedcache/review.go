@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 	"github.com/pkg/errors"
 	"golang.org/x/sync/semaphore"
@@ -48,7 +48,7 @@ func newReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	if limited.Transport == nil {
 		limited.Transport = http.DefaultTransport
 	}
-	limited.Transport = brief.Limit(limited.Transport)
+	limited.Transport = untrusted.Limit(limited.Transport)
 	httpClient = &limited
 	config = rest.CopyConfig(config)
 	config.RateLimiter, config.QPS, config.Burst = nil, -1, 0
@@ -138,7 +138,7 @@ func (r *reviewer) failed(err error) error {
 	if r.discreet && fromServer(err) && errors.As(err, &status) {
 		err = errors.New(http.StatusText(int(status.Status().Code)))
 	}
-	return &shownError{shown: brief.Shorten("asking for access: " + err.Error()), cause: err}
+	return &shownError{shown: untrusted.Shorten("asking for access: " + err.Error()), cause: err}
 }
 
 // shownError is an error in fewer words.
@@ -155,7 +155,7 @@ func (r *reviewer) words(said string) string {
 	if said == "" || r.discreet {
 		return ""
 	}
-	return ": " + brief.Shorten(said)
+	return ": " + untrusted.Shorten(said)
 }
 
 // ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and does not know of all kinds,

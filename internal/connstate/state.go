@@ -7,7 +7,7 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // Phase is where a connection stands.
@@ -113,5 +113,5 @@ func ErrorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	return brief.Shorten(err.Error())
+	return untrusted.Shorten(err.Error())
 }

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -48,7 +48,7 @@ type Connection interface {
 // Informer is what a watch needs of an informer.
 type Informer interface {
 	// Feed calls the handler for what there is, for what changes, and for what options.Known has and is not there any more.
-	Feed(handler toolscache.ResourceEventHandler, options feed.Options) (Feeding, error)
+	Feed(handler toolscache.ResourceEventHandler, options replay.Options) (Feeding, error)
 	// Release gives the informer back.
 	Release()
 }
@@ -56,7 +56,7 @@ type Informer interface {
 // Feeding is a handler that is fed.
 type Feeding interface {
 	// Known is what the handler was told of. It is told nothing any more. It does not wait for the handler.
-	Known() feed.Known
+	Known() replay.Known
 	// Remove ends it. While the informer stops it may wait until all handlers have returned.
 	Remove()
 }

@@ -30,7 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/feed"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -139,8 +139,8 @@ type informer struct {
 	handlers []toolscache.ResourceEventHandler // guarded by mu
 }
 
-func (i *informer) Feed(h toolscache.ResourceEventHandler, options feed.Options) (Feeding, error) {
-	fed := feed.New(h, &corev1.ConfigMap{}, options)
+func (i *informer) Feed(h toolscache.ResourceEventHandler, options replay.Options) (Feeding, error) {
+	fed := replay.New(h, &corev1.ConfigMap{}, options)
 	source := fed.Begin()
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -159,12 +159,12 @@ func (i *informer) Feed(h toolscache.ResourceEventHandler, options feed.Options)
 
 // feeding is what an informer answers with.
 type feeding struct {
-	*feed.Feed
+	*replay.Feed
 	of  *informer
 	end func()
 }
 
-func (f *feeding) Known() feed.Known {
+func (f *feeding) Known() replay.Known {
 	f.end()
 	return f.Feed.Known()
 }
@@ -805,7 +805,7 @@ func TestLateConnections(t *testing.T) {
 // refusing is an informer that takes no handler.
 type refusing struct{ Informer }
 
-func (refusing) Feed(toolscache.ResourceEventHandler, feed.Options) (Feeding, error) {
+func (refusing) Feed(toolscache.ResourceEventHandler, replay.Options) (Feeding, error) {
 	return nil, errors.New("no handler, please")
 }
 

@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/feed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -71,7 +71,7 @@ type watch struct {
 	conn     Connection              // guarded by mu; the latest one
 	informer Informer                // guarded by mu; of conn
 	feeding  Feeding                 // guarded by mu; set while the handler is fed from informer
-	known    feed.Known              // guarded by mu; what the handler was told of by earlier connections
+	known    replay.Known            // guarded by mu; what the handler was told of by earlier connections
 	calls    int                     // guarded by mu; of handler and OnError, under way
 	idle     chan struct{}           // guarded by mu; closed when calls gets 0, nil if nobody waits
 	said     scopedcache.ScopeState  // guarded by mu; what OnError was told last
@@ -118,7 +118,7 @@ func (w *watch) feedLocked() error {
 		return nil // if the connection ended, the next one feeds the handler
 	}
 	conn := w.conn
-	feeding, err := w.informer.Feed(copying{*handler}, feed.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
+	feeding, err := w.informer.Feed(copying{*handler}, replay.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two discoveries.
@@ -22,7 +22,7 @@ const rediscoverAfter = 5 * time.Second
 
 // maxDiscovery is what a server may answer to one discovery. A thousand CustomResourceDefinitions are half a megabyte and 25,000
 // values, in two answers, or one for each group and version; a server that a kubeconfig names may answer anything.
-var maxDiscovery = brief.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
+var maxDiscovery = untrusted.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
 
 // discovered is what the members of a target found out about the kinds it serves.
 type discovered struct {
@@ -124,7 +124,7 @@ func (m *Mapper) ask() (any, error) {
 		defer cancel()
 	}
 	limited := *m.client
-	limited.Transport = brief.LimitAll(m.client.Transport, maxDiscovery)
+	limited.Transport = untrusted.LimitAll(m.client.Transport, maxDiscovery)
 	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, &limited)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing discovery")

@@ -12,8 +12,8 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
 
-	"github.com/latchkey-dev/latchkey/internal/brief"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // Target is one API server and what its members share. Its methods may be called from any goroutine.
@@ -98,9 +98,9 @@ func (t *Target) Accepts(req *http.Request) error {
 	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
 		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, t.Host())
 	case req.URL.Opaque != "" || !strings.HasPrefix(req.URL.RequestURI(), "/") || req.Method == http.MethodConnect:
-		return errors.Errorf("a request for %s is not sent: this connection is for paths of %s", brief.Quote(req.URL.RequestURI()), t.Host())
+		return errors.Errorf("a request for %s is not sent: this connection is for paths of %s", untrusted.Quote(req.URL.RequestURI()), t.Host())
 	case req.Host != "" && req.Host != t.address.Host:
-		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty", brief.Quote(req.Host), t.Host())
+		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty", untrusted.Quote(req.Host), t.Host())
 	}
 	return nil
 }

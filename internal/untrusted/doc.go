@@ -1,4 +1,4 @@
-// Package brief keeps what servers send from being more than anybody reads.
+// Package untrusted keeps what servers send from being more than anybody reads.
 //
 // # Setup
 //
@@ -12,4 +12,4 @@
 // # Considerations
 //
 //   - A server that a tenant chose may answer as much as it likes, and every text of an error may be its.
-package brief
+package untrusted

@@ -1,4 +1,4 @@
-// Package feed makes one informer after another look like one to a handler.
+// Package replay makes one informer after another look like one to a handler.
 //
 // # Setup
 //
@@ -18,4 +18,4 @@
 //     which kubectl keeps content too; for the next identity may be another, or may have lost the right to see more.
 //   - What an informer has in its store and did not deliver when it ended the handler does not know, so it is not
 //     remembered: what counts is what was told.
-package feed
+package replay

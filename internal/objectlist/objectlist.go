@@ -1,4 +1,4 @@
-package lists
+package objectlist
 
 import (
 	"github.com/pkg/errors"

@@ -1,4 +1,4 @@
-// Package lists makes lists for objects of any kind and representation.
+// Package objectlist makes lists for objects of any kind and representation.
 //
 // # Setup
 //
@@ -11,4 +11,4 @@
 // # Considerations
 //
 //   - The list has the representation of the object: typed, unstructured, or metadata.
-package lists
+package objectlist

@@ -1,4 +1,4 @@
-package brief
+package untrusted
 
 import (
 	"bytes"
