@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/pkg/errors"
@@ -130,7 +131,7 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
 	case conn.resolved.UntrustedServer:
 		conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", got.Err.Error())
-		answer.Err = discreet(got.Err)
+		answer.Err = statusOnly(got.Err)
 	}
 	if answer.Verdict == healthprobe.Denied && conn.resolved.Impersonated {
 		answer.Err = errors.WithMessagef(answer.Err, "the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)", conn.resolved.ServiceAccount)
@@ -154,4 +155,14 @@ func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration
 		case <-time.After(denialRetryInterval):
 		}
 	}
+}
+
+// statusOnly shows no more than the status of an answer: the writer of a kubeconfig may be after what others may not read
+// at the server that it names. What failed without a status is shown as it is.
+func statusOnly(err error) error {
+	text, ok := untrusted.StatusText(err)
+	if !ok {
+		return err
+	}
+	return untrusted.Show(strings.TrimSpace("asking the API server who we are: it answered "+text), err)
 }

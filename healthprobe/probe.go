@@ -4,9 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -15,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // Answer is the outcome of one probe.
@@ -43,17 +43,10 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
 	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
 		return Answer{Verdict: Unauthorized, Err: errors.New("asking the API server who we are: nobody whom it knows")}
-	case !presentable(user.Username) || !presentable(user.UID) || slices.ContainsFunc(user.Groups, func(group string) bool { return !presentable(group) }):
+	case !untrusted.IsPresentable(user.Username) || !untrusted.IsPresentable(user.UID) || slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
 		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named somebody whose name, UID or groups nobody could read")}
 	}
 	return Answer{Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups}}
-}
-
-// maxName is how long a name may be that ends in states and logs.
-const maxName = 1024
-
-func presentable(name string) bool {
-	return len(name) <= maxName && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
 // Classify says what an error of a request to an API server means.

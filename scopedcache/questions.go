@@ -2,10 +2,7 @@ package scopedcache
 
 import (
 	"context"
-	"net/http"
 
-	"github.com/pkg/errors"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -84,12 +81,11 @@ func (s *scopedCache) shown(err error) error {
 		return nil
 	}
 	text := err.Error()
-	var status apierrors.APIStatus
-	if s.own.HideServerMessages && fromServer(err) && errors.As(err, &status) {
-		text = "the API server answered " + http.StatusText(int(status.Status().Code))
+	if status, ok := untrusted.StatusText(err); ok && s.own.HideServerMessages && fromServer(err) {
+		text = "the API server answered " + status
 	}
-	if short := untrusted.Shorten(text); short != err.Error() {
-		return &shownError{shown: short, cause: err}
+	if untrusted.Shorten(text) != err.Error() {
+		return untrusted.Show(text, err)
 	}
 	return err
 }

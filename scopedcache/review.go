@@ -134,21 +134,12 @@ func fromServer(err error) bool {
 
 // failed is the error of a question that was not answered.
 func (r *reviewer) failed(err error) error {
-	var status apierrors.APIStatus
-	if r.discreet && fromServer(err) && errors.As(err, &status) {
-		err = errors.New(http.StatusText(int(status.Status().Code)))
+	text := err.Error()
+	if status, ok := untrusted.StatusText(err); ok && r.discreet && fromServer(err) {
+		text = status
 	}
-	return &shownError{shown: untrusted.Shorten("asking for access: " + err.Error()), cause: err}
+	return untrusted.Show("asking for access: "+text, err)
 }
-
-// shownError is an error in fewer words.
-type shownError struct {
-	shown string
-	cause error
-}
-
-func (e *shownError) Error() string { return e.shown }
-func (e *shownError) Unwrap() error { return e.cause }
 
 // words are what the API server says, to be put behind something; nothing if its words are not shown.
 func (r *reviewer) words(said string) string {

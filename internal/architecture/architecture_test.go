@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"credential":                   {"healthprobe", "internal/untrusted", "internal/informed", "internal/metrics"},
 	"scopedcache":                  {"scopedcache/internal/monitor", "internal/untrusted", "internal/replay"},
 	"scopedcache/internal/monitor": {},
-	"healthprobe":                  {"internal/connstate"},
+	"healthprobe":                  {"internal/connstate", "internal/untrusted"},
 
 	"config":                       {},
 	"internal/untrusted":           {},

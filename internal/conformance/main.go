@@ -34,6 +34,26 @@ var differences = []difference{
 	{test: "^TestReaderWaitsForCacheSync$", reason: "it has no API server that could be asked for rights"},
 }
 
+// ready makes each of their specs wait for an object that some of them read first. A kube-apiserver makes it just after it
+// has said that it is ready; without this, a spec that happens to be the first one fails now and then.
+const ready = `package cache_test
+
+import (
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var _ = BeforeEach(func(ctx SpecContext) {
+	Eventually(func() error {
+		_, err := clientset.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err
+	}).WithContext(ctx).WithTimeout(30 * time.Second).Should(Succeed())
+})
+`
+
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -64,6 +84,9 @@ func run() (err error) {
 	}
 	copied, err := copyTests(filepath.Join(theirs, "pkg", "cache"), dir)
 	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ready_test.go"), []byte(ready), 0o600); err != nil {
 		return err
 	}
 	fmt.Printf("Running %d files of tests from %s against scopedcache.New\n", copied, filepath.Base(theirs))

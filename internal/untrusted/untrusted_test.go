@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 func TestQuote(t *testing.T) {
@@ -55,4 +58,30 @@ func TestLimitAllByRequestsAndValues(t *testing.T) {
 	_, _ = read(), read()
 	g.Expect(read()).To(MatchError(ContainSubstring("exceed 300 values")))
 	g.Expect(read()).To(MatchError(ContainSubstring("more than 3 requests")))
+}
+
+func TestShow(t *testing.T) {
+	g := NewWithT(t)
+	cause := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", nil)
+	err := Show(strings.Repeat("x", 2<<10), cause)
+	g.Expect(len(err.Error())).To(BeNumerically("<", 1100), "cut after 1 KiB")
+	g.Expect(err.Error()).NotTo(ContainSubstring("pods"))
+	g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "the cause is in the chain")
+}
+
+func TestStatusText(t *testing.T) {
+	g := NewWithT(t)
+	text, ok := StatusText(errors.WithMessage(apierrors.NewForbidden(schema.GroupResource{}, "secret-name", nil), "get"))
+	g.Expect(ok).To(BeTrue())
+	g.Expect(text).To(Equal("Forbidden"), "and not the server's words")
+	_, ok = StatusText(errors.New("connection refused"))
+	g.Expect(ok).To(BeFalse())
+}
+
+func TestIsPresentable(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(IsPresentable("system:serviceaccount:ns:name")).To(BeTrue())
+	g.Expect(IsPresentable("a\x1b[31m")).To(BeFalse())
+	g.Expect(IsPresentable(strings.Repeat("x", 1024))).To(BeTrue())
+	g.Expect(IsPresentable(strings.Repeat("x", 1025))).To(BeFalse())
 }
