@@ -34,9 +34,9 @@ bin/latchkey: ## the binary
 
 .PHONY: test
 test: controlplane ## all tests of all modules, race detector on
-	go test -race -timeout 40m $$(go list ./... | grep -v /test/scopes)
+	go test -race -timeout 40m $$(go list ./... | grep -v /test/e2e/scopedcache)
 	go test -p 1 -run Explore ./accessor/internal/lifecycle ./scopedcache/internal/monitor # to the end, which the race detector is too slow for
-	go test -race -timeout 40m ./test/scopes # not beside the others: both keep two cores busy
+	go test -race -timeout 40m ./test/e2e/scopedcache # not beside the others: both keep two cores busy
 	go test -C $(CONTROLPLANE) -race .
 	go run ./internal/conformance
 
@@ -50,7 +50,7 @@ mutants: ## break the pure machines in ways that their tests must notice; about 
 
 .PHONY: fuzz-rbac
 fuzz-rbac: controlplane ## random rights, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
-	go test -race -count=1 -timeout 0 ./test/scopes -run TestRandomRights -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
+	go test -race -count=1 -timeout 0 ./test/e2e/scopedcache -run TestRandomRights -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
 
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
@@ -64,7 +64,7 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 .PHONY: bench
 bench: controlplane ## the benchmarks, with allocations
 	go test -run '^$$' -bench . -benchmem ./clustercache
-	go test -run '^$$' -bench . ./test ./test/scopes
+	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: lint
 lint: ## gofmt, vet and staticcheck, as pinned in tools/

@@ -9,11 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	. "github.com/onsi/gomega"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // ownerOf answers for tokens such as "red-2": it is red's.
@@ -83,16 +85,12 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	sent := ""
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.config.Host, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	_, _ = (&identityRoundTripper{conn: conn, next: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, _ = (&identityRoundTripper{conn: conn, next: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
 		return nil, errDown
 	})}).RoundTrip(req)
 	return sent
 }
-
-type roundTripperFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 // A newer token of the same identity takes the place of the one in use, and nobody notices.
 func TestNewerTokenIsTakenUp(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // clientCertificate makes a self-signed one that lives for an hour.
@@ -53,7 +55,7 @@ func TestClientCertificate(t *testing.T) {
 	req.Header.Set("Impersonate-User", "other")
 	req.Header.Set("Accept", "a")
 	var sent http.Header
-	rt := c.RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	rt := c.RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = req.Header
 		return nil, errors.New("enough")
 	}))

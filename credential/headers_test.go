@@ -14,6 +14,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // credentials are one of each kind, with what a request as it must carry at the API server.
@@ -43,13 +45,13 @@ func certificateOfNobody() Credential {
 func throughProxy(credential Credential, req *http.Request) (arrived *http.Request, err error) {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {},
-		Transport: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			arrived = req
 			return nil, errors.New("arrived")
 		}),
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) {},
 	}
-	_, err = credential.RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, err = credential.RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		received := req.Clone(context.WithValue(req.Context(), http.ServerContextKey, nil))
 		proxy.ServeHTTP(httptest.NewRecorder(), received)
 		return nil, errors.New("enough")
@@ -93,7 +95,7 @@ func TestConnectionHeaders(t *testing.T) {
 				req := httptest.NewRequest(http.MethodGet, "https://server/api", nil)
 				req.Header, req.Trailer = tc.header.Clone(), tc.trailer.Clone()
 				var connection string
-				_, err := c.credential.RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+				_, err := c.credential.RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 					connection = req.Header.Get("Connection")
 					return nil, errors.New("sent")
 				})).RoundTrip(req)

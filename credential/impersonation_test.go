@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client answers with what it is sent.
@@ -41,7 +43,7 @@ func (allThere) Get(ctx context.Context, key client.ObjectKey, object client.Obj
 func TestImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	var sent http.Header
-	transport := roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	transport := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = req.Header
 		return nil, errors.New("enough")
 	})
@@ -95,7 +97,7 @@ func TestImpersonationRedactsTheHostsToken(t *testing.T) {
 	g := NewWithT(t)
 	c := &impersonated{as: http.Header{"Impersonate-User": {"u"}}}
 	echo := func(resp *http.Response, err error) (*http.Response, error) {
-		return c.RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+		return c.RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
 	}
 	resp, err := echo(&http.Response{StatusCode: http.StatusBadGateway, Header: http.Header{"Warning": {"authorization: bearer hunter2"}},
 		Body: io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x"))}, nil)

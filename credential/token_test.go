@@ -23,6 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 var red = tokenID{serviceAccount: types.NamespacedName{Namespace: "team", Name: "red"}, uid: "1"}
@@ -58,16 +60,12 @@ func send(t *testing.T, c Credential) (authorization string, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, err = c.RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		authorization = req.Header.Get("Authorization")
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	})).RoundTrip(req)
 	return authorization, err
 }
-
-type roundTripperFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 func TestTokenIsRenewedNearItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -372,7 +370,7 @@ func TestADayOfTokens(t *testing.T) {
 			return issued{value: newSecret(value), at: asked, life: time.Hour, renew: renewAfter(time.Hour, rand.Float64())}, nil
 		}}
 		var sent, failed atomic.Int64
-		server := roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		server := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if until, ok := life[req.Header.Get("Authorization")]; !ok || !time.Now().Before(until) {
@@ -569,7 +567,7 @@ func TestNothingElseNamesAUser(t *testing.T) {
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
-	_, err := newFixed(proof{token: newSecret("mine")}).RoundTripper(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, err := newFixed(proof{token: newSecret("mine")}).RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = req.Header
 		return nil, errors.New("enough")
 	})).RoundTrip(req)
@@ -583,7 +581,7 @@ func TestEchoedToken(t *testing.T) {
 	g := NewWithT(t)
 	answer := func(resp *http.Response, err error) (*http.Response, error) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		return newFixed(proof{token: newSecret("hunter2")}).RoundTripper(roundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
+		return newFixed(proof{token: newSecret("hunter2")}).RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
 	}
 	response := func(status int, body string) *http.Response {
 		return &http.Response{StatusCode: status, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -481,7 +482,7 @@ func TestNoErrorWhenACacheEnds(t *testing.T) {
 	})
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
-	httpClient := &http.Client{Transport: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	httpClient := &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		resp, err := transport.RoundTrip(req)
 		if err != nil && req.Context().Err() != nil {
 			err = errors.New(ended)
@@ -507,7 +508,3 @@ func TestNoErrorWhenACacheEnds(t *testing.T) {
 	<-stopped
 	g.Expect(logged.Load()).To(BeZero())
 }
-
-type roundTripperFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }

@@ -57,8 +57,10 @@ var mayImport = map[string][]string{
 	"internal/controlplane":        {"internal/controlplane/assets"},
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},
-	"test":                         {},
-	"test/scopes":                  {},
+	"test/e2e":                     {},
+	"test/e2e/scopedcache":         {},
+	"internal/testutil":            {},
+	"internal/testenv":             {"internal/controlplane"},
 }
 
 type goPackage struct {

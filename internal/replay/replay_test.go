@@ -1,8 +1,6 @@
 package replay
 
 import (
-	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -13,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,36 +24,9 @@ func object(name, uid string) *corev1.ConfigMap {
 		Data: map[string]string{"content": "secret"}}
 }
 
-// heard is a handler that writes down what it is told.
-type heard struct {
-	mu    sync.Mutex
-	calls []string
-	last  any
-	hang  chan struct{} // if not nil, calls wait until it is closed
-}
-
-func (h *heard) note(what string, told any) {
-	if h.hang != nil {
-		<-h.hang
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.last = told
-	if unseen, ok := told.(toolscache.DeletedFinalStateUnknown); ok {
-		what, told = what+" unseen "+unseen.Key, unseen.Obj
-	}
-	h.calls = append(h.calls, fmt.Sprintf("%s %s", what, told.(client.Object).GetUID()))
-}
-
-func (h *heard) OnAdd(added any, _ bool) { h.note("add", added) }
-func (h *heard) OnUpdate(_, updated any) { h.note("update", updated) }
-func (h *heard) OnDelete(deleted any)    { h.note("delete", deleted) }
-
-func (h *heard) since() (calls []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	calls, h.calls = h.calls, nil
-	return calls
+// newRecorder records events by the objects' UIDs.
+func newRecorder() *testutil.Recorder {
+	return &testutil.Recorder{Key: func(object client.Object) string { return string(object.GetUID()) }}
 }
 
 func nothing(string) bool { return false }
@@ -61,54 +34,54 @@ func nothing(string) bool { return false }
 // The next informer tells what there is, and then the feed what has gone: with what handlers find the owner by.
 func TestTellsWhatHasGone(t *testing.T) {
 	g := NewWithT(t)
-	h := &heard{}
+	h := newRecorder()
 	f := New(h, &corev1.ConfigMap{}, Options{})
 	first := f.Begin()
 	for _, name := range []string{"stays", "goes", "is another", "was deleted", "comes"} {
 		first.OnAdd(object(name, name), true)
 	}
 	first.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "ns/was deleted", Obj: object("was deleted", "was deleted")})
-	h.since()
+	h.Reset()
 	f.Pause()
 	first.OnAdd(object("late", "late"), false)
 	first.OnDelete(object("goes", "goes"))
-	g.Expect(h.since()).To(BeEmpty(), "it is not fed from there any more")
+	g.Expect(h.Reset()).To(BeEmpty(), "it is not fed from there any more")
 
 	second := f.Begin()
 	second.OnAdd(object("stays", "stays"), true)
 	second.OnAdd(object("is another", "anew"), true)
-	g.Expect(h.since()).To(Equal([]string{"add stays", "delete unseen ns/is another is another", "add anew"}))
+	g.Expect(h.Reset()).To(Equal([]string{"add stays", "delete unseen is another", "add anew"}))
 	second.TellMissing(func(key string) bool { return key == "ns/comes" }) // its creation is on the way
-	g.Expect(h.since()).To(Equal([]string{"delete unseen ns/goes goes"}))
-	g.Expect(h.last).To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+	g.Expect(h.Reset()).To(Equal([]string{"delete unseen goes"}))
+	g.Expect(h.Last()).To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{"l": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
 	second.TellMissing(func(key string) bool { return key == "ns/comes" })
-	g.Expect(h.since()).To(BeEmpty(), "once")
+	g.Expect(h.Reset()).To(BeEmpty(), "once")
 	second.OnAdd(object("comes", "comes"), true)
 	second.TellMissing(nothing)
-	g.Expect(h.since()).To(Equal([]string{"add comes"}))
+	g.Expect(h.Reset()).To(Equal([]string{"add comes"}))
 }
 
 // What is known goes from one feed to the next, also when the informer in between told nothing.
 func TestKnown(t *testing.T) {
 	g := NewWithT(t)
-	h := &heard{}
+	h := newRecorder()
 	f := New(h, &corev1.ConfigMap{}, Options{})
 	f.Begin().OnAdd(object("a", "a"), true)
 	f.Begin()
 	known := f.Known()
 	g.Expect(known).To(HaveLen(1))
 	g.Expect(known).To(HaveKey(client.ObjectKey{Namespace: "ns", Name: "a"}))
-	h.since()
+	h.Reset()
 	next := New(h, &corev1.ConfigMap{}, Options{Known: known}).Begin()
 	next.TellMissing(nothing)
-	g.Expect(h.since()).To(Equal([]string{"delete unseen ns/a a"}))
+	g.Expect(h.Reset()).To(Equal([]string{"delete unseen a"}))
 }
 
 // What the handler was not called with it does not know: the caller may say no at the last moment.
 func TestCallSaysNo(t *testing.T) {
 	g := NewWithT(t)
-	h := &heard{}
+	h := newRecorder()
 	closed := false
 	f := New(h, &corev1.ConfigMap{}, Options{Call: func(note func() bool, call func()) {
 		if !closed && note() {
@@ -121,7 +94,7 @@ func TestCallSaysNo(t *testing.T) {
 	closed = true
 	source.OnAdd(object("c", "c"), true)
 	source.OnDelete(object("a", "a"))
-	g.Expect(h.since()).To(Equal([]string{"add a", "add b"}))
+	g.Expect(h.Reset()).To(Equal([]string{"add a", "add b"}))
 	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion it was not told of, and b")
 }
 
@@ -129,7 +102,8 @@ func TestCallSaysNo(t *testing.T) {
 func TestHandlerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		h := &heard{hang: make(chan struct{})}
+		h := newRecorder()
+		h.Hang = make(chan struct{})
 		f := New(h, &corev1.ConfigMap{}, Options{})
 		first := f.Begin()
 		go first.OnAdd(object("a", "a"), true)
@@ -145,10 +119,10 @@ func TestHandlerThatHangs(t *testing.T) {
 		<-ended
 		go third.OnAdd(object("c", "c"), true)
 		synctest.Wait()
-		g.Expect(h.since()).To(BeEmpty())
-		close(h.hang)
+		g.Expect(h.Reset()).To(BeEmpty())
+		close(h.Hang)
 		synctest.Wait()
-		g.Expect(h.since()).To(Equal([]string{"add a", "add c"}))
+		g.Expect(h.Reset()).To(Equal([]string{"add a", "add c"}))
 		g.Expect(f.Known()).To(HaveLen(2))
 	})
 }

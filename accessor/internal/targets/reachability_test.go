@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 var errDown = errors.New("down")
@@ -93,7 +94,7 @@ func (tm *team) after(d time.Duration) []string {
 
 // answer has the server answer anything to anybody.
 func (tm *team) answer() {
-	_, _ = tm.target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
+	_, _ = tm.target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody}, nil
 	})).RoundTrip(httptest.NewRequest(http.MethodGet, "https://one/", nil))
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -120,16 +122,12 @@ func (a *apiServer) target(t *testing.T) *Target {
 // member is a mapper of a connection with that User-Agent.
 func member(t *Target, userAgent string) *Mapper {
 	config := t.Config()
-	return t.Mapper(config, &http.Client{Transport: roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	return t.Mapper(config, &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Header.Set("User-Agent", userAgent)
 		return t.RoundTripper().RoundTrip(req)
 	})})
 }
-
-type roundTripperFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 var gadget = schema.GroupKind{Group: "g", Kind: "gadget"}
 
@@ -302,7 +300,7 @@ func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer target.Leave()
 	sent := 0
-	through := target.Observe(roundTripperFunc(func(*http.Request) (*http.Response, error) {
+	through := target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 		sent++
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	}))

@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/contract"
+)
+
+// world is a contract.World with a real API server.
+type world struct {
+	*operator
+	namespace string
+}
+
+func newWorld(t *testing.T, options clustercache.Options) *world {
+	return &world{operator: startOperator(t, options), namespace: namespace(t)}
+}
+
+func (w *world) Cache() clustercache.ClusterCache { return w.ClusterCache }
+func (w *world) Namespace() string                { return w.namespace }
+func (w *world) Content() client.Client           { return admin }
+
+// Connect creates what is missing.
+func (w *world) Connect(t *testing.T, name string) {
+	t.Helper()
+	missing := func(object client.Object) bool {
+		err := admin.Get(t.Context(), client.ObjectKeyFromObject(object), object)
+		NewWithT(t).Expect(client.IgnoreNotFound(err)).To(Succeed())
+		return apierrors.IsNotFound(err)
+	}
+	if account := serviceAccount(w.namespace, name); missing(account) {
+		create(t, serviceAccount(w.namespace, name))
+	}
+	if missing(&rbacv1.Role{ObjectMeta: serviceAccount(w.namespace, name).ObjectMeta}) {
+		grant(t, w.namespace, name, everythingInCore)
+	}
+	if e := extension(w.namespace, name); missing(e) {
+		create(t, extension(w.namespace, name))
+	}
+}
+
+func (w *world) Disconnect(t *testing.T, name string) {
+	t.Helper()
+	NewWithT(t).Expect(admin.Delete(t.Context(), serviceAccount(w.namespace, name))).To(Succeed())
+}
+
+func (w *world) Delete(t *testing.T, name string) {
+	t.Helper()
+	NewWithT(t).Expect(admin.Delete(t.Context(), extension(w.namespace, name))).To(Succeed())
+}
+
+// TestContract is what the fake promises too.
+func TestContract(t *testing.T) {
+	contract.Test(t, func(t *testing.T) contract.World { return newWorld(t, clustercache.Options{}) })
+}
+
+// failing is a world behind a proxy that can be cut.
+type failing struct {
+	*world
+	*proxy
+}
+
+func (f failing) Fail(*testing.T)     { f.setCut(true) }
+func (f failing) Recover(*testing.T)  { f.setCut(false) }
+func (f failing) Long() time.Duration { return 300 * time.Millisecond }
+
+func TestProbeFailureContract(t *testing.T) {
+	contract.TestProbeFailure(t, func(t *testing.T) contract.Failing {
+		ns := namespace(t)
+		create(t, serviceAccount(ns, "red"))
+		p := newProxy(t)
+		w := newWorld(t, clustercache.Options{
+			Credentials: elsewhere(token(t, ns, "red"), map[string]string{"red": p.url()}),
+			HealthProbe: healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: 50 * time.Millisecond, Timeout: time.Second, FailureThreshold: 1 << 30},
+		})
+		return failing{w, p}
+	})
+}

@@ -1,0 +1,177 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// createMany creates objects side by side; they are deleted after the test.
+func createMany(t testing.TB, objects []client.Object) {
+	t.Helper()
+	each := func(f func(client.Object) error) error {
+		var working errgroup.Group
+		working.SetLimit(16)
+		for _, object := range objects {
+			working.Go(func() error { return f(object) })
+		}
+		return working.Wait()
+	}
+	t.Cleanup(func() {
+		if err := each(func(object client.Object) error {
+			return client.IgnoreNotFound(admin.Delete(context.Background(), object))
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	NewWithT(t).Expect(each(func(object client.Object) error { return admin.Create(context.Background(), object) })).To(Succeed())
+}
+
+// countPhase is how many extensions are in that phase.
+func (o *operator) countPhase(phase clustercache.Phase) func() int {
+	return func() (n int) {
+		for _, state := range o.ListConnectionStates(context.Background()) {
+			if state.Phase == phase {
+				n++
+			}
+		}
+		return n
+	}
+}
+
+// TestOneNeverDelaysAnother: whatever hangs or panics, the others are probed on time, their getters do not wait and their
+// events arrive.
+func TestOneNeverDelaysAnother(t *testing.T) {
+	const healthy, hung = 200, 200
+	const period = 5 * time.Second
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "fine")
+	hosts := map[string]string{}
+	var objects []client.Object
+	var names []string
+	for i := range hung { // at a server each, which is the worst that they can do
+		name := fmt.Sprintf("hung-%03d", i)
+		hosts[name] = neverAnswers(t)
+		objects = append(objects, extension(ns, name))
+	}
+	for i := range healthy {
+		names = append(names, fmt.Sprintf("healthy-%03d", i))
+		objects = append(objects, extension(ns, names[i]))
+	}
+	createMany(t, objects)
+	o := startOperator(t, clustercache.Options{
+		Credentials: elsewhere(token(t, ns, "fine"), hosts),
+		// Connects to servers that hang take longer than the time between them, so there are always more of them than places.
+		HealthProbe: healthprobe.Options{Interval: period / 5, IdentityInterval: period, Timeout: 2 * period, FailureThreshold: 3},
+	})
+
+	// A source that nobody reads, one whose map function panics, a handler that hangs.
+	release := make(chan struct{})
+	t.Cleanup(sync.OnceFunc(func() { close(release) }))
+	sourceOf := func(mapFunc handler.MapFunc) {
+		queue := priorityqueue.New[reconcile.Request]("test")
+		ctx, cancel := context.WithCancel(context.Background())
+		t.Cleanup(queue.ShutDown)
+		t.Cleanup(cancel)
+		g.Expect(o.GetExtensionSource("test", mapFunc).Start(ctx, queue)).To(Succeed())
+	}
+	sourceOf(func(context.Context, client.Object) []ctrl.Request { <-release; return nil })
+	sourceOf(func(context.Context, client.Object) []ctrl.Request { panic("this map function panics") })
+	told := listen(t, o, "")
+	g.Eventually(func() int { return o.countPhase(clustercache.Connected)() }).WithTimeout(patience).Should(BeNumerically(">=", healthy+1))
+	hang := newFakeController(t)
+	hangs := hang.watch("hangs", &corev1.ConfigMap{}, ns)
+	hangs.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+		<-release
+	}}
+	for _, name := range names[:5] {
+		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(hangs))).To(Succeed())
+	}
+
+	begun := time.Now()
+	measured := time.NewTimer(6 * period)
+	watching := map[string]*fakeController{}
+	for _, name := range names[:10] {
+		watching[name] = newFakeController(t)
+		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(watching[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
+	}
+	for i := 0; ; i++ {
+		g.Expect(o.countPhase(clustercache.Connecting)()).To(BeNumerically(">", 60), "more than there are places for those that hang")
+		createConfigMaps(t, ns, fmt.Sprintf("event-%d", i))
+		for name, c := range watching {
+			g.Eventually(c.seen).WithTimeout(period).Should(ContainElement(fmt.Sprintf("create event-%d", i)), name)
+		}
+		// An extension that comes and goes is told, too.
+		coming := extension(ns, fmt.Sprintf("comes-%d", i))
+		g.Expect(admin.Create(t.Context(), coming)).To(Succeed())
+		g.Eventually(told.heard).WithTimeout(period).Should(ContainElement(coming.GetName() + " Connected"))
+		g.Expect(admin.Delete(t.Context(), coming)).To(Succeed())
+		g.Eventually(told.heard).WithTimeout(period).Should(ContainElement(HavePrefix(coming.GetName() + " deleted")))
+		const gets = 10_000
+		start := time.Now()
+		for i := range gets {
+			if _, err := o.GetClient(t.Context(), key(names[i%healthy])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		each := time.Since(start) / gets
+		g.Expect(each).To(BeNumerically("<", 100*time.Microsecond), "a safety bound; the benchmark measures")
+		t.Logf("GetClient takes %s (slower if the race detector is on)", each)
+		select {
+		case <-measured.C:
+		case <-time.After(period):
+			continue
+		}
+		break
+	}
+	g.Eventually(told.heard).WithTimeout(patience).Should(ContainElements(connectedOnes(names)))
+	g.Expect(o.countPhase(clustercache.Connected)()).To(Equal(healthy + 1))
+
+	probes := map[string][]time.Time{}
+	for _, event := range auditLog(t, begun) {
+		if _, name, ok := strings.Cut(event.UserAgent, "extension/healthy-"); ok && event.Stage == "ResponseComplete" && event.ObjectRef.Resource == "selfsubjectreviews" {
+			probes["healthy-"+name] = append(probes["healthy-"+name], event.RequestReceivedTimestamp.Time)
+		}
+	}
+	var gaps []time.Duration
+	for _, name := range names[10:] { // idle ones; the first ten's own requests count as probes
+		at := probes[name]
+		g.Expect(len(at)).To(BeNumerically(">=", 4), name)
+		for i := range at[1:] {
+			gaps = append(gaps, at[i+1].Sub(at[i]))
+		}
+	}
+	slices.Sort(gaps)
+	early, late := gaps[len(gaps)/100], gaps[len(gaps)*99/100]
+	t.Logf("%d idle extensions were probed every %s to %s, 98 in 100 times every %s to %s; %s is configured", healthy-10,
+		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), early.Round(time.Millisecond), late.Round(time.Millisecond), period)
+	// A few are early: if the machine is so busy that the server answers nobody for an Interval, one member asks for all.
+	g.Expect(early).To(BeNumerically(">=", period*8/10))
+	g.Expect(late).To(BeNumerically("<=", period*12/10))
+}
+
+func connectedOnes(names []string) (told []string) {
+	for _, name := range names {
+		told = append(told, name+" Connected")
+	}
+	return told
+}

@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/yaml"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/credential"
+)
+
+// Each example of least privilege is enough for a host operator to act as those that it names, and as nobody else.
+func TestRBACExamples(t *testing.T) {
+	tokens := credential.ServiceAccountTokens(credential.ServiceAccountOptions{})
+	impersonation := credential.Impersonation(credential.ImpersonationOptions{})
+	kubeconfigs := credential.KubeconfigSecrets(credential.KubeconfigOptions{
+		Reference: func(object client.Object) (credential.SecretReference, error) {
+			namespace, _, err := unstructured.NestedString(object.(*unstructured.Unstructured).Object, "spec", "namespace")
+			return credential.SecretReference{Namespace: namespace, Name: object.GetName() + "-kubeconfig", Key: "value"}, err
+		},
+	})
+	for example, tc := range map[string]struct {
+		credentials  credential.Provider
+		guard        func(context.Context, client.Object, types.NamespacedName) error
+		oneNamespace bool // the host operator sees ServiceAccounts of one namespace only, all of which it may act as
+		refusal      string
+	}{
+		"tokens-by-name":            {tokens, clustercache.GuardedByAdmission, false, `cannot create resource "serviceaccounts/token"`},
+		"tokens-in-a-namespace":     {tokens, clustercache.GuardedByAdmission, true, "unknown namespace for the cache"},
+		"impersonation":             {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
+		"constrained-impersonation": {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
+		"kubeconfig-secrets":        {kubeconfigs, nil, false, `cannot list resource "secrets"`},
+	} {
+		t.Run(example, func(t *testing.T) {
+			g := NewWithT(t)
+			system, team, elsewhere := namespace(t), namespace(t), namespace(t)
+			create(t, serviceAccount(system, "operator"))
+			for name, ns := range map[string]string{"blue": team, "green": team, "red": elsewhere} {
+				create(t, serviceAccount(ns, name))
+				create(t, extension(ns, name))
+				create(t, kubeconfigSecret(ns, name, kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, name)})))
+			}
+			manifest := exampleOf(t, example)
+			manifest = strings.NewReplacer("latchkey-system", system, "team-blue", team).Replace(manifest)
+			_, err := cp.KubectlInput(t.Context(), manifest, "apply", "-f", "-")
+			g.Expect(err).NotTo(HaveOccurred())
+			t.Cleanup(func() {
+				_, err := cp.KubectlInput(context.Background(), manifest, "delete", "-f", "-")
+				g.Expect(err).NotTo(HaveOccurred())
+			})
+			config := rest.AnonymousClientConfig(cp.Config())
+			config.BearerToken = token(t, system, "operator")
+			o := newOperatorAt(t, config, clustercache.Options{Credentials: tc.credentials, AllowIdentity: tc.guard}, func(o *operator, options *clustercache.Options) {
+				if !tc.oneNamespace {
+					return
+				}
+				restricted, err := cluster.New(config, func(c *cluster.Options) {
+					c.Cache.ByObject = map[client.Object]cache.ByObject{metadataOf("ServiceAccount"): {Namespaces: map[string]cache.Config{team: {}}}}
+				})
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(o.mgr.Add(restricted)).To(Succeed())
+				o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(restricted.GetHTTPClient().Transport) })
+				options.Cluster = restricted
+			}).start(t)
+			o.waitConnected(t, "blue")
+			refused := func(s clustercache.ConnectionState) bool {
+				return s.Phase == clustercache.Disconnected && strings.Contains(s.Message, tc.refusal)
+			}
+			if tc.oneNamespace {
+				o.waitConnected(t, "green")
+			} else {
+				o.waitFor(t, "green", refused)
+			}
+			o.waitFor(t, "red", refused)
+		})
+	}
+	NewWithT(t).Expect(config.Manifests()).NotTo(ContainSubstring("latchkey-tokens-by-name"), "an example is nothing to install")
+}
+
+// exampleOf returns the objects of an example: those that are named for it.
+func exampleOf(t *testing.T, example string) string {
+	t.Helper()
+	var documents []string
+	for _, document := range strings.Split(config.Manifests(config.RBACExamples), "\n---\n") {
+		object := &unstructured.Unstructured{}
+		NewWithT(t).Expect(yaml.Unmarshal([]byte(document), &object.Object)).To(Succeed())
+		if object.GetName() == "latchkey-"+example {
+			documents = append(documents, document)
+		}
+	}
+	NewWithT(t).Expect(len(documents)).To(BeNumerically(">=", 4), example)
+	return strings.Join(documents, "\n---\n")
+}

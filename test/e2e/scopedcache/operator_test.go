@@ -1,0 +1,134 @@
+package scopedcache_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/latchkey-dev/latchkey/internal/testenv"
+	"github.com/latchkey-dev/latchkey/scopedcache"
+)
+
+// reconciled writes down what a plain operator reconciles: one controller each for ConfigMaps, Secrets and Services.
+type reconciled struct {
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (r *reconciled) has(what string) func() bool {
+	return func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.seen[what]
+	}
+}
+
+// plainOperator is what anybody writes. Nothing in it knows of latchkey but newCache.
+func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reconciled, error) {
+	skipNameValidation := true
+	mgr, err := ctrl.NewManager(u.config, ctrl.Options{
+		NewCache:   newCache,
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: controllerconfig.Controller{CacheSyncTimeout: 5 * time.Second, SkipNameValidation: &skipNameValidation},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	made := &reconciled{seen: map[string]bool{}}
+	for _, kind := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}, &corev1.Service{}} {
+		name := fmt.Sprintf("%T", kind)[len("*v1."):]
+		err := ctrl.NewControllerManagedBy(mgr).For(kind).Complete(reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+			if err := mgr.GetClient().Get(ctx, req.NamespacedName, kind.DeepCopyObject().(client.Object)); err != nil {
+				return reconcile.Result{}, client.IgnoreNotFound(err)
+			}
+			made.mu.Lock()
+			defer made.mu.Unlock()
+			made.seen[name+" "+req.String()] = true
+			return reconcile.Result{}, nil
+		}))
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return mgr, made, nil
+}
+
+// A plain operator without rights on two of its three kinds stays up with this cache, reconciles the third, and starts
+// the others when it may. With controller-runtime's own it ends: that is what this is for.
+func TestPlainOperator(t *testing.T) {
+	g := NewWithT(t)
+	ns, u := namespace(t), newUser(t)
+	u.grant(t, "", "configmaps", "get", "list", "watch")
+	create(t, configMap(ns, "a"),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "b"}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
+
+	before := testenv.NewGoroutines()
+	mgr, seen, err := plainOperator(u, scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: often}))
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	g.Eventually(seen.has("ConfigMap " + ns + "/a")).WithTimeout(patience).Should(BeTrue())
+	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "twice CacheSyncTimeout")
+	g.Expect(seen.has("Secret " + ns + "/b")()).To(BeFalse())
+	create(t, configMap(ns, "d"))
+	g.Eventually(seen.has("ConfigMap "+ns+"/d")).WithTimeout(patience).Should(BeTrue(), "it still works")
+
+	u.grant(t, "", "secrets", "get", "list", "watch")
+	g.Eventually(seen.has("Secret " + ns + "/b")).WithTimeout(patience).Should(BeTrue())
+	g.Expect(seen.has("Service " + ns + "/c")()).To(BeFalse())
+	u.grant(t, "", "services", "get", "list", "watch")
+	g.Eventually(seen.has("Service " + ns + "/c")).WithTimeout(patience).Should(BeTrue())
+	cancel()
+	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
+	leftNothing(t, before)
+}
+
+// The default options are enough to stay up.
+func TestPlainOperatorWithDefaults(t *testing.T) {
+	g := NewWithT(t)
+	ns, u := namespace(t), newUser(t)
+	u.grant(t, "", "configmaps", "get", "list", "watch")
+	create(t, configMap(ns, "a"))
+	before := testenv.NewGoroutines()
+	mgr, seen, err := plainOperator(u, scopedcache.New)
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	g.Eventually(seen.has("ConfigMap " + ns + "/a")).WithTimeout(patience).Should(BeTrue())
+	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "twice CacheSyncTimeout")
+	cancel()
+	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
+	leftNothing(t, before)
+}
+
+func TestPlainOperatorWithTheOtherCache(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grant(t, "", "configmaps", "get", "list", "watch")
+	mgr, _, err := plainOperator(u, cache.New)
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	g.Eventually(ended).WithTimeout(patience).Should(Receive(MatchError(ContainSubstring("timed out waiting for cache to be synced"))))
+}

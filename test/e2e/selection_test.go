@@ -1,0 +1,190 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// label sets a label of an extension, or removes it.
+func label(t *testing.T, name, label, value string) {
+	t.Helper()
+	g := NewWithT(t)
+	e := extension("", name)
+	g.Expect(admin.Get(t.Context(), key(name), e)).To(Succeed())
+	labels := map[string]string{}
+	if value != "" {
+		labels[label] = value
+	}
+	e.SetLabels(labels)
+	g.Expect(admin.Update(t.Context(), e)).To(Succeed())
+}
+
+func (o *operator) known(name string) func() bool {
+	return func() bool {
+		_, known := o.GetConnectionState(context.Background(), key(name))
+		return known
+	}
+}
+
+// What does not match is unknown; what stops matching is disconnected, and told; what matches again is connected anew.
+func TestSelection(t *testing.T) {
+	for name, tc := range map[string]struct {
+		options clustercache.Options
+		label   string
+	}{
+		"WatchFilterValue": {clustercache.Options{WatchFilterValue: "ours"}, clustercache.WatchLabel},
+		"Filter":           {clustercache.Options{Filter: func(o client.Object) bool { return o.GetLabels()["shard"] == "ours" }}, "shard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			ns := namespace(t)
+			tenant(t, ns, "ours")
+			tenant(t, ns, "theirs")
+			label(t, "ours", tc.label, "ours")
+			label(t, "theirs", tc.label, "theirs")
+			o := startOperator(t, tc.options)
+			o.waitConnected(t, "ours")
+			g.Expect(o.known("theirs")()).To(BeFalse())
+			expectNotConnected(t, o, "theirs", clustercache.NotStarted)
+			told := listen(t, o, "")
+			old := handlesOf(t, o, "ours")
+			c := newFakeController(t)
+			g.Expect(o.Watch(t.Context(), key("ours"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+
+			label(t, "ours", tc.label, "")
+			g.Eventually(o.known("ours")).WithTimeout(patience).Should(BeFalse())
+			old.expectDead(t, ns, clustercache.Filtered)
+			g.Eventually(told.heard).WithTimeout(patience).Should(ContainElement(HavePrefix("ours deleted")))
+			label(t, "theirs", tc.label, "ours")
+			o.waitConnected(t, "theirs")
+			label(t, "ours", tc.label, "ours")
+			state := o.waitConnected(t, "ours")
+			g.Expect(state.Generation).To(BeEquivalentTo(1), "a new life")
+			g.Expect(state.Watches).To(BeEmpty(), "watches end with it")
+			old.expectDead(t, ns, clustercache.Filtered)
+		})
+	}
+}
+
+// Two extensions with one ServiceAccount share its token and nothing else.
+func TestSharedServiceAccount(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "one")
+	two := extension(ns, "one")
+	two.SetName("two")
+	begun := time.Now()
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "one")
+	create(t, two)
+	o.waitConnected(t, "two")
+	tokens := 0
+	for _, event := range auditLog(t, begun) {
+		if event.what() == "create serviceaccounts/token" && event.ObjectRef.Namespace == ns && event.Stage == "ResponseComplete" {
+			tokens++
+		}
+	}
+	g.Expect(tokens).To(Equal(1))
+
+	first, second := handlesOf(t, o, "one"), handlesOf(t, o, "two")
+	read := func(h handles) error {
+		return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))
+	}
+	g.Expect(read(first)).To(Succeed())
+	g.Expect(read(second)).To(Succeed())
+	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2), "a cache each")
+	g.Expect(admin.Delete(t.Context(), extension(ns, "one"))).To(Succeed())
+	g.Eventually(o.known("one")).WithTimeout(patience).Should(BeFalse())
+	first.expectDead(t, ns, clustercache.Deleted)
+	g.Expect(read(second)).To(Succeed())
+	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).To(Succeed(), "the token lives as long as anybody uses it")
+	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(1))
+}
+
+// The extensions may live in another cluster than the manager, and connections may have a scheme of their own.
+func TestClusterAndScheme(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "elsewhere")
+	config, err := cp.UserConfig(operatorUser)
+	g.Expect(err).NotTo(HaveOccurred())
+	where, err := cluster.New(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	// The manager's own user may not even list extensions.
+	nobody, err := cp.UserConfig("nobody")
+	g.Expect(err).NotTo(HaveOccurred())
+	scheme := runtime.NewScheme()
+	g.Expect(corev1.AddToScheme(scheme)).To(Succeed())
+	o := newOperatorAt(t, nobody, clustercache.Options{Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
+		func(o *operator, _ *clustercache.Options) {
+			g.Expect(o.mgr.Add(where)).To(Succeed())
+			o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(where.GetHTTPClient().Transport) })
+		}).start(t)
+
+	state := o.waitConnected(t, "elsewhere")
+	g.Expect(state.Identity.Username).To(Equal("system:serviceaccount:" + ns + ":elsewhere"))
+	c, err := o.GetClient(t.Context(), key("elsewhere"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(c.Scheme()).To(BeIdenticalTo(scheme))
+	g.Expect(c.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+	g.Expect(runtime.IsNotRegisteredError(c.List(t.Context(), &unregisteredList{}))).To(BeTrue())
+	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "elsewhere"))).To(Succeed())
+	o.waitReason(t, "elsewhere", clustercache.ServiceAccountNotFound)
+}
+
+// unregisteredList is of no scheme.
+type unregisteredList struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+}
+
+func (l *unregisteredList) DeepCopyObject() runtime.Object { return &unregisteredList{} }
+
+// What a tenant writes into its extension may make the author's functions panic. It loses its connection by that, and
+// does not keep one that it should lose; nobody else notices.
+func TestPanickingOptions(t *testing.T) {
+	bad := func(o client.Object) {
+		if o.GetLabels()["bad"] != "" {
+			panic("I did not expect this")
+		}
+	}
+	for name, tc := range map[string]struct {
+		options clustercache.Options
+		reason  clustercache.Reason
+	}{
+		"Filter": {clustercache.Options{Filter: func(o client.Object) bool { bad(o); return true }}, clustercache.Filtered},
+		"AllowIdentity": {clustercache.Options{AllowIdentity: func(_ context.Context, o client.Object, _ types.NamespacedName) error {
+			bad(o)
+			return nil
+		}}, clustercache.NotAllowed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			ns := namespace(t)
+			tenant(t, ns, "bad")
+			tenant(t, ns, "good")
+			o := startOperator(t, tc.options)
+			o.waitConnected(t, "bad")
+			bystander := o.waitConnected(t, "good")
+			old := handlesOf(t, o, "bad")
+			label(t, "bad", "bad", "yes")
+			g.Eventually(func() error { _, err := o.GetClient(t.Context(), key("bad")); return err }).WithTimeout(patience).Should(MatchError(clustercache.ErrNotConnected))
+			old.expectDead(t, ns, tc.reason)
+			label(t, "bad", "bad", "")
+			o.waitConnected(t, "bad")
+			g.Expect(o.state("good").Since).To(Equal(bystander.Since))
+		})
+	}
+}

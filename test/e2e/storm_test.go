@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+)
+
+// atOnce is how many of these requests the API server worked on at the same time at most, by its audit log.
+func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
+	type edge struct {
+		at    time.Time
+		delta int
+	}
+	var edges []edge
+	for _, event := range events {
+		if event.Stage == "ResponseComplete" && matches(event) {
+			edges = append(edges, edge{event.RequestReceivedTimestamp.Time, 1}, edge{event.StageTimestamp.Time, -1})
+		}
+	}
+	slices.SortFunc(edges, func(a, b edge) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.delta, b.delta)) })
+	now := 0
+	for _, e := range edges {
+		now += e.delta
+		most = max(most, now)
+	}
+	return most
+}
+
+// TestReconnectStorm takes the API server of 500 extensions away for a minute. When it is back, all are connected again
+// within a minute, with the tokens that they have, a few at a time, over the TCP connections that they need.
+func TestReconnectStorm(t *testing.T) {
+	const extensions = 500
+	const down, back = time.Minute, time.Minute
+	g := NewWithT(t)
+	ns := namespace(t)
+	var objects []client.Object
+	for i := range extensions {
+		name := fmt.Sprintf("storm-%03d", i)
+		objects = append(objects, serviceAccount(ns, name), extension(ns, name))
+	}
+	createMany(t, objects)
+	p := newProxy(t)
+	config, err := cp.UserConfig(operatorUser)
+	g.Expect(err).NotTo(HaveOccurred())
+	config.Host = p.url() // of the manager, and so of the extensions' ServiceAccounts
+	o := newOperatorAt(t, config, clustercache.Options{
+		AllowIdentity:  clustercache.GuardedByAdmission,
+		HealthProbe:    healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second, Timeout: 5 * time.Second, FailureThreshold: 3},
+		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute}, // the default
+	}).start(t)
+	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(Equal(extensions))
+	before := map[string]clustercache.ConnectionState{}
+	for _, state := range o.ListConnectionStates(t.Context()) {
+		before[state.Extension.Name] = state
+	}
+	// Some have informers, as in life.
+	c := newFakeController(t)
+	create(t, configMap(ns, "before"))
+	for i := range 20 {
+		name := fmt.Sprintf("storm-%03d", i)
+		grant(t, ns, name, everythingInCore)
+		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+	}
+	heard := func(what string) func() int {
+		return func() (n int) {
+			for _, event := range c.seen() {
+				if event == what {
+					n++
+				}
+			}
+			return n
+		}
+	}
+	g.Eventually(heard("create before")).WithTimeout(patience).Should(Equal(20))
+
+	isDown := time.NewTimer(down)
+	g.Expect(cp.KillAPIServer(t.Context())).To(Succeed())
+	o.filters++ // the manager's own watch of metadata may leave one behind
+	restart := sync.OnceValue(func() error { return cp.StartAPIServer(context.Background()) })
+	t.Cleanup(func() { g.Expect(restart()).To(Succeed()) }) // also if the test fails
+	p.counts()
+	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(BeZero())
+	<-isDown.C
+	mostDown, dials := p.counts()
+	t.Logf("while it was down for %s: %d dials, at most %d at a time", down, dials, mostDown)
+	g.Expect(mostDown).To(BeNumerically("<=", 6), "one of ours, up to three if dials hang, and the manager's")
+
+	restarted := time.Now()
+	g.Expect(restart()).To(Succeed())
+	answers := time.Now()
+	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(2 * back).Should(Equal(extensions))
+	took := time.Since(answers)
+	most, dials := p.counts()
+	t.Logf("all %d are connected again %s after it answered: %d dials, at most %d connections at a time", extensions, took.Round(100*time.Millisecond), dials, most)
+	g.Expect(took).To(BeNumerically("<=", back))
+	g.Expect(most).To(BeNumerically("<=", 6), "a connection of ours, one of the manager's, and those that are being replaced")
+	for _, state := range o.ListConnectionStates(t.Context()) {
+		g.Expect(state.Identity).To(Equal(before[state.Extension.Name].Identity))
+		g.Expect(state.TokenExpires).To(Equal(before[state.Extension.Name].TokenExpires), "with the token that it had")
+	}
+	events := auditLog(t, restarted)
+	probes := atOnce(events, func(e auditEvent) bool { return e.ObjectRef.Resource == "selfsubjectreviews" })
+	t.Logf("at most %d SelfSubjectReviews at a time", probes)
+	g.Expect(probes).To(And(BeNumerically(">", 0), BeNumerically("<=", 10)), "the cap per target")
+	for _, event := range events {
+		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").To(BeFalse(), "a valid token was requested anew: %s", event)
+	}
+	c.forget()
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "after"}})
+	g.Eventually(heard("create after")).WithTimeout(patience).Should(Equal(20), "the watches came back")
+}
