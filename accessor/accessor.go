@@ -14,12 +14,13 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/watches"
 )
 
-// identityAccessor is one extension's connection. The lifecycle machine decides everything; the accessor
-// passes events to it and carries out its effects. Getters load published and nothing else.
+// identityAccessor is one extension's connection. The lifecycle machine decides everything; the
+// accessor passes events to it and carries out its effects. Getters load published and nothing
+// else.
 //
-// A step, its commit effects and the append of its after effects to the queue are one critical section. The
-// after effects run without mu, in order: the goroutine that finds the queue idle drains it. mu is never held across
-// I/O, a channel send or a callback.
+// A step, its commit effects and the append of its after effects to the queue are one critical
+// section. The after effects run without mu, in order: the goroutine that finds the queue idle
+// drains it. mu is never held across I/O, a channel send or a callback.
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
@@ -71,7 +72,8 @@ func (a *identityAccessor) step(event lifecycle.Event, with brought) {
 
 func (a *identityAccessor) stepLocked(event lifecycle.Event, with brought) {
 	before := before{conn: a.published.Load().conn, membership: a.membership}
-	if finished, ok := event.(lifecycle.AttemptFinished); ok && a.attempt != nil && a.attempt.Attempt == finished.Attempt {
+	if finished, ok := event.(lifecycle.AttemptFinished); ok && a.attempt != nil &&
+		a.attempt.Attempt == finished.Attempt {
 		a.attempt = nil
 	}
 	for _, effect := range a.machine.Step(time.Now(), a.observedLocked(), event) {
@@ -99,8 +101,8 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	return seen
 }
 
-// stepAside is step for callers that must not run what others have queued: a request that got a 401, or a scope that
-// reports its state.
+// stepAside is step for callers that must not run what others have queued: a request that got a
+// 401, or a scope that reports its state.
 func (a *identityAccessor) stepAside(event lifecycle.Event) {
 	a.mu.Lock()
 	a.stepLocked(event, brought{})
@@ -181,8 +183,8 @@ func (a *identityAccessor) waitDrained() {
 	}
 }
 
-// reconcile takes what the extension is to connect as, and starts what is due. It returns after what time to
-// be called again, 0 if only when woken.
+// reconcile takes what the extension is to connect as, and starts what is due. It returns after
+// what time to be called again, 0 if only when woken.
 func (a *identityAccessor) reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(resolution), Err: err}
 	if err != nil {
@@ -192,7 +194,8 @@ func (a *identityAccessor) reconcile(object client.Object, resolution credential
 	a.mu.Lock()
 	a.object = object
 	if err == nil && resolution.Key != a.machine.CredentialKey() {
-		// Before the old target is left: else the last member closes its TCP connections and forgets discovery.
+		// Before the old target is left: else the last member closes its TCP connections and
+		// forgets discovery.
 		if with.membership, event.TargetErr = a.set.targets.Join(resolution.Target, a); event.TargetErr == nil {
 			event.Target = lifecycle.TargetID(with.membership.ID())
 		}
@@ -222,7 +225,8 @@ func (a *identityAccessor) remove(reason Reason, cause error) {
 	a.waitDrained()
 }
 
-// isOf reports whether the accessor is that of the object, and not of an earlier one of the same name.
+// isOf reports whether the accessor is that of the object, and not of an earlier one of the same
+// name.
 func (a *identityAccessor) isOf(object client.Object) bool {
 	last := a.lastObject()
 	return last == nil || last.GetUID() == object.GetUID()

@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 
 const patience = 30 * time.Second
 
-// A review that is answered 403 is no success, whatever it says of the server: who watches for probe failures hears of it.
+// A review that is answered 403 is no success, whatever it says of the server: who watches for
+// probe failures hears of it.
 func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -66,8 +67,8 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g.Eventually(unhealthy).WithTimeout(patience).Should(BeEmpty())
 }
 
-// reviewer is an API server that knows nothing but SelfSubjectReviews, and can be made to answer what a real one
-// answers only for a moment. What a real one does is tested in package test.
+// reviewer is an API server that knows nothing but SelfSubjectReviews, and can be made to answer
+// what a real one answers only for a moment. What a real one does is tested in package test.
 type reviewer struct {
 	*httptest.Server
 	asked    atomic.Int32
@@ -101,8 +102,11 @@ func newReviewer(t *testing.T) *reviewer {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
 		if status != http.StatusCreated {
-			reason := map[int]metav1.StatusReason{401: metav1.StatusReasonUnauthorized, 403: metav1.StatusReasonForbidden, 500: metav1.StatusReasonInternalError}[status]
-			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(status), Reason: reason})
+			reason := map[int]metav1.StatusReason{401: metav1.StatusReasonUnauthorized, 403: metav1.StatusReasonForbidden,
+				500: metav1.StatusReasonInternalError}[status]
+			_ = json.NewEncoder(w).
+				Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+					Status: metav1.StatusFailure, Code: int32(status), Reason: reason})
 			return
 		}
 		_ = json.NewEncoder(w).Encode(authenticationv1.SelfSubjectReview{
@@ -134,7 +138,8 @@ type driver struct {
 
 	foreign, impersonated bool     // guarded by mu; what Resolve says
 	changes               []string // guarded by mu; the names that Changed was called for
-	reasons               []string // guarded by mu; of disconnects, as logged: the state may have moved on when somebody looks
+	// guarded by mu; of disconnects, as logged: the state may have moved on when somebody looks
+	reasons []string
 }
 
 type host struct {
@@ -147,7 +152,8 @@ func (h host) GetConfig() *rest.Config { return h.config }
 func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Backoff) *driver {
 	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{}, born: map[string]string{}}
 	var err error
-	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
+	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
+		base *rest.Config) (*rest.Config, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		base.BearerToken = "secret-" + d.tokens[object.GetName()]
@@ -231,7 +237,8 @@ func (d *driver) gone(name string) {
 	delete(d.tokens, name)
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: name}
-	NewWithT(d.t).Eventually(func() bool { _, known := d.State(client.ObjectKey{Name: name}); return known }).WithTimeout(patience).Should(BeFalse())
+	NewWithT(d.t).Eventually(func() bool { _, known := d.State(client.ObjectKey{Name: name}); return known }).
+		WithTimeout(patience).Should(BeFalse())
 }
 
 func (d *driver) eventually(name string, matcher any) ConnectionState {
@@ -268,8 +275,10 @@ func disconnectedFor(reason Reason) func(ConnectionState) bool {
 var errDown = errors.New("down")
 
 var (
-	fast   = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond, Timeout: 2 * time.Second, FailureThreshold: 3}
-	rare   = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second, FailureThreshold: 3}
+	fast = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
+		Timeout: 2 * time.Second, FailureThreshold: 3}
+	rare = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
+		FailureThreshold: 3}
 	never  = wait.Backoff{Duration: time.Hour, Steps: 1}
 	atOnce = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
 )
@@ -301,9 +310,11 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	state := d.eventually("red", connectedAs("new"))
 	free()
 	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.membership.Target, late.credential, func() {}, func() {})
+	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.membership.Target, late.credential, func() {},
+		func() {})
 	conn.identity = Identity{Username: "old"}
-	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt, Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, brought{conn: conn})
+	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
+		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, brought{conn: conn})
 	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "what is not published is closed")
 	after, _ := d.State(a.key)
 	g.Expect(after.Identity).To(Equal(state.Identity))
@@ -385,7 +396,8 @@ func TestUnauthorizedReview(t *testing.T) {
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
-// Another user than the one that was pinned is another identity: the connection ends, and another begins.
+// Another user than the one that was pinned is another identity: the connection ends, and another
+// begins.
 func TestIdentityThatChanges(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -395,12 +407,15 @@ func TestIdentityThatChanges(t *testing.T) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-token", UID: "another"}
 	})
-	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Identity.UID == "another" })
+	state := d.eventually("red", func(s ConnectionState) bool {
+		return s.Phase == Connected && s.Identity.UID == "another"
+	})
 	g.Expect(state.Generation).To(BeEquivalentTo(2))
 	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 }
 
-// A server that answers with errors of its own is not unauthorized; it takes FailureThreshold probes.
+// A server that answers with errors of its own is not unauthorized; it takes FailureThreshold
+// probes.
 func TestFailingReviews(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -418,12 +433,14 @@ func TestFailingReviews(t *testing.T) {
 	d.eventually("red", connectedAs("back"))
 }
 
-// An API that answers 401 to everything, as an aggregated one may, disconnects nobody and causes one probe per
-// Interval.
+// An API that answers 401 to everything, as an aggregated one may, disconnects nobody and causes
+// one probe per Interval.
 func TestUnauthorizedElsewhere(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, healthprobe.Options{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second, FailureThreshold: 3}, never)
+	d := drive(t, r.URL,
+		healthprobe.Options{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second,
+			FailureThreshold: 3}, never)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
@@ -444,12 +461,14 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 	g.Expect(d.eventually("red", connectedAs("user-of-token")).Generation).To(BeEquivalentTo(1))
 }
 
-// When a target is silent one member asks for all, all are disconnected together, and all are woken when one gets an
-// answer, however long their own backoff.
+// When a target is silent one member asks for all, all are disconnected together, and all are woken
+// when one gets an answer, however long their own backoff.
 func TestSilentTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour, Timeout: 100 * time.Millisecond, FailureThreshold: 3}, never)
+	d := drive(t, r.URL,
+		healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour, Timeout: 100 * time.Millisecond,
+			FailureThreshold: 3}, never)
 	names := []string{"red", "green", "blue", "yellow", "violet", "grey"}
 	for _, name := range names {
 		d.extension(name, name)
@@ -507,7 +526,8 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
 }
 
-// What a caller makes of the REST config acts as the identity, however the caller furnishes it, and at the API server only.
+// What a caller makes of the REST config acts as the identity, however the caller furnishes it, and
+// at the API server only.
 func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -577,7 +597,8 @@ func TestEmptyIdentity(t *testing.T) {
 	g.Expect(d.eventually("red", disconnectedFor(ProbeFailed)).Message).To(ContainSubstring("named nobody"))
 }
 
-// While a cache cannot be read a connection stays, but only if the extension still names the same ServiceAccount.
+// While a cache cannot be read a connection stays, but only if the extension still names the same
+// ServiceAccount.
 func TestUnreadableServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -587,12 +608,14 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
 	d.Reconcile(object, credential.Resolution{}, errDown)
 	d.eventually("red", connectedAs("user-of-token"))
-	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}}, errDown)
+	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
+		errDown)
 	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
 	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 || s.Phase != Connected })
 }
 
-// An extension that was deleted and created again between two looks is another one: nothing of the first is left.
+// An extension that was deleted and created again between two looks is another one: nothing of the
+// first is left.
 func TestRecreatedExtension(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -615,7 +638,8 @@ func TestRecreatedExtension(t *testing.T) {
 func TestReconcileDuringShutdown(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	resolver, err := credential.FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
+	resolver, err := credential.FromRESTConfigMapper(func(_ context.Context, _ client.Object,
+		base *rest.Config) (*rest.Config, error) {
 		base.BearerToken = "token"
 		return base, nil
 	}).Bind(host{config: &rest.Config{Host: r.URL}}, credential.Kind{})
@@ -631,13 +655,15 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
 		HealthProbe: rare.WithDefaults(), ConnectBackoff: never, Logger: logr.Discard(), Wake: func(client.ObjectKey) {},
 		Changed: func(object client.Object) {
-			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" && state.Phase == Disconnected {
+			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" &&
+				state.Phase == Disconnected {
 				reconcile("late") // a worker that is not done yet, while the first is removed
 			}
 		},
 	})
 	reconcile("first")
-	g.Eventually(func() Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).WithTimeout(patience).Should(Equal(Connected))
+	g.Eventually(func() Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).
+		WithTimeout(patience).Should(Equal(Connected))
 	ended, end := context.WithCancel(t.Context())
 	end()
 	g.Expect(s.Run(ended)).To(Succeed())

@@ -19,7 +19,8 @@ import (
 // denialRetryInterval is how long a connect waits before it asks again after a denial.
 const denialRetryInterval = 500 * time.Millisecond
 
-// attempt is a connect, probe or verify: the I/O between two decisions of the machine. It runs in the pool.
+// attempt is a connect, probe or verify: the I/O between two decisions of the machine. It runs in
+// the pool.
 type attempt struct {
 	lifecycle.CreateAttempt
 	ctx        context.Context // ends when the machine cancels the attempt
@@ -33,7 +34,8 @@ type attempt struct {
 // newAttemptLocked makes what CreateAttempt asks for.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
-	return &attempt{CreateAttempt: e, ctx: ctx, cancel: cancel, begun: time.Now(), credential: a.credentialLocked(e.Credential),
+	return &attempt{CreateAttempt: e, ctx: ctx, cancel: cancel, begun: time.Now(),
+		credential: a.credentialLocked(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
 
@@ -54,8 +56,8 @@ func (a *identityAccessor) submit(t *attempt) {
 	})
 }
 
-// connect obtains a credential and asks the API server whose it is. The connection that it makes is closed
-// unless the machine begins it.
+// connect obtains a credential and asks the API server whose it is. The connection that it makes is
+// closed unless the machine begins it.
 func (a *identityAccessor) connect(t *attempt) (lifecycle.AttemptFinished, *connection) {
 	begun := time.Now()
 	defer func() {
@@ -94,8 +96,10 @@ func (a *identityAccessor) verify(t *attempt) (lifecycle.AttemptFinished, *conne
 	if err := a.prepare(t); err != nil {
 		return notSent(begun, err), nil
 	}
-	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent, next: t.credential.roundTripper(t.membership.RoundTripper())}
-	httpClient := &http.Client{Transport: transport, Timeout: a.set.options.HealthProbe.Timeout, CheckRedirect: neverRedirect}
+	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent,
+		next: t.credential.roundTripper(t.membership.RoundTripper())}
+	httpClient := &http.Client{Transport: transport, Timeout: a.set.options.HealthProbe.Timeout,
+		CheckRedirect: neverRedirect}
 	asked := time.Now()
 	answer := ask(t.ctx, t.conn, httpClient, a.set.options.HealthProbe.Timeout)
 	answer.OwnConnections = t.credential.transport != nil
@@ -115,8 +119,8 @@ func notSent(asked time.Time, err error) lifecycle.AttemptFinished {
 		Answer: lifecycle.Answer{Verdict: healthprobe.Failing, Err: err, NotSent: reasonOf(err)}}
 }
 
-// ask probes once. A request that failed for want of a credential was never sent. The status of its error, if
-// it has one, is not the answer of the server that was to be asked.
+// ask probes once. A request that failed for want of a credential was never sent. The status of its
+// error, if it has one, is not the answer of the server that was to be asked.
 func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) lifecycle.Answer {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
@@ -130,17 +134,20 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	case reason != Unreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
 	case conn.resolved.UntrustedServer:
-		conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host, "error", got.Err.Error())
+		conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host,
+			"error", got.Err.Error())
 		answer.Err = statusOnly(got.Err)
 	}
 	if answer.Verdict == healthprobe.Denied && conn.resolved.Impersonated {
-		answer.Err = errors.WithMessagef(answer.Err, "the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)", conn.resolved.ServiceAccount)
+		answer.Err = errors.WithMessagef(answer.Err,
+			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
+			conn.resolved.ServiceAccount)
 	}
 	return answer
 }
 
-// askWhileDenied asks again while the answer is Denied, because an API server in its first moments denies
-// rightful requests. It takes no longer than timeout.
+// askWhileDenied asks again while the answer is Denied, because an API server in its first moments
+// denies rightful requests. It takes no longer than timeout.
 func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration) lifecycle.Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -157,8 +164,9 @@ func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration
 	}
 }
 
-// statusOnly shows no more than the status of an answer: the writer of a kubeconfig may be after what others may not read
-// at the server that it names. What failed without a status is shown as it is.
+// statusOnly shows no more than the status of an answer: the writer of a kubeconfig may be after
+// what others may not read at the server that it names. What failed without a status is shown as it
+// is.
 func statusOnly(err error) error {
 	text, ok := untrusted.StatusText(err)
 	if !ok {

@@ -48,9 +48,9 @@ func (b *boundCredential) close() {
 	}
 }
 
-// retire closes a credential that another took the place of, after a while: a request may be about to use it, and
-// what is under way on TCP connections of its own may end. Watches on those begin anew on the others, from where
-// they were.
+// retire closes a credential that another took the place of, after a while: a request may be about
+// to use it, and what is under way on TCP connections of its own may end. Watches on those begin
+// anew on the others, from where they were.
 func (b *boundCredential) retire(life context.Context, after time.Duration) {
 	ctx, cancel := context.WithTimeout(life, after)
 	context.AfterFunc(ctx, func() {

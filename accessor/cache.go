@@ -13,8 +13,9 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// boundCache is the cache of a connection: made and started on first use, ended with the connection. Every call is
-// bounded by the caller's context, by Client.Timeout and by the connection's life, whichever is first.
+// boundCache is the cache of a connection: made and started on first use, ended with the
+// connection. Every call is bounded by the caller's context, by Client.Timeout and by the
+// connection's life, whichever is first.
 type boundCache struct {
 	conn   *connection
 	scoped func() (scopedcache.Cache, error)
@@ -78,7 +79,8 @@ func (c *connection) rbacEvents() *scopedcache.RBACWatcher {
 	return c.options.RBACWatcher
 }
 
-// scopeChanged has extension sources told when a right or a kind is lost or won. What is so from the start readers are told.
+// scopeChanged has extension sources told when a right or a kind is lost or won. What is so from
+// the start readers are told.
 func (c *connection) scopeChanged(before scopedcache.State, now scopedcache.ScopeState) {
 	switch {
 	case before == now.State || before == scopedcache.Syncing:
@@ -106,7 +108,8 @@ func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache
 }
 
 // Get is bounded by the cache itself, which ends with the connection.
-func (b *boundCache) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (b *boundCache) Get(ctx context.Context, key client.ObjectKey, object client.Object,
+	opts ...client.GetOption) error {
 	return b.read(func(c scopedcache.Cache) error { return c.Get(ctx, key, object, opts...) })
 }
 
@@ -131,7 +134,8 @@ func (b *boundCache) read(f func(scopedcache.Cache) error) error {
 	return err
 }
 
-func (b *boundCache) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
+func (b *boundCache) GetInformer(ctx context.Context, object client.Object,
+	opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
 		informer, err = c.GetInformer(ctx, object, opts...)
 		return err
@@ -139,7 +143,8 @@ func (b *boundCache) GetInformer(ctx context.Context, object client.Object, opts
 	return informer, err
 }
 
-func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
+func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
+	opts ...cache.InformerGetOption) (informer cache.Informer, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
 		informer, err = c.GetInformerForKind(ctx, gvk, opts...)
 		return err
@@ -147,7 +152,8 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 	return informer, err
 }
 
-func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, options scopedcache.HoldOptions) (held *scopedcache.Handle, err error) {
+func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope,
+	options scopedcache.HoldOptions) (held *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
 		held, err = c.Hold(ctx, object, scope, options)
 		return err
@@ -167,8 +173,11 @@ func (b *boundCache) RemoveInformer(ctx context.Context, object client.Object) e
 	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.RemoveInformer(ctx, object) })
 }
 
-func (b *boundCache) IndexField(ctx context.Context, object client.Object, field string, extract client.IndexerFunc) error {
-	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.IndexField(ctx, object, field, extract) })
+func (b *boundCache) IndexField(ctx context.Context, object client.Object, field string,
+	extract client.IndexerFunc) error {
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		return c.IndexField(ctx, object, field, extract)
+	})
 }
 
 // Start waits for the end of ctx or of the connection, which started the cache.

@@ -29,8 +29,9 @@ import (
 
 var _ watches.Connection = (*connection)(nil)
 
-// connection is what a successful connect makes. Its fields never change once it is published; clients are built
-// on first use. After close everything that was handed out fails at once with the reason, for ever.
+// connection is what a successful connect makes. Its fields never change once it is published;
+// clients are built on first use. After close everything that was handed out fails at once with the
+// reason, for ever.
 type connection struct {
 	options    *Options
 	key        client.ObjectKey // of the extension
@@ -67,25 +68,33 @@ type clients struct {
 }
 
 // newConnection does no I/O. What it makes must be closed.
-func newConnection(parent context.Context, owned *workpool.TaskGroup, options *Options, key client.ObjectKey, generation int64,
+func newConnection(parent context.Context, owned *workpool.TaskGroup, options *Options, key client.ObjectKey,
+	generation int64,
 	t *targets.Target, by *boundCredential, unauthorized, rightsChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned, resolved: by.resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
+	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned,
+		resolved: by.resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
 	c.credential.Store(by)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
 			(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
 			// The API server would believe the certificate rather than our token.
-			return failingRoundTripper{errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else")}
+			return failingRoundTripper{
+				errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else"),
+			}
 		}
-		return &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), own: dialsItself(next)}}
+		return &lifetimeRoundTripper{
+			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), own: dialsItself(next)},
+		}
 	}
 	c.config = t.Config()
 	c.config.UserAgent = options.Client.UserAgent + " extension/" + KeyString(key)
 	c.config.Timeout = options.Client.Timeout
 	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
-	c.config.RateLimiter = &limiter{RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c}
+	c.config.RateLimiter = &limiter{
+		RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c,
+	}
 	c.config.WrapTransport = wrap
 
 	transport := &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
@@ -98,8 +107,8 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 	return c
 }
 
-// close ends the connection: requests and watches under way, informers, and every handle. Only what a caller
-// dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
+// close ends the connection: requests and watches under way, informers, and every handle. Only what
+// a caller dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
 func (c *connection) close(reason *NotConnectedError) {
 	c.end(reason)
 	c.credential.Store(nil) // a handle that is kept does not keep a secret
@@ -133,13 +142,15 @@ func (c *connection) scopes() []scopedcache.ScopeState {
 	}
 	states := h.cache.States()
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
-		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation), cmp.Compare(x.Scope.String(), y.Scope.String()))
+		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
+			cmp.Compare(x.Scope.String(), y.Scope.String()))
 	})
 	return states
 }
 
 // Hold implements watches.Connection.
-func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
+	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	h, err := c.clients()
 	if err != nil {
 		return nil, err

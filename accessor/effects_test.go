@@ -28,10 +28,12 @@ type counted struct {
 func (c *counted) Close()                   { close(c.closed) }
 func (c *counted) Discard(before time.Time) { c.discarded = before }
 
-// What the machine says of credentials, attempts and connections is done, at once or after the lock.
+// What the machine says of credentials, attempts and connections is done, at once or after the
+// lock.
 func TestEffectsOnSecrets(t *testing.T) {
 	g := NewWithT(t)
-	set := NewSet(Options{HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: never, Logger: logr.Discard(),
+	set := NewSet(Options{HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: never,
+		Logger: logr.Discard(),
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"})
@@ -71,17 +73,21 @@ func TestEffectsOnSecrets(t *testing.T) {
 // Every field of a resolution that a decision needs reaches the machine.
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
-	got := resolutionOf(credential.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true, Impersonated: true,
+	got := resolutionOf(credential.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+		Impersonated:   true,
 		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}})
-	g.Expect(got).To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true, Impersonated: true,
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}}))
+	g.Expect(got).
+		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+			Impersonated:   true,
+			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}}))
 	fields := reflect.ValueOf(got)
 	for i := range fields.NumField() {
 		g.Expect(fields.Field(i).IsZero()).To(BeFalse(), fields.Type().Field(i).Name)
 	}
 }
 
-// A connection that is kept after its end does not keep the credential that it was made with, nor does anything else.
+// A connection that is kept after its end does not keep the credential that it was made with, nor
+// does anything else.
 func TestNothingKeepsACredential(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

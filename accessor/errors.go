@@ -43,7 +43,8 @@ const (
 	Deleted                = connstate.Deleted
 )
 
-// ErrNotConnected is in the chain of every error that is due to an extension not being connected, for errors.Is.
+// ErrNotConnected is in the chain of every error that is due to an extension not being connected,
+// for errors.Is.
 var ErrNotConnected = connstate.ErrNotConnected
 
 // errUnknown is the cause of NotStarted where the extension is unknown.
@@ -55,7 +56,8 @@ type notAllowedError struct{ cause error }
 func (e *notAllowedError) Error() string { return e.cause.Error() }
 func (e *notAllowedError) Unwrap() error { return e.cause }
 
-// MarkNotAllowed marks err as the verdict of a rule that forbids an extension to act as its ServiceAccount.
+// MarkNotAllowed marks err as the verdict of a rule that forbids an extension to act as its
+// ServiceAccount.
 func MarkNotAllowed(err error) error { return &notAllowedError{cause: err} }
 
 // reasonOf says why resolving, or obtaining a credential, failed.

@@ -16,31 +16,36 @@ import (
 
 // CacheOptions configure the cache of every connection.
 type CacheOptions struct {
-	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults to 10 h.
+	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults
+	// to 10 h.
 	SyncPeriod *time.Duration
-	// DefaultTransform is applied to every object before it is cached, unless ByObject has another for its kind. It is
-	// called by many informers at the same time, and a panic ends the process; so it is with ByObject and Indexes.
+	// DefaultTransform is applied to every object before it is cached, unless ByObject has another
+	// for its kind. It is called by many informers at the same time, and a panic ends the process;
+	// so it is with ByObject and Indexes.
 	DefaultTransform toolscache.TransformFunc
-	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what is cached follows
-	// from what is read.
+	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what
+	// is cached follows from what is read.
 	ByObject map[client.Object]cache.ByObject
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
-	// AccessReviewInterval is how often the API server is asked whether the identity may still watch what is watched, and whether
-	// it may now what it might not: each time 80 to 100 % of it after the time before. Defaults to 60 s. A right that was
-	// revoked is lost after that and about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS, and
+	// AccessReviewInterval is how often the API server is asked whether the identity may still
+	// watch what is watched, and whether it may now what it might not: each time 80 to 100 % of it
+	// after the time before. Defaults to 60 s. A right that was revoked is lost after that and
+	// about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS, and
 	// more where it is Forbidden: see docs/operations.md.
 	AccessReviewInterval time.Duration
-	// IdleTimeout is how long an informer goes on that was started by a read and is not read any more, up to twice as long.
-	// 0 keeps it as long as the connection.
+	// IdleTimeout is how long an informer goes on that was started by a read and is not read any
+	// more, up to twice as long. 0 keeps it as long as the connection.
 	IdleTimeout time.Duration
-	// PollWithoutWatch: where the identity may list and not watch, list instead: AccessReviewInterval, and up to a minute more, apart.
-	// Otherwise it is Forbidden.
+	// PollWithoutWatch: where the identity may list and not watch, list instead:
+	// AccessReviewInterval, and up to a minute more, apart. Otherwise it is Forbidden.
 	PollWithoutWatch bool
-	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster of the extensions, once for
-	// all connections to it, so that revoked and granted rights are noticed within seconds, or within AccessReviewInterval and about
-	// 2 s while the rights of that very identity, or of its groups, change all the time. If it may not (config/rbac/rbac-events.yaml) the log says so,
-	// and AccessReviewInterval it is; so it is at the API servers of kubeconfigs.
+	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster
+	// of the extensions, once for all connections to it, so that revoked and granted rights are
+	// noticed within seconds, or within AccessReviewInterval and about 2 s while the rights of that
+	// very identity, or of its groups, change all the time. If it may not
+	// (config/rbac/rbac-events.yaml) the log says so, and AccessReviewInterval it is; so it is at
+	// the API servers of kubeconfigs.
 	WatchRBAC bool
 }
 
@@ -58,10 +63,12 @@ type CacheOptionsIndex struct {
 type ClientOptions struct {
 	// Timeout bounds each request but watches, and each cached read. Defaults to 10 s.
 	Timeout time.Duration
-	// QPS and Burst limit the requests of one identity, probes and access reviews excepted. They default to 20 and 30.
+	// QPS and Burst limit the requests of one identity, probes and access reviews excepted. They
+	// default to 20 and 30.
 	QPS   float32
 	Burst int
-	// UserAgent names the host operator to API servers. It is required; each connection appends its extension's key.
+	// UserAgent names the host operator to API servers. It is required; each connection appends its
+	// extension's key.
 	UserAgent string
 	// Cache says which reads bypass the cache.
 	Cache ClientCacheOptions
@@ -75,11 +82,13 @@ type ClientCacheOptions struct {
 
 // MetricsOptions say what is told to Prometheus.
 type MetricsOptions struct {
-	// PerExtension adds series for every extension; they are gone with it. Mind how many extensions there are.
+	// PerExtension adds series for every extension; they are gone with it. Mind how many extensions
+	// there are.
 	PerExtension bool
 }
 
-// Options configure a Set. Everything must be set; SetupWithManager defaults what its callers leave out.
+// Options configure a Set. Everything must be set; SetupWithManager defaults what its callers leave
+// out.
 type Options struct {
 	Scheme         *runtime.Scheme
 	Cache          CacheOptions
@@ -92,7 +101,8 @@ type Options struct {
 
 	// Wake asks for a Reconcile of that extension soon. It must not block.
 	Wake func(client.ObjectKey)
-	// Changed tells that the extension connected, disconnected, went away, or lost or won a right or a kind. object is as last reconciled, and
-	// shared: it must not be changed. It must not block.
+	// Changed tells that the extension connected, disconnected, went away, or lost or won a right
+	// or a kind. object is as last reconciled, and shared: it must not be changed. It must not
+	// block.
 	Changed func(object client.Object)
 }

@@ -45,7 +45,8 @@ func newNotified() *notified {
 	return n
 }
 
-// reconcile says that the extension, at that generation, cannot be resolved: that is announced for each generation.
+// reconcile says that the extension, at that generation, cannot be resolved: that is announced for
+// each generation.
 func (n *notified) reconcile(generation int64) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid", Generation: generation}}
 	n.Reconcile(object, credential.Resolution{}, credential.ErrInvalidReference)
@@ -57,7 +58,8 @@ func (n *notified) all() []int64 {
 	return append([]int64(nil), n.events...)
 }
 
-// A notification never overtakes an earlier one, and the goroutine that comes second does not wait for the first.
+// A notification never overtakes an earlier one, and the goroutine that comes second does not wait
+// for the first.
 func TestNotificationsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, n := NewWithT(t), newNotified()
@@ -123,8 +125,8 @@ func TestNotificationThatPanics(t *testing.T) {
 	})
 }
 
-// A new identity at the same API server keeps its TCP connections and what is known of its kinds: the target is joined
-// again before it is left.
+// A new identity at the same API server keeps its TCP connections and what is known of its kinds:
+// the target is joined again before it is left.
 func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

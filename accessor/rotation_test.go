@@ -73,7 +73,8 @@ func messageHas(text string) func(ConnectionState) bool {
 }
 
 // soon are probes that leave a newer credential little to wait for.
-var soon = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour, Timeout: 5 * time.Second, FailureThreshold: 3}
+var soon = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour, Timeout: 5 * time.Second,
+	FailureThreshold: 3}
 
 // tokenInUse is what requests of the extension's connection carry.
 func tokenInUse(t *testing.T, d *driver, name string) string {
@@ -85,10 +86,11 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	sent := ""
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.config.Host, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	_, _ = (&identityRoundTripper{conn: conn, next: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
-		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
-		return nil, errDown
-	})}).RoundTrip(req)
+	_, _ = (&identityRoundTripper{conn: conn,
+		next: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
+			return nil, errDown
+		})}).RoundTrip(req)
 	return sent
 }
 
@@ -115,7 +117,8 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	g.Expect(d.said()).To(BeEmpty())
 }
 
-// One that the API server does not accept is not used while the earlier one works; the state says so, and it is tried again.
+// One that the API server does not accept is not used while the earlier one works; the state says
+// so, and it is tried again.
 func TestNewerTokenThatIsRefused(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -143,7 +146,8 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	g.Expect(d.said()).To(BeEmpty())
 }
 
-// When the earlier one stops working there is nothing left to be kept: the next connect uses the newest.
+// When the earlier one stops working there is nothing left to be kept: the next connect uses the
+// newest.
 func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -155,7 +159,9 @@ func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	d.eventually("red", messageHas("newest is not used"))
 	p.accept("red-2")
 	p.revoke("red-1")
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation == 2 && s.Message == "" })
+	d.eventually("red", func(s ConnectionState) bool {
+		return s.Phase == Connected && s.Generation == 2 && s.Message == ""
+	})
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
 	g.Expect(d.said()).To(Equal([]string{"Unauthorized"}))
 }
@@ -178,7 +184,8 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	g.Expect(p.count("blue-1")).To(Equal(2), "whose it is, and the connect")
 }
 
-// While nothing is connected the newest credential replaces the earlier one, also one that is being tried.
+// While nothing is connected the newest credential replaces the earlier one, also one that is being
+// tried.
 func TestNewerTokenWhileConnecting(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -211,7 +218,8 @@ func TestNewerTokenWhileConnecting(t *testing.T) {
 	g.Expect(p.count("late-1")).To(Equal(1))
 }
 
-// An extension that goes while whose a newer credential is, is being asked, leaves nothing, and the answer changes nothing.
+// An extension that goes while whose a newer credential is, is being asked, leaves nothing, and the
+// answer changes nothing.
 func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -243,7 +251,8 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	g.Expect(conn.credential.Load()).NotTo(BeIdenticalTo(newer))
 }
 
-// A provider that gives another credential with every look is tried no more often than a probe would be.
+// A provider that gives another credential with every look is tried no more often than a probe
+// would be.
 func TestCredentialThatIsNeverTheSame(t *testing.T) {
 	for name, status := range map[string]int{"accepted": http.StatusCreated, "refused": http.StatusUnauthorized} {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +277,8 @@ func TestCredentialThatIsNeverTheSame(t *testing.T) {
 	}
 }
 
-// What an API server says that a tenant chose is not shown, and neither is more than anybody could read.
+// What an API server says that a tenant chose is not shown, and neither is more than anybody could
+// read.
 func TestAnswersOfForeignServers(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -292,20 +302,25 @@ func TestAnswersOfForeignServers(t *testing.T) {
 		g.Expect(state.Message).To(ContainSubstring("nobody could read"))
 	}
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
-		return http.StatusCreated, authenticationv1.UserInfo{Username: "system:anonymous", Groups: []string{"system:unauthenticated"}}
+		return http.StatusCreated,
+			authenticationv1.UserInfo{Username: "system:anonymous", Groups: []string{"system:unauthenticated"}}
 	})
 	d.extension("nobody", "token")
 	d.eventually("nobody", disconnectedFor(Unauthorized))
 	// An answer without end is not read to it.
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
-		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*64<<10)}}}
+		return http.StatusCreated,
+			authenticationv1.UserInfo{
+				Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*64<<10)}},
+			}
 	})
 	d.extension("endless", "token")
 	d.eventually("endless", func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason != NotStarted })
 	g.Expect(untrusted.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
 }
 
-// Groups are part of what a newer credential must prove, for what was read with the old ones is cached.
+// Groups are part of what a newer credential must prove, for what was read with the old ones is
+// cached.
 func TestNewerTokenOfOtherGroups(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

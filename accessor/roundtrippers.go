@@ -11,7 +11,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// neverRedirect hands redirects to the caller: an API server does not redirect its clients, what runs behind it may.
+// neverRedirect hands redirects to the caller: an API server does not redirect its clients, what
+// runs behind it may.
 func neverRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // failingRoundTripper is a RoundTripper that sends nothing.
@@ -24,8 +25,9 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 	return nil, r.err
 }
 
-// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It fails when the connection has ended, ends
-// what is under way with it, names the extension to the API server, and notes what the answers mean.
+// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It fails when
+// the connection has ended, ends what is under way with it, names the extension to the API server,
+// and notes what the answers mean.
 type lifetimeRoundTripper struct {
 	conn *connection
 	next http.RoundTripper
@@ -111,8 +113,8 @@ type limiter struct {
 	conn *connection
 }
 
-// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request through to lifetimeRoundTripper,
-// which refuses it with the reason.
+// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request
+// through to lifetimeRoundTripper, which refuses it with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
 	if l.conn.err() != nil || l.TryAccept() {
 		return nil
@@ -126,7 +128,8 @@ func (l *limiter) Wait(ctx context.Context) error {
 	return nil
 }
 
-// identityRoundTripper is the RoundTripper that adds the connection's identity to requests, by the credential that it uses at that moment.
+// identityRoundTripper is the RoundTripper that adds the connection's identity to requests, by the
+// credential that it uses at that moment.
 type identityRoundTripper struct {
 	conn *connection
 	next http.RoundTripper // reaches the target without a credential
@@ -142,8 +145,10 @@ func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		return failingRoundTripper{err}.RoundTrip(req)
 	}
 	if now.carrier != nil && p.own {
-		return failingRoundTripper{errors.New("clients that dial by themselves, as client-go's exec and port-forward do, cannot act with a client certificate " +
-			"or by impersonation; use credentials with a token for them (ServiceAccountTokens, or a kubeconfig with a token)")}.RoundTrip(req)
+		return failingRoundTripper{errors.New("clients that dial by themselves, as client-go's exec and port-forward " +
+			"do, cannot act with a client certificate " +
+			"or by impersonation; use credentials with a token for them (ServiceAccountTokens, or a kubeconfig with a " +
+			"token)")}.RoundTrip(req)
 	}
 	return now.roundTripper(p.next).RoundTrip(req)
 }

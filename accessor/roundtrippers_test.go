@@ -54,6 +54,7 @@ func TestNoCredentialForOtherHosts(t *testing.T) {
 		req.Host = ""
 		change(req)
 		_, err := (&identityRoundTripper{conn: conn}).RoundTrip(req)
-		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of https://here:6443")), what)
+		g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of https://here:6443")),
+			what)
 	}
 }

@@ -21,12 +21,13 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// handlerPatience is how long a set that ends waits for handlers of other controllers, which informers call: one that
-// hangs must not keep the manager from stopping.
+// handlerPatience is how long a set that ends waits for handlers of other controllers, which
+// informers call: one that hangs must not keep the manager from stopping.
 const handlerPatience = 5 * time.Second
 
-// Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it alone calls
-// Reconcile, Remove and Run. Everything else may be called from any goroutine, and getters never wait.
+// Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it
+// alone calls Reconcile, Remove and Run. Everything else may be called from any goroutine, and
+// getters never wait.
 type Set struct {
 	options   *Options
 	lifecycle lifecycle.Config
@@ -50,8 +51,8 @@ func NewSet(options Options) *Set {
 	}
 }
 
-// Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns once nothing
-// of the set runs any more.
+// Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns
+// once nothing of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
 	defer metrics.Add(s.metricsSnapshot)()
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
@@ -99,16 +100,18 @@ func (s *Set) shutdown() {
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
-	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) }) // what Reconcile made meanwhile; it makes no more
+	// what Reconcile made meanwhile; it makes no more
+	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
 	s.pool.Close()
 	if !s.owned.Wait(handlerPatience) {
-		s.options.Logger.Info("Stopped, although handlers of other controllers are still being called", "waited", handlerPatience)
+		s.options.Logger.Info("Stopped, although handlers of other controllers are still being called", "waited",
+			handlerPatience)
 	}
 }
 
-// Reconcile takes what the extension is to connect as, or why that is not known, and starts what is due: a connect, a
-// probe, or nothing. It never waits. It returns after what time to call it again; 0 means when Wake is called or
-// the extension changes.
+// Reconcile takes what the extension is to connect as, or why that is not known, and starts what is
+// due: a connect, a probe, or nothing. It never waits. It returns after what time to call it again;
+// 0 means when Wake is called or the extension changes.
 func (s *Set) Reconcile(object client.Object, resolved credential.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.accessors.Load(key)
@@ -134,8 +137,8 @@ func (s *Set) Remove(key client.ObjectKey, reason Reason) {
 	}
 }
 
-// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a random time of up to 50 ms
-// per waiter and 10 s in all, so that what is back meets no storm.
+// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a
+// random time of up to 50 ms per waiter and 10 s in all, so that what is back meets no storm.
 func WakeDelay(waiters int) time.Duration { return targets.WakeDelay(waiters) }
 
 func (s *Set) each(f func(*identityAccessor)) {
@@ -151,8 +154,8 @@ type unknownExtensions struct {
 	cause  error
 }
 
-// MayNotRead notes why the host operator may not read what extensions there are; nil if it may. Extensions that are unknown
-// then have the reason OperatorForbidden.
+// MayNotRead notes why the host operator may not read what extensions there are; nil if it may.
+// Extensions that are unknown then have the reason OperatorForbidden.
 func (s *Set) MayNotRead(cause error) {
 	if cause == nil {
 		s.unknown.Store(nil)
@@ -287,7 +290,8 @@ func (s *Set) States() []ConnectionState {
 	return states
 }
 
-// Object returns the extension as last reconciled, nil if it is unknown. It is shared: do not change it.
+// Object returns the extension as last reconciled, nil if it is unknown. It is shared: do not
+// change it.
 func (s *Set) Object(key client.ObjectKey) client.Object {
 	a, err := s.find(key)
 	if err != nil {
@@ -307,8 +311,8 @@ func (s *Set) Objects() []client.Object {
 	return objects
 }
 
-// EachUnhealthy calls f for every known extension that is not connected, or whose last probe failed, with the time of
-// its last success, or else since when it is known.
+// EachUnhealthy calls f for every known extension that is not connected, or whose last probe
+// failed, with the time of its last success, or else since when it is known.
 func (s *Set) EachUnhealthy(f func(object client.Object, since time.Time)) {
 	s.each(func(a *identityAccessor) {
 		if object, since, unhealthy := a.unhealthy(); unhealthy {

@@ -23,31 +23,39 @@ type (
 	WatchState = watches.WatchState
 )
 
-// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope.
+// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind
+// or scope.
 var ErrWatchConflict = watches.ErrConflict
 
-// ConnectionState is a snapshot of one extension's connection. It holds no secret, and but for the errors and selectors in
-// Scopes it shares nothing with the connection.
+// ConnectionState is a snapshot of one extension's connection. It holds no secret, and but for the
+// errors and selectors in Scopes it shares nothing with the connection.
 type ConnectionState struct {
 	Extension client.ObjectKey
 	UID       types.UID // of the extension
 	// ObservedGeneration is the metadata.generation of the extension that this is about.
 	ObservedGeneration int64
 	Phase              Phase
-	Reason             Reason    // why not connected; "" when connected
-	Message            string    // for a person: why not connected, or why the newest credential is not in use; never a secret
-	Since              time.Time // of this phase
-	Identity           Identity  // as verified (under impersonation the UID is that of the ServiceAccount); zero while not connected
-	Target             string    // the API server's URL; empty while it is not known
-	Source             string    // of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while it is not known
-	Generation         int64     // counts connects
-	TokenExpires       time.Time // zero if it does not expire
-	Health             HealthCheckingState
-	Watches            []WatchState             // sorted by name, kind and scope
-	Scopes             []scopedcache.ScopeState // of the connection's cache, sorted by kind and scope; empty while not connected
+	Reason             Reason // why not connected; "" when connected
+	// for a person: why not connected, or why the newest credential is not in use; never a secret
+	Message string
+	Since   time.Time // of this phase
+	// as verified (under impersonation the UID is that of the ServiceAccount); zero while not
+	// connected
+	Identity Identity
+	Target   string // the API server's URL; empty while it is not known
+	// of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while it is not
+	// known
+	Source       string
+	Generation   int64     // counts connects
+	TokenExpires time.Time // zero if it does not expire
+	Health       HealthCheckingState
+	Watches      []WatchState // sorted by name, kind and scope
+	// of the connection's cache, sorted by kind and scope; empty while not connected
+	Scopes []scopedcache.ScopeState
 }
 
-// snapshot is the state of an accessor that getters see. What it says never changes; a transition publishes another.
+// snapshot is the state of an accessor that getters see. What it says never changes; a transition
+// publishes another.
 type snapshot struct {
 	phase  Phase
 	reason Reason
@@ -79,8 +87,10 @@ func (s *snapshot) clients() (*clients, error) {
 func (a *identityAccessor) state() ConnectionState {
 	a.mu.Lock()
 	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
-	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason, Since: snap.Since,
-		Generation: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
+	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
+		Since:      snap.Since,
+		Generation: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(
+			snap.Err), ObservedGeneration: snap.Generation}
 	if a.object != nil {
 		state.UID = a.object.GetUID()
 	}
@@ -100,8 +110,8 @@ func (a *identityAccessor) state() ConnectionState {
 	return state
 }
 
-// unhealthy reports whether the extension is not connected or its last probe was no success, and since when
-// it had none.
+// unhealthy reports whether the extension is not connected or its last probe was no success, and
+// since when it had none.
 func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -27,7 +27,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// serviceAccounts is how many ServiceAccounts the extensions share, so that most of the setup is connects.
+// serviceAccounts is how many ServiceAccounts the extensions share, so that most of the setup is
+// connects.
 const serviceAccounts = 100
 
 // bench is a control plane and, on it, a ClusterCache whose reconciler connects extensions.
@@ -73,7 +74,8 @@ func startBench(b *testing.B) *bench {
 		utilnet.CloseIdleConnectionsFor(httpClient.Transport)
 	})
 	for i := range serviceAccounts {
-		must(admin.Create(b.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("sa-%d", i)}}))
+		must(admin.Create(b.Context(),
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("sa-%d", i)}}))
 	}
 	return &bench{ClusterCache: connections, admin: admin}
 }
@@ -124,9 +126,10 @@ func keys(n int) (keys []client.ObjectKey) {
 	return keys
 }
 
-// BenchmarkGetClient asks for the clients of ten extensions, as controllers do for those that they reconcile now: with
-// ten extensions in all, and with 10,000. "ratio" is how much slower than the same with ten. "spread" asks for each
-// of the 10,000 in turn, which no cache of the processor holds: that is the price of memory, not of latchkey.
+// BenchmarkGetClient asks for the clients of ten extensions, as controllers do for those that they
+// reconcile now: with ten extensions in all, and with 10,000. "ratio" is how much slower than the
+// same with ten. "spread" asks for each of the 10,000 in turn, which no cache of the processor
+// holds: that is the price of memory, not of latchkey.
 func BenchmarkGetClient(b *testing.B) {
 	env := startBench(b)
 	ctx := b.Context()
@@ -187,7 +190,11 @@ func (b *bench) churn(t *testing.B) (stop func()) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		name := "churning"
-		e := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"namespace": "default", "serviceAccount": map[string]any{"name": "sa-0"}}}}
+		e := &unstructured.Unstructured{
+			Object: map[string]any{
+				"spec": map[string]any{"namespace": "default", "serviceAccount": map[string]any{"name": "sa-0"}},
+			},
+		}
 		e.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
 		e.SetName(name)
 		for ctx.Err() == nil {

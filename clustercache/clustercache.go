@@ -18,61 +18,71 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// ClusterCache keeps one connection per extension. All methods may be called from any goroutine. None does I/O, and none but
-// Unwatch waits. Those that return an error, Unwatch excepted, return a *NotConnectedError (errors.Is ErrNotConnected)
-// when the extension is not connected, or not known.
+// ClusterCache keeps one connection per extension. All methods may be called from any goroutine.
+// None does I/O, and none but Unwatch waits. Those that return an error, Unwatch excepted, return a
+// *NotConnectedError (errors.Is ErrNotConnected) when the extension is not connected, or not known.
 type ClusterCache interface {
-	// GetClient returns a client that reads from the connection's cache, unstructured objects too, and writes to
-	// the API server. A cached read takes Client.Timeout at the most, or as long as its context if that is shorter. So
-	// does a request, once the identity's rate limit lets it go; the first that needs a kind nobody at the API server
-	// has asked for may take Client.Timeout more, whatever its context, to discover it.
+	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
+	// and writes to the API server. A cached read takes Client.Timeout at the most, or as long as
+	// its context if that is shorter. So does a request, once the identity's rate limit lets it go;
+	// the first that needs a kind nobody at the API server has asked for may take Client.Timeout
+	// more, whatever its context, to discover it.
 	GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
-	// GetReader returns the cached reader of GetClient. It reads everything from the cache, also what
-	// Client.Cache.DisableFor lists.
+	// GetReader returns the cached reader of GetClient. It reads everything from the cache, also
+	// what Client.Cache.DisableFor lists.
 	GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error)
 
 	// GetUncachedClient returns a client that reads from the API server.
 	GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
-	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity, renewals
-	// included, and carries no secret. It is the caller's own copy; what it shares is the identity's rate limit. Its
-	// Timeout is Client.Timeout, which ends whole responses: set it to 0 for watches, logs and exec. Requests to
-	// another Host are refused. Clients that dial by themselves, as client-go's exec, attach and port-forward do, take a
-	// credential with a token: ServiceAccountTokens, or a kubeconfig with a token.
+	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity,
+	// renewals included, and carries no secret. It is the caller's own copy; what it shares is the
+	// identity's rate limit. Its Timeout is Client.Timeout, which ends whole responses: set it to 0
+	// for watches, logs and exec. Requests to another Host are refused. Clients that dial by
+	// themselves, as client-go's exec, attach and port-forward do, take a credential with a token:
+	// ServiceAccountTokens, or a kubeconfig with a token.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
-	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper, HTTP client
-	// (without a timeout), event recorders. The cache runs without its Start, which returns the *NotConnectedError
-	// when the connection ends; so do not add it to a manager, which would end too.
+	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper,
+	// HTTP client (without a timeout), event recorders. The cache runs without its Start, which
+	// returns the *NotConnectedError when the connection ends; so do not add it to a manager, which
+	// would end too.
 	GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error)
 
-	// Watch feeds watcher's controller with events about the objects that the extension's identity sees. There is
-	// one registration per name and dependent: the same again is a no-op, whoever its controller, and the same name for
-	// another kind or scope is ErrWatchConflict. An error means that nothing was registered. It waits for nothing: that
-	// the kind is not served, or that the identity may not list and watch it, is told to OnError, and the controller is fed as
-	// soon as that has changed. Handler, predicates, OnError and controller are those of the first registration under the
-	// name, as long as it lives.
+	// Watch feeds watcher's controller with events about the objects that the extension's identity
+	// sees. There is one registration per name and dependent: the same again is a no-op, whoever
+	// its controller, and the same name for another kind or scope is ErrWatchConflict. An error
+	// means that nothing was registered. It waits for nothing: that the kind is not served, or that
+	// the identity may not list and watch it, is told to OnError, and the controller is fed as soon
+	// as that has changed. Handler, predicates, OnError and controller are those of the first
+	// registration under the name, as long as it lives.
 	//
-	// Errors are *NotConnectedError, ErrWatchConflict, a type that the scheme does not know, and options that are incomplete.
+	// Errors are *NotConnectedError, ErrWatchConflict, a type that the scheme does not know, and
+	// options that are incomplete.
 	//
-	// A registration survives disconnects, and the loss of rights and kinds. When they are back all objects are delivered
-	// again, as creations, and then what was deleted in between, or is not for the new identity to see, as deletions whose
-	// DeleteStateUnknown is true and whose object has name, UID, labels and owners only.
+	// A registration survives disconnects, and the loss of rights and kinds. When they are back all
+	// objects are delivered again, as creations, and then what was deleted in between, or is not
+	// for the new identity to see, as deletions whose DeleteStateUnknown is true and whose object
+	// has name, UID, labels and owners only.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
-	// WatchContent makes the kinds of the content's objects what is watched under its name: it starts what is new
-	// and ends what is gone. The same again is a no-op. Otherwise it is as Watch, and Unwatch ends it. A name is
-	// for Watch or for WatchContent: the other one is ErrWatchConflict.
+	// WatchContent makes the kinds of the content's objects what is watched under its name: it
+	// starts what is new and ends what is gone. The same again is a no-op. Otherwise it is as
+	// Watch, and Unwatch ends it. A name is for Watch or for WatchContent: the other one is
+	// ErrWatchConflict.
 	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
 
-	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with the last. If nothing
-	// is registered under that name that is no error; today it always returns nil. After the last one's Unwatch no handler or OnError of the watch is
-	// called any more. For that it waits for one that is being called, but no longer than a second or than ctx lives.
-	// It may be called inside of a handler or OnError, and with the context that they were given it waits for nothing.
+	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with
+	// the last. If nothing is registered under that name that is no error; today it always returns
+	// nil. After the last one's Unwatch no handler or OnError of the watch is called any more. For
+	// that it waits for one that is being called, but no longer than a second or than ctx lives. It
+	// may be called inside of a handler or OnError, and with the context that they were given it
+	// waits for nothing.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
 
-	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension is unknown.
+	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension
+	// is unknown.
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
 
 	// GetConnectionState returns a snapshot of the connection; false if the extension is unknown.
@@ -81,19 +91,21 @@ type ClusterCache interface {
 	// ListConnectionStates returns a snapshot of all connections, sorted by key.
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
-	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that connected,
-	// disconnected, stayed disconnected for another reason or after another edit, was filtered out, was deleted, or
-	// whose cache lost or won a right or a kind that it had settled on, into requests. It is called once at a time, with an object of its own. A source that starts
-	// gets one event per known extension. Events of one extension that are not yet delivered are one; after a
-	// deletion mapFunc gets the object last seen. That a connect is under way is not told: until it ends the extension is
-	// not connected, for the reason that was told. Delivery waits for nobody but mapFunc. controllerName is for logs.
-	// WatchForProbeFailure asks for events of another sort. TypedExtensionSource is for controllers with requests of other
+	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that
+	// connected, disconnected, stayed disconnected for another reason or after another edit, was
+	// filtered out, was deleted, or whose cache lost or won a right or a kind that it had settled
+	// on, into requests. It is called once at a time, with an object of its own. A source that
+	// starts gets one event per known extension. Events of one extension that are not yet delivered
+	// are one; after a deletion mapFunc gets the object last seen. That a connect is under way is
+	// not told: until it ends the extension is not connected, for the reason that was told.
+	// Delivery waits for nobody but mapFunc. controllerName is for logs. WatchForProbeFailure asks
+	// for events of another sort. TypedExtensionSource is for controllers with requests of other
 	// types.
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
 }
 
-// What accessor, its packages and healthprobe declare, by the names under which users know it. The fields are documented
-// there.
+// What accessor, its packages and healthprobe declare, by the names under which users know it. The
+// fields are documented there.
 type (
 	// ConnectionState is a snapshot of one extension's connection.
 	ConnectionState = accessor.ConnectionState
@@ -109,16 +121,18 @@ type (
 	Reason = accessor.Reason
 	// NotConnectedError says which extension is not connected, why and since when.
 	NotConnectedError = accessor.NotConnectedError
-	// NoTokenError is the error of a request that was not sent for want of a valid token, although the extension is
-	// connected. Return it and let your queue try again.
+	// NoTokenError is the error of a request that was not sent for want of a valid token, although
+	// the extension is connected. Return it and let your queue try again.
 	NoTokenError = credential.NoTokenError
 	// Watcher says what to watch and who is told. NewWatcher makes one.
 	Watcher = watches.Watcher
 	// WatcherOptions are TypedWatcherOptions for ordinary controllers.
 	WatcherOptions = watches.WatcherOptions
-	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
+	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is
+	// told.
 	TypedWatcherOptions[object client.Object, request comparable] = watches.TypedWatcherOptions[object, request]
-	// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes one.
+	// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes
+	// one.
 	ContentWatch = watches.ContentWatch
 	// ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
 	ContentWatchOptions = watches.ContentWatchOptions
@@ -178,10 +192,11 @@ const (
 )
 
 var (
-	// ErrNotConnected is in the chain of every error that is due to an extension not being connected.
+	// ErrNotConnected is in the chain of every error that is due to an extension not being
+	// connected.
 	ErrNotConnected = accessor.ErrNotConnected
-	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind or scope, or by
-	// the other one of the two.
+	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
+	// kind or scope, or by the other one of the two.
 	ErrWatchConflict = accessor.ErrWatchConflict
 )
 
@@ -231,7 +246,8 @@ func (c *clusterCache) WatchContent(ctx context.Context, extension client.Object
 	return c.set.WatchContent(ctx, extension, content)
 }
 
-func (c *clusterCache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
+func (c *clusterCache) Unwatch(ctx context.Context, extension client.ObjectKey, name string,
+	dependents ...types.UID) error {
 	c.set.Unwatch(ctx, extension, name, dependents...)
 	return nil
 }
@@ -249,8 +265,9 @@ func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
 	return c.set.States()
 }
 
-// NodeProviderIDIndex indexes Nodes by .spec.providerID, for those who connect to workload clusters. Put it into
-// Options.Cache.Indexes and list with client.MatchingFields{"spec.providerID": id}.
+// NodeProviderIDIndex indexes Nodes by .spec.providerID, for those who connect to workload
+// clusters. Put it into Options.Cache.Indexes and list with
+// client.MatchingFields{"spec.providerID": id}.
 var NodeProviderIDIndex = CacheOptionsIndex{
 	Object: &corev1.Node{},
 	Field:  "spec.providerID",

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// eventBurst is how many Events an extension may have in a row, and eventRefill after what time it may have another:
-	// tenants decide how often their ServiceAccounts come and go.
+	// eventBurst is how many Events an extension may have in a row, and eventRefill after what time
+	// it may have another: tenants decide how often their ServiceAccounts come and go.
 	eventBurst  = 10
 	eventRefill = time.Minute
 )
@@ -22,8 +22,9 @@ const (
 // maxNote is how many bytes of text the API server takes in an Event.
 const maxNote = 1024
 
-// recordEvents writes an Event on an extension whenever it connects, or is not connected for another reason, until ctx
-// is done. It is a consumer like any other source, so a recorder that blocks holds up nobody else.
+// recordEvents writes an Event on an extension whenever it connects, or is not connected for
+// another reason, until ctx is done. It is a consumer like any other source, so a recorder that
+// blocks holds up nobody else.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
 	w := eventWriter{state: c.set.State, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
 	c.sources.Listen(ctx, known{c.set}, 0, w.changed)
@@ -71,7 +72,8 @@ func newEventLimit() flowcontrol.PassiveRateLimiter {
 	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventRefill.Seconds()), eventBurst)
 }
 
-// credentialNotUsed is the reason of the Event on an extension that is connected, but not with its newest credential.
+// credentialNotUsed is the reason of the Event on an extension that is connected, but not with its
+// newest credential.
 const credentialNotUsed = "CredentialNotUsed"
 
 // recordedEvent is what an Event was about.
@@ -83,7 +85,8 @@ type recordedEvent struct {
 
 // nextEvent says which Event the state is worth, and whether it is another than the last.
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
-	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason), generation: state.Generation}
+	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason),
+		generation: state.Generation}
 	switch {
 	case state.Phase == Connected && state.Message != "":
 		event.reason = credentialNotUsed

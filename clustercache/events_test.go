@@ -24,13 +24,16 @@ func TestNextEvent(t *testing.T) {
 		last  recordedEvent
 		want  string // kind and reason, "" for no news
 	}{
-		"first connect":       {connected, recordedEvent{}, "Normal Connected"},
-		"still connected":     {connected, event(connected), ""},
-		"connected again":     {with(connected, func(s *ConnectionState) { s.Generation = 2 }), event(connected), "Normal Connected"},
-		"recreated":           {with(connected, func(s *ConnectionState) { s.UID = "b" }), event(connected), "Normal Connected"},
-		"disconnected":        {missing, event(connected), "Warning ServiceAccountNotFound"},
-		"still missing":       {missing, event(missing), ""},
-		"another reason":      {with(missing, func(s *ConnectionState) { s.Reason = NotAllowed }), event(missing), "Warning NotAllowed"},
+		"first connect":   {connected, recordedEvent{}, "Normal Connected"},
+		"still connected": {connected, event(connected), ""},
+		"connected again": {with(connected, func(s *ConnectionState) { s.Generation = 2 }), event(connected),
+			"Normal Connected"},
+		"recreated": {with(connected, func(s *ConnectionState) { s.UID = "b" }), event(connected),
+			"Normal Connected"},
+		"disconnected":  {missing, event(connected), "Warning ServiceAccountNotFound"},
+		"still missing": {missing, event(missing), ""},
+		"another reason": {with(missing, func(s *ConnectionState) { s.Reason = NotAllowed }), event(missing),
+			"Warning NotAllowed"},
 		"connecting":          {with(missing, func(s *ConnectionState) { s.Phase = Connecting }), event(missing), ""},
 		"first one under way": {ConnectionState{Phase: Connecting, Reason: NotStarted}, recordedEvent{}, ""},
 	} {
@@ -49,7 +52,8 @@ func TestNextEvent(t *testing.T) {
 // The API server takes 1,024 bytes of valid text.
 func TestEventNote(t *testing.T) {
 	g := NewWithT(t)
-	g.Expect(eventNote(ConnectionState{Phase: Connected, Identity: Identity{Username: "u"}, Target: "t"})).To(Equal("Connected as u to t"))
+	g.Expect(eventNote(ConnectionState{Phase: Connected, Identity: Identity{Username: "u"}, Target: "t"})).
+		To(Equal("Connected as u to t"))
 	g.Expect(eventNote(ConnectionState{})).To(Equal("Not connected"))
 	long := eventNote(ConnectionState{Message: strings.Repeat("\u00e4", 2000)})
 	g.Expect(len(long)).To(And(BeNumerically("<=", maxNote), BeNumerically(">", maxNote-4)))
@@ -63,15 +67,18 @@ func (n *noted) Eventf(_, _ runtime.Object, _, reason, _, _ string, _ ...any) {
 	n.reasons = append(n.reasons, reason)
 }
 
-// A tenant whose ServiceAccount comes and goes all the time has a few Events, and then one a minute. What is gone is
-// forgotten, and what another extension of that name was is not written on it.
+// A tenant whose ServiceAccount comes and goes all the time has a few Events, and then one a
+// minute. What is gone is forgotten, and what another extension of that name was is not written on
+// it.
 func TestEventsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "a"}}
 		state, known := ConnectionState{UID: "a", Phase: Connected}, true
 		n := &noted{}
-		w := eventWriter{state: func(client.ObjectKey) (ConnectionState, bool) { return state, known }, recorder: n, records: map[client.ObjectKey]*eventRecord{}}
+		w := eventWriter{state: func(client.ObjectKey) (ConnectionState, bool) {
+			return state, known
+		}, recorder: n, records: map[client.ObjectKey]*eventRecord{}}
 		flap := func() {
 			for range 100 {
 				state.Generation++

@@ -34,7 +34,8 @@ func Example() {
 		}
 		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests)) // calls when one connects or disconnects
 	}
-	reconcile := func(ctx context.Context, r reconciler, req ctrl.Request, configMap *corev1.ConfigMap) (ctrl.Result, error) {
+	reconcile := func(ctx context.Context, r reconciler, req ctrl.Request, configMap *corev1.ConfigMap) (ctrl.Result,
+		error) {
 		c, err := r.cc.GetClient(ctx, req.NamespacedName)
 		if errors.Is(err, clustercache.ErrNotConnected) {
 			return ctrl.Result{}, nil // the source calls again
@@ -61,7 +62,8 @@ func ExampleSetupWithManager() {
 	_ = setup
 }
 
-// Workload clusters: every object has a kubeconfig in a Secret of its namespace, "<name>-kubeconfig".
+// Workload clusters: every object has a kubeconfig in a Secret of its namespace,
+// "<name>-kubeconfig".
 func ExampleSetupWithManager_kubeconfigSecrets() {
 	setup := func(ctx context.Context, mgr manager.Manager, kind client.Object) (clustercache.ClusterCache, error) {
 		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
@@ -73,7 +75,8 @@ func ExampleSetupWithManager_kubeconfigSecrets() {
 	_ = setup
 }
 
-// An operator that may impersonate needs no tokens: requests carry its own credential and the ServiceAccount's name.
+// An operator that may impersonate needs no tokens: requests carry its own credential and the
+// ServiceAccount's name.
 func ExampleSetupWithManager_impersonation() {
 	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
 		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
@@ -85,18 +88,21 @@ func ExampleSetupWithManager_impersonation() {
 	_ = setup
 }
 
-// An author may decide who acts as whom: here, tenants act as ServiceAccounts whose namespace is theirs by name.
+// An author may decide who acts as whom: here, tenants act as ServiceAccounts whose namespace is
+// theirs by name.
 func ExampleOptions_allowIdentity() {
 	options := clustercache.Options{
 		AllowIdentity: func(_ context.Context, extension client.Object, serviceAccount types.NamespacedName) error {
 			if serviceAccount.Namespace == "tenant-"+extension.GetName() {
 				return nil
 			}
-			return fmt.Errorf("%s may only act as ServiceAccounts of namespace tenant-%s", extension.GetName(), extension.GetName())
+			return fmt.Errorf("%s may only act as ServiceAccounts of namespace tenant-%s", extension.GetName(),
+				extension.GetName())
 		},
 	}
 	red := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red"}}
-	fmt.Println(options.AllowIdentity(context.Background(), red, types.NamespacedName{Namespace: "kube-system", Name: "default"}))
+	fmt.Println(options.AllowIdentity(context.Background(), red,
+		types.NamespacedName{Namespace: "kube-system", Name: "default"}))
 	// Output: red may only act as ServiceAccounts of namespace tenant-red
 }
 
@@ -115,7 +121,8 @@ func ExampleClusterCache_GetClient() {
 
 // A controller that is told about the Secrets that an extension's identity sees in one namespace.
 func ExampleClusterCache_Watch() {
-	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller, extension client.ObjectKey) error {
+	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller,
+		extension client.ObjectKey) error {
 		return cc.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{
 			Name:    "my-controller/secrets",
 			Watcher: ctl,
@@ -132,17 +139,20 @@ func ExampleClusterCache_Watch() {
 // Every controller can hear when extensions connect and disconnect.
 func ExampleClusterCache_GetExtensionSource() {
 	setup := func(cc clustercache.ClusterCache, ctl controller.Controller) error {
-		return ctl.Watch(cc.GetExtensionSource("my-controller", func(_ context.Context, extension client.Object) []ctrl.Request {
-			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
-		}))
+		return ctl.Watch(cc.GetExtensionSource("my-controller",
+			func(_ context.Context, extension client.Object) []ctrl.Request {
+				return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
+			}))
 	}
 	_ = setup
 }
 
-// A controller that is told when the content of an extension changes: exactly the kinds of its objects are watched, where
-// they are. Call it whenever the content is known; what has left it is not watched any more.
+// A controller that is told when the content of an extension changes: exactly the kinds of its
+// objects are watched, where they are. Call it whenever the content is known; what has left it is
+// not watched any more.
 func ExampleClusterCache_WatchContent() {
-	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller, extension client.ObjectKey, content []client.Object) error {
+	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller,
+		extension client.ObjectKey, content []client.Object) error {
 		return cc.WatchContent(ctx, extension, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 			Name:    "my-controller/content",
 			Watcher: ctl,
@@ -151,17 +161,20 @@ func ExampleClusterCache_WatchContent() {
 				return []ctrl.Request{{NamespacedName: extension}}
 			}),
 			OnError: func(ctx context.Context, err clustercache.WatchError) {
-				log.FromContext(ctx).Info("The content cannot be watched", "kind", err.Kind, "state", err.State, "error", err.Err)
+				log.FromContext(ctx).Info("The content cannot be watched", "kind", err.Kind, "state", err.State, "error",
+					err.Err)
 			},
 		}))
 	}
 	_ = watch
 }
 
-// Who wants to know that an extension had no success for five minutes, before it is disconnected, says so.
+// Who wants to know that an extension had no success for five minutes, before it is disconnected,
+// says so.
 func ExampleWatchForProbeFailure() {
 	setup := func(cc clustercache.ClusterCache, ctl controller.Controller, toRequests handler.MapFunc) error {
-		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests, clustercache.WatchForProbeFailure(5*time.Minute)))
+		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests,
+			clustercache.WatchForProbeFailure(5*time.Minute)))
 	}
 	_ = setup
 }
@@ -170,9 +183,10 @@ func ExampleWatchForProbeFailure() {
 func ExampleTypedExtensionSource() {
 	type request struct{ Tenant string }
 	setup := func(cc clustercache.ClusterCache, ctl controller.TypedController[request]) error {
-		return ctl.Watch(clustercache.TypedExtensionSource(cc, "my-controller", func(_ context.Context, extension client.Object) []request {
-			return []request{{Tenant: extension.GetName()}}
-		}))
+		return ctl.Watch(clustercache.TypedExtensionSource(cc, "my-controller",
+			func(_ context.Context, extension client.Object) []request {
+				return []request{{Tenant: extension.GetName()}}
+			}))
 	}
 	_ = setup
 }

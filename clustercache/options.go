@@ -30,11 +30,13 @@ import (
 // ClusterExtensionGVK is the default kind of extensions: our own, as config/crd defines it.
 var ClusterExtensionGVK = schema.GroupVersionKind{Group: "latchkey.dev", Version: "v1alpha1", Kind: "ClusterExtension"}
 
-// OLMClusterExtension returns an object of Operator Lifecycle Manager's kind of the same name, for Options.Object. OLM v1.0 to
-// v1.10 require spec.serviceAccount and mean what we mean by it. From v1.11 on OLM ignores the field, which is then optional
-// and deprecated: an extension without it is not connected (InvalidReference). Guard the field with config/admission-olm.
+// OLMClusterExtension returns an object of Operator Lifecycle Manager's kind of the same name, for
+// Options.Object. OLM v1.0 to v1.10 require spec.serviceAccount and mean what we mean by it. From
+// v1.11 on OLM ignores the field, which is then optional and deprecated: an extension without it is
+// not connected (InvalidReference). Guard the field with config/admission-olm.
 func OLMClusterExtension() client.Object {
-	return newUnstructured(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1", Kind: "ClusterExtension"})
+	return newUnstructured(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1",
+		Kind: "ClusterExtension"})
 }
 
 func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
@@ -43,33 +45,39 @@ func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
 	return object
 }
 
-// Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds, AllowIdentity.
+// Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds,
+// AllowIdentity.
 type Options struct {
-	// Object is of the kind whose objects get a connection each. Defaults to an unstructured ClusterExtension of
-	// latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator Lifecycle Manager's kind see OLMClusterExtension.
+	// Object is of the kind whose objects get a connection each. Defaults to an unstructured
+	// ClusterExtension of latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator Lifecycle
+	// Manager's kind see OLMClusterExtension.
 	Object client.Object
-	// Cluster is where those objects, and their ServiceAccounts, live. Defaults to the manager. Another one must
-	// have been added to the manager.
+	// Cluster is where those objects, and their ServiceAccounts, live. Defaults to the manager.
+	// Another one must have been added to the manager.
 	Cluster cluster.Cluster
 	// Scheme of the connections. Defaults to Cluster's.
 	Scheme *runtime.Scheme
 	// Credentials says whom an object acts as. Defaults to credential.ServiceAccountTokens.
 	Credentials credential.Provider
-	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and becomes the
-	// Message of the state. It is called on every reconcile, by as many goroutines as the controller has workers, and must not
-	// do I/O: all extensions wait for it. If it panics, the answer is no.
+	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and
+	// becomes the Message of the state. It is called on every reconcile, by as many goroutines as
+	// the controller has workers, and must not do I/O: all extensions wait for it. If it panics,
+	// the answer is no.
 	//
-	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default: without a
-	// guard, whoever may write an extension could act as any ServiceAccount, so nil is refused. GuardedByAdmission
-	// states that an admission policy guards them. With credentials that name no ServiceAccount it must be nil.
+	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default:
+	// without a guard, whoever may write an extension could act as any ServiceAccount, so nil is
+	// refused. GuardedByAdmission states that an admission policy guards them. With credentials
+	// that name no ServiceAccount it must be nil.
 	AllowIdentity func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
-	// WatchFilterValue, if set, restricts this ClusterCache to extensions whose label WatchLabel has that value, so that
-	// several operators share the work; give each of them a value. An extension that loses the label is disconnected
-	// (Filtered) and forgotten. It divides work and guards nothing: whoever writes an extension chooses the label, and
-	// with it the operator, so all of them need the same AllowIdentity.
+	// WatchFilterValue, if set, restricts this ClusterCache to extensions whose label WatchLabel
+	// has that value, so that several operators share the work; give each of them a value. An
+	// extension that loses the label is disconnected (Filtered) and forgotten. It divides work and
+	// guards nothing: whoever writes an extension chooses the label, and with it the operator, so
+	// all of them need the same AllowIdentity.
 	WatchFilterValue string
-	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the object, which is a
-	// copy, and must not do I/O: all extensions wait for it. If it panics, the object does not match.
+	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the
+	// object, which is a copy, and must not do I/O: all extensions wait for it. If it panics, the
+	// object does not match.
 	Filter func(object client.Object) bool
 	// Cache configures the cache of every connection.
 	Cache CacheOptions
@@ -77,20 +85,24 @@ type Options struct {
 	Client ClientOptions
 	// HealthProbe says how often to probe and when to give up.
 	HealthProbe healthprobe.Options
-	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min, plus up to a
-	// fifth of jitter. A ServiceAccount, Secret or target that is seen again ends the wait.
+	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min,
+	// plus up to a fifth of jitter. A ServiceAccount, Secret or target that is seen again ends the
+	// wait.
 	ConnectBackoff wait.Backoff
-	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not connected for another
-	// reason than before, a few in a row per extension and then one a minute. Use the manager's GetEventRecorder; it must
-	// not block. Needs config/rbac/events.yaml. Their text is the Message of the state, or identity and API server, so
-	// everybody who reads Events in the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity
+	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not
+	// connected for another reason than before, a few in a row per extension and then one a minute.
+	// Use the manager's GetEventRecorder; it must not block. Needs config/rbac/events.yaml. Their
+	// text is the Message of the state, or identity and API server, so everybody who reads Events
+	// in the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity
 	// says and where API servers are.
 	EventRecorder events.EventRecorder
-	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry; see docs/operations.md.
+	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry;
+	// see docs/operations.md.
 	Metrics MetricsOptions
 }
 
-// WatchLabel is the label that WatchFilterValue is compared with: Cluster API's, so that one label divides the work of both.
+// WatchLabel is the label that WatchFilterValue is compared with: Cluster API's, so that one label
+// divides the work of both.
 const WatchLabel = "cluster.x-k8s.io/watch-filter"
 
 // hasWatchLabel reports whether an object is ours by its label.
@@ -103,10 +115,11 @@ func (o *Options) wants(object client.Object) bool {
 	return o.hasWatchLabel(object) && (o.Filter == nil || o.Filter(object))
 }
 
-// GuardedByAdmission is an AllowIdentity that allows everything. On a namespaced kind it takes the place of the rule of its
-// own namespace; leave AllowIdentity nil to keep that. It states that the API server lets nobody name a
-// ServiceAccount that they may not act as, by a policy for that very kind: config/admission for clusterextensions.latchkey.dev,
-// config/admission-olm for Operator Lifecycle Manager's, or the like.
+// GuardedByAdmission is an AllowIdentity that allows everything. On a namespaced kind it takes the
+// place of the rule of its own namespace; leave AllowIdentity nil to keep that. It states that the
+// API server lets nobody name a ServiceAccount that they may not act as, by a policy for that very
+// kind: config/admission for clusterextensions.latchkey.dev, config/admission-olm for Operator
+// Lifecycle Manager's, or the like.
 func GuardedByAdmission(context.Context, client.Object, types.NamespacedName) error { return nil }
 
 // ownNamespaceOnly is the AllowIdentity of namespaced kinds.
@@ -114,7 +127,8 @@ func ownNamespaceOnly(_ context.Context, object client.Object, serviceAccount ty
 	if object.GetNamespace() == serviceAccount.Namespace {
 		return nil
 	}
-	return errors.Errorf("it may only name a ServiceAccount of its own namespace %q, not %s", object.GetNamespace(), serviceAccount)
+	return errors.Errorf("it may only name a ServiceAccount of its own namespace %q, not %s", object.GetNamespace(),
+		serviceAccount)
 }
 
 func (o *Options) setDefaults(mgr manager.Manager) {
@@ -149,7 +163,8 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 func (o *Options) validate() error {
 	for object, settings := range o.Cache.ByObject {
 		if len(settings.Namespaces) > 0 {
-			return errors.Errorf("Options.Cache.ByObject[%T]: Namespaces must not be set; what is cached follows from what is read", object)
+			return errors.Errorf(
+				"Options.Cache.ByObject[%T]: Namespaces must not be set; what is cached follows from what is read", object)
 		}
 	}
 	if err := o.tryCache(); err != nil {
@@ -171,7 +186,8 @@ func (o *Options) validate() error {
 		return errors.New("Options.Cache: AccessReviewInterval and IdleTimeout must not be negative")
 	case o.ConnectBackoff.Duration <= 0:
 		return errors.New("Options.ConnectBackoff.Duration must be positive")
-	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 || o.HealthProbe.FailureThreshold < 0:
+	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 ||
+		o.HealthProbe.FailureThreshold < 0:
 		return errors.New("Options.HealthProbe: no field may be negative")
 	}
 	return nil
@@ -179,7 +195,9 @@ func (o *Options) validate() error {
 
 // tryCache makes a cache as connections will, which asks nobody.
 func (o *Options) tryCache() error {
-	tried, err := scopedcache.New(&rest.Config{}, cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil), ByObject: o.Cache.ByObject})
+	tried, err := scopedcache.New(&rest.Config{},
+		cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil),
+			ByObject: o.Cache.ByObject})
 	if err != nil {
 		return err
 	}
@@ -203,18 +221,28 @@ func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
 	}
 	olm := OLMClusterExtension().GetObjectKind().GroupVersionKind()
 	if _, err := o.Cluster.GetRESTMapper().RESTMapping(olm.GroupKind(), olm.Version); err == nil {
-		return kind, errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s, which is Operator Lifecycle Manager's: "+
-			"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() and apply config/admission-olm",
-			gvk.Group, olm.Group)
+		return kind,
+			errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s, which is "+
+				"Operator Lifecycle Manager's: "+
+				"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() "+
+				"and apply config/admission-olm",
+				gvk.Group, olm.Group)
 	}
-	return kind, errors.Errorf("the API server does not serve clusterextensions.%s: install it with kubectl apply -f config/crd, or set Options.Object", gvk.Group)
+	return kind,
+		errors.Errorf(
+			"the API server does not serve clusterextensions.%s: install it with kubectl apply -f config/crd, or set "+
+				"Options.Object", gvk.Group)
 }
 
 // guard returns the AllowIdentity to use.
-func (o *Options) guard(resolver credential.Resolver, kind credential.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
+func (o *Options) guard(resolver credential.Resolver,
+	kind credential.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
 	if !resolver.UsesServiceAccounts() {
 		if o.AllowIdentity != nil {
-			return nil, errors.New("Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and guard in credential.KubeconfigOptions.Allow, or in the function that provides them")
+			return nil,
+				errors.New(
+					"Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and " +
+						"guard in credential.KubeconfigOptions.Allow, or in the function that provides them")
 		}
 		return nil, nil
 	}
@@ -222,9 +250,12 @@ func (o *Options) guard(resolver credential.Resolver, kind credential.Kind) (fun
 		return o.AllowIdentity, nil
 	}
 	if !kind.Namespaced {
-		return nil, errors.Errorf("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension could act as any ServiceAccount. "+
-			"Install a policy for %s (config/admission guards clusterextensions.latchkey.dev only, config/admission-olm Operator Lifecycle Manager's kind) "+
-			"and set GuardedByAdmission, or decide in AllowIdentity", kind.GroupKind())
+		return nil,
+			errors.Errorf("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension "+
+				"could act as any ServiceAccount. "+
+				"Install a policy for %s (config/admission guards clusterextensions.latchkey.dev only, "+
+				"config/admission-olm Operator Lifecycle Manager's kind) "+
+				"and set GuardedByAdmission, or decide in AllowIdentity", kind.GroupKind())
 	}
 	return ownNamespaceOnly, nil
 }

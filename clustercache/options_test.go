@@ -15,7 +15,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A goroutine that the metadata informers of a manager leave behind when it stops; see package test.
+	// A goroutine that the metadata informers of a manager leave behind when it stops; see package
+	// test.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"))
 }
 
@@ -25,20 +26,26 @@ func TestOptionsAreValidated(t *testing.T) {
 		"must be one line":      {Client: ClientOptions{UserAgent: "x\ny"}},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
-		"there is an index":     {Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},
-		"selects nothing":       {Scheme: scheme.Scheme, Cache: CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.Nothing()}}}},
+		"there is an index": {Scheme: scheme.Scheme,
+			Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},
+		"selects nothing": {Scheme: scheme.Scheme,
+			Cache: CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.Nothing()}}}},
 	} {
 		NewWithT(t).Expect(options.validate()).To(MatchError(ContainSubstring(problem)))
 	}
-	NewWithT(t).Expect((&Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}}).validate()).To(Succeed())
+	NewWithT(t).
+		Expect((&Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}}).validate()).
+		To(Succeed())
 }
 
 func TestNodeProviderIDIndex(t *testing.T) {
 	g := NewWithT(t)
-	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{Spec: corev1.NodeSpec{ProviderID: "cloud://1"}})).To(Equal([]string{"cloud://1"}))
+	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{Spec: corev1.NodeSpec{ProviderID: "cloud://1"}})).
+		To(Equal([]string{"cloud://1"}))
 	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{})).To(BeEmpty())
 	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Pod{})).To(BeEmpty())
-	options := Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1}, Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex}}}
+	options := Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1},
+		Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex}}}
 	g.Expect(options.validate()).To(Succeed())
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 )
 
-// permissionInterval is how often it is looked at whether a permission that the host operator lacks is there. That reads the
-// manager's cache and asks the API server nothing.
+// permissionInterval is how often it is looked at whether a permission that the host operator lacks
+// is there. That reads the manager's cache and asks the API server nothing.
 const permissionInterval = time.Second
 
 // watchPermissions keeps an eye on what the host operator itself may read, until ctx is done.
@@ -26,7 +26,9 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 	for {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
-			err = errors.WithMessagef(err, "the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", r.kind)
+			err = errors.WithMessagef(err,
+				"the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like "+
+					"for another kind)", r.kind)
 			r.set.MayNotRead(err)
 			if !lacking {
 				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", OperatorForbidden, "error", err.Error())
@@ -64,13 +66,15 @@ func (r *reconciler) readExtensions(ctx context.Context) error {
 	return r.objects.List(ctx, list, client.Limit(1), client.UnsafeDisableDeepCopy)
 }
 
-// forbidden are the extensions that are not connected because the host operator lacks a permission. The zero value is empty.
+// forbidden are the extensions that are not connected because the host operator lacks a permission.
+// The zero value is empty.
 type forbidden struct {
 	mu         sync.Mutex
 	extensions map[client.ObjectKey]struct{} // guarded by mu
 }
 
-// note takes note of whether the extension waits for a permission. If it does not any more, it returns those that still do.
+// note takes note of whether the extension waits for a permission. If it does not any more, it
+// returns those that still do.
 func (f *forbidden) note(extension client.ObjectKey, waits bool) (wake []client.ObjectKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

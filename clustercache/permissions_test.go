@@ -9,7 +9,8 @@ import (
 
 func key(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
 
-// One extension looks for all whether a permission is there, and those that still lack theirs wait on.
+// One extension looks for all whether a permission is there, and those that still lack theirs wait
+// on.
 func TestForbidden(t *testing.T) {
 	g := NewWithT(t)
 	var f forbidden

@@ -49,8 +49,9 @@ type reconciler struct {
 	references references // of extensions to ServiceAccounts
 	forbidden  forbidden  // extensions that wait for a permission of the host operator's
 
-	beside func(context.Context)                                   // runs beside the set, if not nil
-	queue  workqueue.TypedRateLimitingInterface[reconcile.Request] // set when the controller starts, before the first Reconcile
+	beside func(context.Context) // runs beside the set, if not nil
+	// set when the controller starts, before the first Reconcile
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
 
 func (r *reconciler) addTo(mgr manager.Manager, where cluster.Cluster, options controller.Options) error {
@@ -60,19 +61,22 @@ func (r *reconciler) addTo(mgr manager.Manager, where cluster.Cluster, options c
 		return err
 	}
 	// First, so that the queue is there when anything is woken.
-	if err := c.Watch(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	if err := c.Watch(source.Func(func(_ context.Context,
+		queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		r.queue = queue
 		return nil
 	})); err != nil {
 		return err
 	}
-	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{}, r.mayBeOurs())); err != nil {
+	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{},
+		r.mayBeOurs())); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccounts := &metav1.PartialObjectMetadata{}
 		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
-		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts), r.whenServiceAccounts())); err != nil {
+		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts),
+			r.whenServiceAccounts())); err != nil {
 			return err
 		}
 	}
@@ -105,7 +109,8 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 // wake is called by accessors. They exist only after the controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
 
-// mayBeOurs drops what others work on, before it is queued. What was ours, and is not any more, is let through.
+// mayBeOurs drops what others work on, before it is queued. What was ours, and is not any more, is
+// let through.
 func (r *reconciler) mayBeOurs() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },
@@ -114,8 +119,8 @@ func (r *reconciler) mayBeOurs() predicate.Predicate {
 	}
 }
 
-// whenServiceAccounts handles ServiceAccounts. One that comes may have many waiting for it, which then do not all
-// connect at once; when it changes or goes, nobody waits.
+// whenServiceAccounts handles ServiceAccounts. One that comes may have many waiting for it, which
+// then do not all connect at once; when it changes or goes, nobody waits.
 func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	return handler.Funcs{
@@ -146,9 +151,11 @@ func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl
 	return requests
 }
 
-// Reconcile says what the extension is to connect as. It decides and returns: it reads caches and never dials.
+// Reconcile says what the extension is to connect as. It decides and returns: it reads caches and
+// never dials.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	// The set keeps the informer's own object, which is not changed: a copy for each extension would double what they take.
+	// The set keeps the informer's own object, which is not changed: a copy for each extension
+	// would double what they take.
 	shared := r.object.DeepCopyObject().(client.Object)
 	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
@@ -158,8 +165,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		case !apierrors.IsForbidden(err):
 			return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 		}
-		// watchPermissions says so, once. What is connected goes on by what the extension was last: it is probed, and ends with its
-		// ServiceAccount.
+		// watchPermissions says so, once. What is connected goes on by what the extension was last:
+		// it is probed, and ends with its ServiceAccount.
 		if shared = r.set.Object(req.NamespacedName); shared == nil {
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
@@ -192,7 +199,8 @@ func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
 	r.forbidden.forget(key)
 }
 
-// isWanted asks the author's function, which may panic: what tenants write must not keep a connection that it should lose.
+// isWanted asks the author's function, which may panic: what tenants write must not keep a
+// connection that it should lose.
 func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -212,7 +220,8 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolve
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
 			// What it panicked with may be secret, so it is for the log and not for the state.
-			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension", klog.KObj(object))
+			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
+				klog.KObj(object))
 			resolved, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()

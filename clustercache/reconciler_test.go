@@ -21,7 +21,10 @@ func (host) GetConfig() *rest.Config { return &rest.Config{Host: "https://host"}
 // A RESTConfigMapper that panics has provided nothing.
 func TestPanickingMapper(t *testing.T) {
 	g := NewWithT(t)
-	resolver, err := credential.FromRESTConfigMapper(func(context.Context, client.Object, *rest.Config) (*rest.Config, error) { panic("no") }).Bind(host{}, credential.Kind{})
+	resolver, err := credential.FromRESTConfigMapper(func(context.Context, client.Object, *rest.Config) (*rest.Config,
+		error) {
+		panic("no")
+	}).Bind(host{}, credential.Kind{})
 	g.Expect(err).NotTo(HaveOccurred())
 	r := &reconciler{resolver: resolver}
 	_, err = r.resolve(t.Context(), &corev1.ConfigMap{})

@@ -7,10 +7,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// references knows which extensions name which ServiceAccount. The zero value is empty. It is no field index of the cache, for
-// that would have to be added before the manager starts, and a manager whose cache may not list what it has an index of cannot be
-// stopped. A reference is set before the ServiceAccount is read from the cache, and looked up after the cache has changed, so that
-// no change falls between.
+// references knows which extensions name which ServiceAccount. The zero value is empty. It is no
+// field index of the cache, for that would have to be added before the manager starts, and a
+// manager whose cache may not list what it has an index of cannot be stopped. A reference is set
+// before the ServiceAccount is read from the cache, and looked up after the cache has changed, so
+// that no change falls between.
 type references struct {
 	mu          sync.Mutex
 	byExtension map[client.ObjectKey]types.NamespacedName              // guarded by mu
@@ -36,7 +37,8 @@ func (r *references) set(extension client.ObjectKey, serviceAccount types.Namesp
 		return
 	}
 	if r.byExtension == nil {
-		r.byExtension, r.extensions = map[client.ObjectKey]types.NamespacedName{}, map[types.NamespacedName]map[client.ObjectKey]struct{}{}
+		r.byExtension, r.extensions = map[client.ObjectKey]types.NamespacedName{},
+			map[types.NamespacedName]map[client.ObjectKey]struct{}{}
 	}
 	r.byExtension[extension] = serviceAccount
 	if r.extensions[serviceAccount] == nil {

@@ -10,7 +10,8 @@ import (
 func TestReferences(t *testing.T) {
 	g := NewWithT(t)
 	var r references
-	red, blue, shared, own := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"}, types.NamespacedName{Namespace: "a", Name: "own"}
+	red, blue, shared, own := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"},
+		types.NamespacedName{Namespace: "a", Name: "own"}
 	r.set(red, types.NamespacedName{})
 	g.Expect(r.of(shared)).To(BeEmpty())
 	r.set(red, shared)

@@ -21,7 +21,8 @@ type GetExtensionSourceOption interface {
 	ApplyToGetExtensionSource(options *GetExtensionSourceOptions)
 }
 
-// GetExtensionSourceOptions are all options of GetExtensionSource together, for those who implement ClusterCache.
+// GetExtensionSourceOptions are all options of GetExtensionSource together, for those who implement
+// ClusterCache.
 type GetExtensionSourceOptions struct {
 	// ProbeFailure is after how long without success an event is wanted, 0 for never.
 	ProbeFailure time.Duration
@@ -34,11 +35,13 @@ func (o GetExtensionSourceOptions) ApplyToGetExtensionSource(options *GetExtensi
 	}
 }
 
-// WatchForProbeFailure also asks for an event when an extension had no success for so long, neither a probe nor a
-// request of its own, and is not connected or its last probe was no success. What the probe was answered does not count: an
-// extension whose reviews are answered 403 is still connected, and has no success. It is one event per source and episode, within a
-// twentieth of the time, 5 s at the most. An episode ends with the next success. Up to HealthProbe.IdentityInterval, which is how long
-// an idle identity goes without a success, the first probe that fails is told. 0 is never; the last option given counts.
+// WatchForProbeFailure also asks for an event when an extension had no success for so long, neither
+// a probe nor a request of its own, and is not connected or its last probe was no success. What the
+// probe was answered does not count: an extension whose reviews are answered 403 is still
+// connected, and has no success. It is one event per source and episode, within a twentieth of the
+// time, 5 s at the most. An episode ends with the next success. Up to HealthProbe.IdentityInterval,
+// which is how long an idle identity goes without a success, the first probe that fails is told. 0
+// is never; the last option given counts.
 type WatchForProbeFailure time.Duration
 
 // ApplyToGetExtensionSource applies the option.
@@ -46,12 +49,14 @@ func (w WatchForProbeFailure) ApplyToGetExtensionSource(options *GetExtensionSou
 	options.ProbeFailure = time.Duration(w)
 }
 
-func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source {
+func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc,
+	opts ...GetExtensionSourceOption) source.Source {
 	var options GetExtensionSourceOptions
 	for _, opt := range opts {
 		opt.ApplyToGetExtensionSource(&options)
 	}
-	return extensionsource.New(c.sources, known{c.set}, extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
+	return extensionsource.New(c.sources, known{c.set},
+		extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
 		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }
 
@@ -65,14 +70,16 @@ func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
 	return list
 }
 
-// TypedExtensionSource is GetExtensionSource for controllers whose requests are of another type. It works with every
-// ClusterCache, the fake included.
-func TypedExtensionSource[request comparable](cc ClusterCache, controllerName string, mapFunc handler.TypedMapFunc[client.Object, request],
+// TypedExtensionSource is GetExtensionSource for controllers whose requests are of another type. It
+// works with every ClusterCache, the fake included.
+func TypedExtensionSource[request comparable](cc ClusterCache, controllerName string,
+	mapFunc handler.TypedMapFunc[client.Object, request],
 	opts ...GetExtensionSourceOption) source.TypedSource[request] {
 	return &typedExtensionSource[request]{cc: cc, controllerName: controllerName, mapFunc: mapFunc, opts: opts}
 }
 
-// typedExtensionSource adds the requests to the queue itself: the source below has a queue of another type.
+// typedExtensionSource adds the requests to the queue itself: the source below has a queue of
+// another type.
 type typedExtensionSource[request comparable] struct {
 	cc             ClusterCache
 	controllerName string
@@ -86,7 +93,8 @@ func (s *typedExtensionSource[request]) String() string {
 }
 
 // Start delivers until ctx is done. It does not block.
-func (s *typedExtensionSource[request]) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+func (s *typedExtensionSource[request]) Start(ctx context.Context,
+	queue workqueue.TypedRateLimitingInterface[request]) error {
 	var mapFunc handler.MapFunc
 	if s.mapFunc != nil {
 		mapFunc = func(ctx context.Context, object client.Object) []ctrl.Request {

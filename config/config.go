@@ -12,8 +12,8 @@ var files embed.FS
 // Folder is a folder of this package.
 type Folder struct{ name string }
 
-// The folders. Those after Admission are applied only where asked for: AdmissionOLM guards another project's kind, and the
-// others have examples to edit.
+// The folders. Those after Admission are applied only where asked for: AdmissionOLM guards another
+// project's kind, and the others have examples to edit.
 var (
 	CRD                  = Folder{"crd"}
 	RBAC                 = Folder{"rbac"}
@@ -24,8 +24,8 @@ var (
 	RBACExamples         = Folder{"rbac-examples"}
 )
 
-// Manifests returns the files of CRD, RBAC and Admission, or those of the given folders, as one YAML stream in the order
-// to apply them.
+// Manifests returns the files of CRD, RBAC and Admission, or those of the given folders, as one
+// YAML stream in the order to apply them.
 func Manifests(folders ...Folder) string {
 	if len(folders) == 0 {
 		folders = []Folder{CRD, RBAC, Admission}

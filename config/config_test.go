@@ -20,7 +20,8 @@ func documents(t *testing.T, manifests string) (objects []*unstructured.Unstruct
 	return objects
 }
 
-// What is applied by default has names of ours, and no definition or policy of it is about another project's group.
+// What is applied by default has names of ours, and no definition or policy of it is about another
+// project's group.
 func TestDefaultsTouchNothingOfOthers(t *testing.T) {
 	g := NewWithT(t)
 	kinds := map[string]int{}
@@ -39,7 +40,8 @@ func TestDefaultsTouchNothingOfOthers(t *testing.T) {
 			}
 		}
 	}
-	g.Expect(kinds).To(And(HaveKeyWithValue("CustomResourceDefinition", 1), HaveKeyWithValue("ValidatingAdmissionPolicy", 1)))
+	g.Expect(kinds).
+		To(And(HaveKeyWithValue("CustomResourceDefinition", 1), HaveKeyWithValue("ValidatingAdmissionPolicy", 1)))
 	g.Expect(Manifests()).NotTo(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
 	g.Expect(Manifests(AdmissionOLM)).To(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
 }

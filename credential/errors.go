@@ -12,7 +12,8 @@ import (
 var (
 	// ErrInvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
 	ErrInvalidReference = errors.New("invalid reference")
-	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or no longer with the UID that was seen.
+	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or no longer with the UID that
+	// was seen.
 	ErrServiceAccountNotFound = errors.New("ServiceAccount not found")
 	// ErrTokenRequestFailed: the API server answered, but gave no token.
 	ErrTokenRequestFailed = errors.New("token request failed")
@@ -29,9 +30,10 @@ var (
 // errClosed is what requests get that come after the credential was given up.
 var errClosed = errors.Wrap(ErrInvalidCredential, "the credential was closed")
 
-// NoTokenError is the error of a request for which there is no valid token of its ServiceAccount, although its connection
-// lives. The request was not sent. Return the error and let your queue try again: TokenRequests are tried again by
-// themselves, and if they go on failing the connection ends with the reason. Values are shared: do not change them.
+// NoTokenError is the error of a request for which there is no valid token of its ServiceAccount,
+// although its connection lives. The request was not sent. Return the error and let your queue try
+// again: TokenRequests are tried again by themselves, and if they go on failing the connection ends
+// with the reason. Values are shared: do not change them.
 type NoTokenError struct {
 	// ServiceAccount whose token is missing.
 	ServiceAccount types.NamespacedName
@@ -46,7 +48,8 @@ func (e *NoTokenError) Error() string {
 	if e.Expired.IsZero() {
 		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Cause)
 	}
-	return fmt.Sprintf("serviceaccount %s has no valid token (the last ended at %s): %s", e.ServiceAccount, e.Expired.UTC().Format(time.RFC3339), e.Cause)
+	return fmt.Sprintf("serviceaccount %s has no valid token (the last ended at %s): %s", e.ServiceAccount,
+		e.Expired.UTC().Format(time.RFC3339), e.Cause)
 }
 
 // Unwrap returns the cause.
@@ -58,7 +61,8 @@ type joined struct{ kind, cause error }
 func (j *joined) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
 func (j *joined) Unwrap() []error { return []error{j.kind, j.cause} }
 
-// operatorForbidden is ErrOperatorForbidden, with what the host operator lacks and where it is granted.
+// operatorForbidden is ErrOperatorForbidden, with what the host operator lacks and where it is
+// granted.
 func operatorForbidden(cause error, lacks, role string) error {
 	return errors.Wrapf(&joined{kind: ErrOperatorForbidden, cause: cause}, "the host operator needs %s (%s)", lacks, role)
 }

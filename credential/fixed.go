@@ -41,7 +41,10 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 	case token == "" && !hasCertificate:
 		return proof{}, invalid(nil, "it holds neither a token nor a client certificate")
 	case token != "" && hasCertificate:
-		return proof{}, invalid(nil, "it holds a token and a client certificate, and the API server would believe the certificate; leave one of them out")
+		return proof{},
+			invalid(nil,
+				"it holds a token and a client certificate, and the API server would believe the certificate; leave one of "+
+					"them out")
 	case token != "":
 		if len(token) > maxToken {
 			return proof{}, invalid(nil, fmt.Sprintf("the token has more than %d bytes", maxToken))
@@ -63,18 +66,23 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 			return proof{}, invalid(err, "the client certificate")
 		}
 	}
-	// The time that a signature takes grows with the cube of the size, and nothing can interrupt it.
+	// The time that a signature takes grows with the cube of the size, and nothing can interrupt
+	// it.
 	if public, ok := certificate.Leaf.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
 		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
-	return proof{certificate: func() *tls.Certificate { return &certificate }, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
+	return proof{certificate: func() *tls.Certificate {
+		return &certificate
+	}, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
 }
 
-// maxAuthorities is how many certificates a bundle of authorities may have: as many as Mozilla's, and more.
+// maxAuthorities is how many certificates a bundle of authorities may have: as many as Mozilla's,
+// and more.
 const maxAuthorities = 500
 
-// checkAuthorities returns what is wrong with a bundle of certificate authorities: an RSA key that takes long to verify with, which
-// nothing can interrupt, or too many of them. crypto/tls bounds the keys that a server sends and not those that it is verified by.
+// checkAuthorities returns what is wrong with a bundle of certificate authorities: an RSA key that
+// takes long to verify with, which nothing can interrupt, or too many of them. crypto/tls bounds
+// the keys that a server sends and not those that it is verified by.
 func checkAuthorities(bundle []byte) error {
 	found := 0
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
@@ -124,7 +132,8 @@ func newFixed(p proof) *fixed {
 
 // targetKey names a target, as part of a key.
 func targetKey(reach *rest.Config) string {
-	return strings.Join([]string{reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData), strconv.FormatBool(reach.Insecure)}, "\x00")
+	return strings.Join([]string{reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData),
+		strconv.FormatBool(reach.Insecure)}, "\x00")
 }
 
 // fixed is a credential that nobody here can renew.
@@ -174,7 +183,8 @@ func (f *fixed) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{tokens: f, next: next}
 }
 
-// certified is a RoundTripper that removes everything that names a user from requests; the handshake named one.
+// certified is a RoundTripper that removes everything that names a user from requests; the
+// handshake named one.
 type certified struct {
 	credential *fixed
 	next       http.RoundTripper
@@ -197,7 +207,8 @@ func (c *certified) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (c *certified) WrappedRoundTripper() http.RoundTripper { return c.next }
 
-// endOf is when a token ends by its own account, zero if it is no JWT or does not say. It is for people; nobody verified it.
+// endOf is when a token ends by its own account, zero if it is no JWT or does not say. It is for
+// people; nobody verified it.
 func endOf(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -27,7 +27,8 @@ func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: user}, NotAfter: time.Now().Add(time.Hour).Truncate(time.Second)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: user},
+		NotAfter: time.Now().Add(time.Hour).Truncate(time.Second)}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +37,8 @@ func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 func TestClientCertificate(t *testing.T) {
@@ -81,7 +83,8 @@ func TestEndOfAToken(t *testing.T) {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
 	}
 	g.Expect(endOf(jwt(`{"exp":1893456000}`))).To(Equal(time.Unix(1893456000, 0)))
-	for _, token := range []string{"", "opaque", "a.b.c", jwt(`{}`), jwt(`{"exp":"soon"}`), jwt(`{"exp":-1}`), jwt(`{"exp":1e300}`), jwt(`[]`)} {
+	for _, token := range []string{"", "opaque", "a.b.c", jwt(`{}`), jwt(`{"exp":"soon"}`), jwt(`{"exp":-1}`),
+		jwt(`{"exp":1e300}`), jwt(`[]`)} {
 		g.Expect(endOf(token)).To(BeZero(), token)
 	}
 }

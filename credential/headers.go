@@ -10,8 +10,9 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// cloneForIdentity copies a request, without what names a user and without what is for the next proxy only (RFC 9110,
-// section 7.6.1): a proxy removes every header that Connection names, also one that says whose the request is.
+// cloneForIdentity copies a request, without what names a user and without what is for the next
+// proxy only (RFC 9110, section 7.6.1): a proxy removes every header that Connection names, also
+// one that says whose the request is.
 func cloneForIdentity(req *http.Request) *http.Request {
 	clone := utilnet.CloneRequest(req)
 	stripIdentity(clone.Header)
@@ -43,10 +44,12 @@ func stripIdentity(header http.Header) {
 
 // isHopByHop reports whether a header is for the next proxy only, beside Connection and Upgrade.
 func isHopByHop(name string) bool {
-	return slices.Contains([]string{"te", "trailer", "keep-alive", "transfer-encoding", "http2-settings"}, name) || strings.HasPrefix(name, "proxy-")
+	return slices.Contains([]string{"te", "trailer", "keep-alive", "transfer-encoding", "http2-settings"}, name) ||
+		strings.HasPrefix(name, "proxy-")
 }
 
-// connectionOptions returns what Connection says, in lower case, and which protocols Upgrade offers.
+// connectionOptions returns what Connection says, in lower case, and which protocols Upgrade
+// offers.
 func connectionOptions(header http.Header) (options, upgrades []string) {
 	for key, values := range header {
 		name := headerName(key)

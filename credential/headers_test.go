@@ -27,9 +27,10 @@ func credentials() map[string]struct {
 		credential Credential
 		carries    http.Header
 	}{
-		"token":         {newFixed(proof{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
-		"impersonation": {&impersonated{as: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}}, http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}},
-		"certificate":   {certificateOfNobody(), http.Header{}},
+		"token": {newFixed(proof{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
+		"impersonation": {&impersonated{as: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}},
+			http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}},
+		"certificate": {certificateOfNobody(), http.Header{}},
 	}
 }
 
@@ -40,8 +41,8 @@ func certificateOfNobody() Credential {
 	return f
 }
 
-// throughProxy sends a request as the credential through a reverse proxy, and returns what arrives behind it, nil if it was
-// not sent.
+// throughProxy sends a request as the credential through a reverse proxy, and returns what arrives
+// behind it, nil if it was not sent.
 func throughProxy(credential Credential, req *http.Request) (arrived *http.Request, err error) {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {},
@@ -70,23 +71,28 @@ func TestConnectionHeaders(t *testing.T) {
 		want    string // of Connection, before the proxy
 		clean   bool   // there is nothing to be refused
 	}{
-		"none":                       {http.Header{}, nil, "", true},
-		"an upgrade":                 {http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}, nil, "Upgrade", true},
-		"an upgrade among others":    {http.Header{"Connection": {"keep-alive, upgrade"}, "Upgrade": {"SPDY/3.1"}}, nil, "Upgrade", true},
-		"close":                      {http.Header{"Connection": {"close"}}, nil, "close", true},
-		"keep-alive":                 {http.Header{"Connection": {"Keep-Alive"}}, nil, "keep-alive", true},
-		"impersonation":              {http.Header{"Connection": {"Impersonate-User"}}, nil, "", false},
-		"impersonation, lower case":  {http.Header{"Connection": {"close,impersonate-user ,impersonate-uid"}}, nil, "close", false},
-		"the token":                  {http.Header{"Connection": {"Authorization"}}, nil, "", false},
-		"both, with an upgrade":      {http.Header{"Connection": {"Upgrade, Impersonate-User", "Authorization"}, "Upgrade": {"websocket"}}, nil, "Upgrade", false},
-		"a key that is not canonic":  {http.Header{"connection": {"Impersonate-User, Authorization"}}, nil, "", false},
-		"an underscore":              {http.Header{"Proxy_Connection": {"Impersonate-User"}}, nil, "", false},
-		"Keep-Alive":                 {http.Header{"Keep-Alive": {"timeout=5"}}, nil, "", false},
-		"TE":                         {http.Header{"Te": {"trailers"}}, nil, "", false},
-		"Proxy-Authorization":        {http.Header{"Proxy-Authorization": {"Basic x"}}, nil, "", false},
-		"a Trailer header":           {http.Header{"Trailer": {"Impersonate-User"}}, nil, "", false},
-		"trailers":                   {http.Header{}, http.Header{"Impersonate-User": {"other"}}, "", false},
-		"HTTP/2 without TLS":         {http.Header{"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"}, "Http2-Settings": {"x"}}, nil, "", false},
+		"none": {http.Header{}, nil, "", true},
+		"an upgrade": {http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}, nil, "Upgrade",
+			true},
+		"an upgrade among others": {http.Header{"Connection": {"keep-alive, upgrade"}, "Upgrade": {"SPDY/3.1"}}, nil,
+			"Upgrade", true},
+		"close":         {http.Header{"Connection": {"close"}}, nil, "close", true},
+		"keep-alive":    {http.Header{"Connection": {"Keep-Alive"}}, nil, "keep-alive", true},
+		"impersonation": {http.Header{"Connection": {"Impersonate-User"}}, nil, "", false},
+		"impersonation, lower case": {http.Header{"Connection": {"close,impersonate-user ,impersonate-uid"}}, nil,
+			"close", false},
+		"the token": {http.Header{"Connection": {"Authorization"}}, nil, "", false},
+		"both, with an upgrade": {http.Header{"Connection": {"Upgrade, Impersonate-User", "Authorization"},
+			"Upgrade": {"websocket"}}, nil, "Upgrade", false},
+		"a key that is not canonic": {http.Header{"connection": {"Impersonate-User, Authorization"}}, nil, "", false},
+		"an underscore":             {http.Header{"Proxy_Connection": {"Impersonate-User"}}, nil, "", false},
+		"Keep-Alive":                {http.Header{"Keep-Alive": {"timeout=5"}}, nil, "", false},
+		"TE":                        {http.Header{"Te": {"trailers"}}, nil, "", false},
+		"Proxy-Authorization":       {http.Header{"Proxy-Authorization": {"Basic x"}}, nil, "", false},
+		"a Trailer header":          {http.Header{"Trailer": {"Impersonate-User"}}, nil, "", false},
+		"trailers":                  {http.Header{}, http.Header{"Impersonate-User": {"other"}}, "", false},
+		"HTTP/2 without TLS": {http.Header{"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"},
+			"Http2-Settings": {"x"}}, nil, "", false},
 		"an upgrade that names none": {http.Header{"Connection": {"Upgrade"}}, nil, "", true},
 	} {
 		for kind, c := range credentials() {
@@ -112,7 +118,8 @@ func TestConnectionHeaders(t *testing.T) {
 	}
 }
 
-// checkHeaders checks that what arrives behind a proxy is the credential's identity alone, or nothing arrives.
+// checkHeaders checks that what arrives behind a proxy is the credential's identity alone, or
+// nothing arrives.
 func checkHeaders(t *testing.T, kind string, credential Credential, carries http.Header, req *http.Request) {
 	t.Helper()
 	arrived, err := throughProxy(credential, req)
@@ -127,7 +134,8 @@ func checkHeaders(t *testing.T, kind string, credential Credential, carries http
 	}
 	for key, values := range arrived.Header {
 		name := headerName(key)
-		if name == "authorization" || name == "cookie" || strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "proxy-") {
+		if name == "authorization" || name == "cookie" || strings.HasPrefix(name, "impersonate-") ||
+			strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "proxy-") {
 			if wanted := carries[key]; strings.Join(wanted, "\n") != strings.Join(values, "\n") {
 				t.Errorf("%s: arrived with %s: %q", kind, key, values)
 			}
@@ -146,13 +154,18 @@ func checkHeaders(t *testing.T, kind string, credential Credential, carries http
 	}
 }
 
-// Whatever headers a caller sets: behind a proxy a request is that identity's alone, or there is none.
+// Whatever headers a caller sets: behind a proxy a request is that identity's alone, or there is
+// none.
 func FuzzRequestHeaders(f *testing.F) {
 	for _, lines := range []string{
-		"Connection: Impersonate-User", "Connection: Upgrade, Impersonate-User\nUpgrade: websocket", "connection: authorization",
-		"Connection: close\nConnection: Authorization", "Impersonate-User: system:admin", "impersonate_user: x", "Authorization: Bearer x",
-		"X-Remote-User: x\nCookie: a", "Te: trailers\nTrailer: Impersonate-User", "Proxy-Connection: Impersonate-User\nKeep-Alive: 1",
-		"Upgrade: h2c\nHTTP2-Settings: x\nConnection: Upgrade, HTTP2-Settings", "Host: other", "Transfer-Encoding: chunked", "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.eA",
+		"Connection: Impersonate-User", "Connection: Upgrade, Impersonate-User\nUpgrade: websocket",
+		"connection: authorization",
+		"Connection: close\nConnection: Authorization", "Impersonate-User: system:admin", "impersonate_user: x",
+		"Authorization: Bearer x",
+		"X-Remote-User: x\nCookie: a", "Te: trailers\nTrailer: Impersonate-User",
+		"Proxy-Connection: Impersonate-User\nKeep-Alive: 1",
+		"Upgrade: h2c\nHTTP2-Settings: x\nConnection: Upgrade, HTTP2-Settings", "Host: other",
+		"Transfer-Encoding: chunked", "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.eA",
 	} {
 		f.Add(lines, "", true)
 		f.Add(lines, "Impersonate-User: other", false)

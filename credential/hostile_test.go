@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 // hostileSecrets is how many there are.
 const hostileSecrets = 200
 
-// hostileKubeconfig is one of them: what would cost a parser much memory or time, in 16 KiB to 1 MiB.
+// hostileKubeconfig is one of them: what would cost a parser much memory or time, in 16 KiB to 1
+// MiB.
 func hostileKubeconfig(i int) (what string, content []byte) {
 	random := rand.New(rand.NewPCG(uint64(i), 0))
 	size := 16<<10 + random.IntN(1<<20-16<<10)
@@ -50,7 +51,8 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 	var text string
 	switch i % 23 {
 	case 0:
-		what, text = "aliases of one long text", "x: &a "+strings.Repeat("y", size/2)+"\nusers: ["+strings.Repeat("*a, ", size/8)+"*a]\n"
+		what, text = "aliases of one long text", "x: &a "+strings.Repeat("y", size/2)+"\nusers: ["+
+			strings.Repeat("*a, ", size/8)+"*a]\n"
 	case 1:
 		what = "aliases of aliases"
 		text = "a0: &a0 [" + strings.Repeat("y", size-1000) + "]\n"
@@ -58,7 +60,8 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 			text += fmt.Sprintf("a%d: &a%d [*a%d, *a%d]\n", n, n, n-1, n-1)
 		}
 	case 2:
-		what, text = "aliases of keys", "x: {&a "+strings.Repeat("y", size/2)+": 1}\nz:\n"+strings.Repeat("- {*a : 1}\n", size/25)
+		what, text = "aliases of keys", "x: {&a "+strings.Repeat("y", size/2)+": 1}\nz:\n"+
+			strings.Repeat("- {*a : 1}\n", size/25)
 	case 3:
 		what, text = "nested lists", fill("[")
 	case 4:
@@ -88,8 +91,10 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 	case 16:
 		what, text = "a long token", strings.Replace(good, "token: t", "token: "+fill("t"), 1)
 	case 17:
-		what, text = "long authorities", strings.Replace(good, "'https://far'", "'https://far', certificate-authority-data: "+
-			base64.StdEncoding.EncodeToString([]byte(strings.Repeat("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n", size/80))), 1)
+		what, text = "long authorities",
+			strings.Replace(good, "'https://far'", "'https://far', certificate-authority-data: "+
+				base64.StdEncoding.EncodeToString(
+					[]byte(strings.Repeat("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n", size/80))), 1)
 	case 18:
 		what = "another encoding"
 		content = []byte{0xff, 0xfe}
@@ -107,7 +112,8 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 		what = "noise"
 		var b strings.Builder
 		for b.Len() < size {
-			b.WriteString([]string{"a", " ", "\n", ":", "- ", "? ", "[", "]", "{", "}", ",", "&a ", "*a ", "!!x ", "#", "'", "\"", "|", ">", "%", "\\", "\t"}[random.IntN(22)])
+			b.WriteString([]string{"a", " ", "\n", ":", "- ", "? ", "[", "]", "{", "}", ",", "&a ", "*a ", "!!x ", "#", "'",
+				"\"", "|", ">", "%", "\\", "\t"}[random.IntN(22)])
 		}
 		text = b.String()
 	}
@@ -141,7 +147,8 @@ func parseHostile() (cost hostileCost) {
 		cost.What, cost.Size = append(cost.What, what), append(cost.Size, len(content))
 		byDefault, _ := allocated(limits(false), content)
 		byLenient, err := allocated(lenient, content)
-		cost.Default, cost.Lenient, cost.Accepted = append(cost.Default, byDefault), append(cost.Lenient, byLenient), append(cost.Accepted, err == nil)
+		cost.Default, cost.Lenient, cost.Accepted = append(cost.Default, byDefault), append(cost.Lenient, byLenient),
+			append(cost.Accepted, err == nil)
 	}
 	// All at once, as when a manager starts.
 	s := newSecrets(nil, lenient.parse)
@@ -152,7 +159,8 @@ func parseHostile() (cost hostileCost) {
 		parsing.Go(func() {
 			for i := worker; i < hostileSecrets; i += readsAtOnce {
 				_, content := hostileKubeconfig(i)
-				w := &secretReflection{&watchedSecret{ref: SecretReference{Name: "s", Key: "value"}, all: s}, context.Background()}
+				w := &secretReflection{&watchedSecret{ref: SecretReference{Name: "s", Key: "value"}, all: s},
+					context.Background()}
 				_ = w.Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Data: map[string][]byte{"value": content}})
 			}
 		})
@@ -168,8 +176,8 @@ func parseHostile() (cost hostileCost) {
 	return cost
 }
 
-// A tenant decides what is in its Secret. A child process without the race detector, whose own memory would be most
-// of what is measured, parses what is there to hurt.
+// A tenant decides what is in its Secret. A child process without the race detector, whose own
+// memory would be most of what is measured, parses what is there to hurt.
 func TestHostileKubeconfigs(t *testing.T) {
 	g := NewWithT(t)
 	binary := filepath.Join(t.TempDir(), "credential.test")

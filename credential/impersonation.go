@@ -17,26 +17,31 @@ import (
 type ImpersonationOptions struct {
 	// NamespacePath and NamePath are as in ServiceAccountOptions.
 	NamespacePath, NamePath string
-	// UID sends the ServiceAccount's UID along (Impersonate-Uid), so that it is in the audit log. The host operator then
-	// needs "impersonate" on uids in authentication.k8s.io, and constrained impersonation does not work.
+	// UID sends the ServiceAccount's UID along (Impersonate-Uid), so that it is in the audit log.
+	// The host operator then needs "impersonate" on uids in authentication.k8s.io, and constrained
+	// impersonation does not work.
 	UID bool
-	// Groups sends the groups of a ServiceAccount along (Impersonate-Group). An API server adds them by itself. The host
-	// operator then needs "impersonate" on groups, and constrained impersonation does not work.
+	// Groups sends the groups of a ServiceAccount along (Impersonate-Group). An API server adds
+	// them by itself. The host operator then needs "impersonate" on groups, and constrained
+	// impersonation does not work.
 	Groups bool
 }
 
-// Impersonation is the provider for host operators that may impersonate: every extension names a ServiceAccount of the
-// cluster it lives in, and its requests go with the host operator's own credential and Impersonate-User. There is no token that
-// could be stolen or expire; the audit log names the host operator as user and the ServiceAccount as impersonatedUser.
+// Impersonation is the provider for host operators that may impersonate: every extension names a
+// ServiceAccount of the cluster it lives in, and its requests go with the host operator's own
+// credential and Impersonate-User. There is no token that could be stolen or expire; the audit log
+// names the host operator as user and the ServiceAccount as impersonatedUser.
 //
-// An API server believes any name and UID that it is told, so that the ServiceAccount exists, and which UID it has, comes
-// from the watch of ServiceAccounts: when the ServiceAccount is deleted, the connection ends. Requests go through the HTTP client of the
-// cluster of the extensions, and share its TCP connections. A client that dials by itself, as client-go's exec and
-// port-forward do, would need the host operator's credential, and is refused.
+// An API server believes any name and UID that it is told, so that the ServiceAccount exists, and
+// which UID it has, comes from the watch of ServiceAccounts: when the ServiceAccount is deleted,
+// the connection ends. Requests go through the HTTP client of the cluster of the extensions, and
+// share its TCP connections. A client that dials by itself, as client-go's exec and port-forward
+// do, would need the host operator's credential, and is refused.
 //
-// The host operator needs "impersonate" on serviceaccounts, best by resourceNames, or what constrained impersonation has
-// in its place (config/rbac-examples), and list and watch on serviceaccounts. While the API server denies the impersonation
-// the reason is Unauthorized. Its config must not impersonate anybody already.
+// The host operator needs "impersonate" on serviceaccounts, best by resourceNames, or what
+// constrained impersonation has in its place (config/rbac-examples), and list and watch on
+// serviceaccounts. While the API server denies the impersonation the reason is Unauthorized. Its
+// config must not impersonate anybody already.
 func Impersonation(options ImpersonationOptions) Provider {
 	return impersonation(options)
 }
@@ -47,7 +52,8 @@ func (impersonation) sealed() {}
 
 func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	if own := host.GetConfig().Impersonate; own.UserName != "" || own.UID != "" || len(own.Groups)+len(own.Extra) > 0 {
-		return nil, errors.New("the host operator's own config impersonates somebody, and an API server does not impersonate twice")
+		return nil,
+			errors.New("the host operator's own config impersonates somebody, and an API server does not impersonate twice")
 	}
 	carrier := host.GetHTTPClient().Transport
 	if carrier == nil {
@@ -65,7 +71,9 @@ func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 			as.Set(transport.ImpersonateUIDHeader, string(id.uid))
 		}
 		if o.Groups {
-			as[transport.ImpersonateGroupHeader] = []string{"system:serviceaccounts", "system:serviceaccounts:" + id.serviceAccount.Namespace, "system:authenticated"}
+			as[transport.ImpersonateGroupHeader] = []string{
+				"system:serviceaccounts", "system:serviceaccounts:" + id.serviceAccount.Namespace, "system:authenticated",
+			}
 		}
 		resolved.open = func() Credential { return &impersonated{as: as, carrier: carrier} }
 	}
@@ -103,7 +111,8 @@ func (i *impersonated) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &impersonating{credential: i, next: next}
 }
 
-// impersonating is a RoundTripper that adds to every request whom it is for, and removes whom else it names.
+// impersonating is a RoundTripper that adds to every request whom it is for, and removes whom else
+// it names.
 type impersonating struct {
 	credential *impersonated
 	next       http.RoundTripper
@@ -115,10 +124,12 @@ func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if found := hopByHop(req); len(found) > 0 {
-		// A proxy that removed the headers of the impersonation would leave a request of the host operator.
+		// A proxy that removed the headers of the impersonation would leave a request of the host
+		// operator.
 		closeBody(req)
-		return nil, errors.Errorf("a request with %s is not sent under impersonation: such headers are for the next proxy only, "+
-			"and could have it remove others; leave them out", strings.Join(found, ", "))
+		return nil,
+			errors.Errorf("a request with %s is not sent under impersonation: such headers are for the next proxy only, "+
+				"and could have it remove others; leave them out", strings.Join(found, ", "))
 	}
 	as := cloneForIdentity(req)
 	for name, values := range i.credential.as {
@@ -138,8 +149,8 @@ func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
 
 var bearerToken = regexp.MustCompile(`(?i)(bearer\s+)[a-z0-9._~+/=-]+`)
 
-// redactBearer removes whatever follows "Bearer": the host operator's token may come from a file or a program, so it is not
-// known here.
+// redactBearer removes whatever follows "Bearer": the host operator's token may come from a file or
+// a program, so it is not known here.
 func redactBearer(text string) string { return bearerToken.ReplaceAllString(text, "${1}[redacted]") }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.

@@ -19,7 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client answers with what it is sent.
+// hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client answers with what
+// it is sent.
 type hostOf struct {
 	cluster.Cluster
 	config    *rest.Config
@@ -48,7 +49,8 @@ func TestImpersonation(t *testing.T) {
 		return nil, errors.New("enough")
 	})
 	headers := func(options ImpersonationOptions) http.Header {
-		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport}, Kind{})
+		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport},
+			Kind{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
 		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
@@ -61,7 +63,8 @@ func TestImpersonation(t *testing.T) {
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes"} {
+		for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group",
+			"Impersonate-Extra-Scopes"} {
 			req.Header.Set(header, "system:masters")
 		}
 		rt := c.RoundTripper(c.TransportRequirement().Transport)
@@ -77,8 +80,9 @@ func TestImpersonation(t *testing.T) {
 	}
 	const user = "system:serviceaccount:team:red"
 	g.Expect(headers(ImpersonationOptions{})).To(Equal(http.Header{"Impersonate-User": {user}}))
-	g.Expect(headers(ImpersonationOptions{UID: true, Groups: true})).To(Equal(http.Header{"Impersonate-User": {user}, "Impersonate-Uid": {"uid-of-team/red"},
-		"Impersonate-Group": {"system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"}}))
+	g.Expect(headers(ImpersonationOptions{UID: true, Groups: true})).
+		To(Equal(http.Header{"Impersonate-User": {user}, "Impersonate-Uid": {"uid-of-team/red"},
+			"Impersonate-Group": {"system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"}}))
 
 	// With nobody to impersonate the API server would serve the host operator.
 	nobody := &impersonated{as: http.Header{"Impersonate-User": {""}}, carrier: transport}
@@ -92,15 +96,19 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
 }
 
-// The host operator's token may come from anywhere, so whatever follows "Bearer" is removed from what is echoed.
+// The host operator's token may come from anywhere, so whatever follows "Bearer" is removed from
+// what is echoed.
 func TestImpersonationRedactsTheHostsToken(t *testing.T) {
 	g := NewWithT(t)
 	c := &impersonated{as: http.Header{"Impersonate-User": {"u"}}}
 	echo := func(resp *http.Response, err error) (*http.Response, error) {
-		return c.RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+		return c.RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
+			return resp, err
+		})).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
 	}
-	resp, err := echo(&http.Response{StatusCode: http.StatusBadGateway, Header: http.Header{"Warning": {"authorization: bearer hunter2"}},
-		Body: io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x"))}, nil)
+	resp, err := echo(&http.Response{StatusCode: http.StatusBadGateway,
+		Header: http.Header{"Warning": {"authorization: bearer hunter2"}},
+		Body:   io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x"))}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	body, err := io.ReadAll(resp.Body)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -29,9 +29,11 @@ type Kind struct {
 	fields fieldSchema // of its objects; anything if they are not known
 }
 
-// KindOf asks the API server about an object's kind. If the kind is not served, meta.IsNoMatchError(err) is true; other errors
-// mean that the scheme does not know the object, or that the API server did not answer. Fields are those of the Go type, or of the schema at /openapi/v3 if the object is unstructured. Where the schema
-// cannot be had the log of ctx says so, and nothing is checked against it.
+// KindOf asks the API server about an object's kind. If the kind is not served,
+// meta.IsNoMatchError(err) is true; other errors mean that the scheme does not know the object, or
+// that the API server did not answer. Fields are those of the Go type, or of the schema at
+// /openapi/v3 if the object is unstructured. Where the schema cannot be had the log of ctx says so,
+// and nothing is checked against it.
 func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Kind, error) {
 	gvk, err := apiutil.GVKForObject(object, host.GetScheme())
 	if err != nil {
@@ -47,10 +49,12 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 		return kind, nil
 	}
 	if kind.fields, err = publishedFields(ctx, host, gvk); err != nil {
-		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema is not to be had", "kind", gvk, "error", err.Error())
+		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema is not to be had", "kind", gvk,
+			"error", err.Error())
 		kind.fields = anything{}
 	} else if spec, _ := kind.fields.field("spec"); spec == (anything{}) {
-		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema lets its objects have any field", "kind", gvk)
+		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema lets its objects have any field",
+			"kind", gvk)
 	}
 	return kind, nil
 }
@@ -149,7 +153,8 @@ func fieldsOf(goType reflect.Type) fieldSchema {
 		goType = goType.Elem()
 	}
 	switch {
-	case goType.Implements(marshaler), reflect.PointerTo(goType).Implements(marshaler), goType.Kind() == reflect.Interface:
+	case goType.Implements(marshaler), reflect.PointerTo(goType).Implements(marshaler),
+		goType.Kind() == reflect.Interface:
 		return anything{}
 	case goType.Kind() == reflect.String:
 		return known{text: true}
@@ -225,8 +230,8 @@ func fieldsOfSchema(node map[string]any, all map[string]map[string]any) fieldSch
 	return k
 }
 
-// path splits the dotted path of an option and checks that the kind has such a field, with a text in it. A leading dot, as
-// kubectl and CRDs write it, is allowed.
+// path splits the dotted path of an option and checks that the kind has such a field, with a text
+// in it. A leading dot, as kubectl and CRDs write it, is allowed.
 func (k Kind) path(option, dotted string) ([]string, error) {
 	path, err := fieldPath(dotted)
 	if err != nil {
@@ -244,7 +249,8 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 			if names := value.names(); len(names) > 0 {
 				has = strings.Join(names, ", ")
 			}
-			return nil, errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.name(), strings.Join(path, "."), where, has)
+			return nil,
+				errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.name(), strings.Join(path, "."), where, has)
 		}
 		value = next
 	}
@@ -286,7 +292,8 @@ func (k Kind) name() string {
 // fieldPath splits a dotted path.
 func fieldPath(dotted string) ([]string, error) {
 	if strings.ContainsAny(dotted, "{}") {
-		return nil, errors.Errorf("%q is no dotted path to a field; write it without braces, as spec.serviceAccount.name", dotted)
+		return nil,
+			errors.Errorf("%q is no dotted path to a field; write it without braces, as spec.serviceAccount.name", dotted)
 	}
 	path := strings.Split(strings.TrimPrefix(dotted, "."), ".")
 	for _, field := range path {

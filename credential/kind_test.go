@@ -39,7 +39,8 @@ func TestFieldPathsAreChecked(t *testing.T) {
 	inOpenAPI, err := fieldsInOpenAPI([]byte(published), tenants)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	custom := Kind{GroupVersionKind: tenants, fields: inOpenAPI}
-	pods := Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"), fields: fieldsOf(reflect.TypeFor[*corev1.Pod]())}
+	pods := Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
+		fields: fieldsOf(reflect.TypeFor[*corev1.Pod]())}
 	metadata := Kind{GroupVersionKind: tenants, fields: fieldsOf(reflect.TypeFor[*metav1.PartialObjectMetadata]())}
 	configMaps := Kind{fields: fieldsOf(reflect.TypeFor[*corev1.ConfigMap]())}
 	for name, tc := range map[string]struct {
@@ -47,11 +48,13 @@ func TestFieldPathsAreChecked(t *testing.T) {
 		path    string
 		problem string // empty if there is none
 	}{
-		"a field":                     {custom, "spec.serviceAccount.name", ""},
-		"with a leading dot":          {custom, ".metadata.namespace", ""},
-		"braces":                      {custom, "{.spec.serviceAccount.name}", "write it without braces"},
-		"one brace":                   {Kind{}, "spec.{x", "write it without braces"},
-		"a typo":                      {custom, "spec.serviceAcount.name", "Tenant.example.com has no field spec.serviceAcount.name (spec has any, circle, labels, port, serviceAccount, size)"},
+		"a field":            {custom, "spec.serviceAccount.name", ""},
+		"with a leading dot": {custom, ".metadata.namespace", ""},
+		"braces":             {custom, "{.spec.serviceAccount.name}", "write it without braces"},
+		"one brace":          {Kind{}, "spec.{x", "write it without braces"},
+		"a typo": {custom, "spec.serviceAcount.name",
+			"Tenant.example.com has no field spec.serviceAcount.name (spec has any, circle, labels, port, " +
+				"serviceAccount, size)"},
 		"a typo at the top":           {custom, "sepc.x", "has no field sepc.x (it has metadata, spec)"},
 		"a field of a text":           {custom, "spec.serviceAccount.name.x", "(spec.serviceAccount.name has no fields)"},
 		"no text":                     {custom, "spec.size", "field spec.size of Tenant.example.com is no string"},
@@ -67,9 +70,10 @@ func TestFieldPathsAreChecked(t *testing.T) {
 		"a Go number":                 {pods, "spec.terminationGracePeriodSeconds", "is no string"},
 		"a Go list":                   {pods, "spec.containers", "is no string"},
 		"in a map of a Go type":       {configMaps, "data.sa", ""},
-		"metadata have no spec":       {metadata, "spec.serviceAccountName", "has no field spec.serviceAccountName (it has apiVersion, kind, metadata)"},
-		"annotations of metadata":     {metadata, "metadata.annotations.sa", ""},
-		"nothing":                     {custom, ".", "is no dotted path"},
+		"metadata have no spec": {metadata, "spec.serviceAccountName",
+			"has no field spec.serviceAccountName (it has apiVersion, kind, metadata)"},
+		"annotations of metadata": {metadata, "metadata.annotations.sa", ""},
+		"nothing":                 {custom, ".", "is no dotted path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -92,21 +96,32 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 	inBoth := known{named: map[string]func() fieldSchema{"spec": func() fieldSchema {
 		return known{named: map[string]func() fieldSchema{"namespace": func() fieldSchema { return known{text: true} }}}
 	}, "metadata": func() fieldSchema { return anything{} }}}
-	inMetadata := known{named: map[string]func() fieldSchema{"metadata": func() fieldSchema { return anything{} }, "spec": func() fieldSchema { return known{} }}}
+	inMetadata := known{
+		named: map[string]func() fieldSchema{"metadata": func() fieldSchema {
+			return anything{}
+		}, "spec": func() fieldSchema { return known{} }},
+	}
 	for name, tc := range map[string]struct {
 		kind    Kind
 		path    string
 		want    []string
 		problem string
 	}{
-		"cluster-scoped":                     {Kind{}, "", []string{"spec", "namespace"}, ""},
-		"namespaced":                         {Kind{Namespaced: true, fields: inMetadata}, "", []string{"metadata", "namespace"}, ""},
-		"namespaced, of unknown fields":      {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil, "its schema does not say whether it has a field spec.namespace too"},
-		"the same, which says where":         {Kind{Namespaced: true}, "metadata.namespace", []string{"metadata", "namespace"}, ""},
-		"namespaced, with a spec.namespace":  {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil, "say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
-		"the same, which says which":         {Kind{Namespaced: true, fields: inBoth}, "spec.namespace", []string{"spec", "namespace"}, ""},
-		"the same, which says the other":     {Kind{Namespaced: true, fields: inBoth}, "metadata.namespace", []string{"metadata", "namespace"}, ""},
-		"cluster-scoped without such fields": {Kind{fields: fieldsOf(reflect.TypeFor[*rbacv1.ClusterRole]()), GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
+		"cluster-scoped": {Kind{}, "", []string{"spec", "namespace"}, ""},
+		"namespaced": {Kind{Namespaced: true, fields: inMetadata}, "",
+			[]string{"metadata", "namespace"}, ""},
+		"namespaced, of unknown fields": {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil,
+			"its schema does not say whether it has a field spec.namespace too"},
+		"the same, which says where": {Kind{Namespaced: true}, "metadata.namespace",
+			[]string{"metadata", "namespace"}, ""},
+		"namespaced, with a spec.namespace": {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil,
+			"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
+		"the same, which says which": {Kind{Namespaced: true, fields: inBoth}, "spec.namespace",
+			[]string{"spec", "namespace"}, ""},
+		"the same, which says the other": {Kind{Namespaced: true, fields: inBoth}, "metadata.namespace",
+			[]string{"metadata", "namespace"}, ""},
+		"cluster-scoped without such fields": {Kind{fields: fieldsOf(reflect.TypeFor[*rbacv1.ClusterRole]()),
+			GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -114,7 +129,8 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 			if tc.kind.fields == nil {
 				namePath = ""
 			}
-			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind, tc.path, namePath)
+			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind, tc.path,
+				namePath)
 			if tc.problem != "" {
 				g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
 				return

@@ -24,60 +24,69 @@ type SecretReference struct{ Namespace, Name, Key string }
 // String is "namespace/name, key".
 func (r SecretReference) String() string { return r.Namespace + "/" + r.Name + ", key " + r.Key }
 
-// KubeconfigOptions configure KubeconfigSecrets. The zero value is Cluster API's convention: key "value" of the Secret
-// "<name>-kubeconfig" beside the extension.
+// KubeconfigOptions configure KubeconfigSecrets. The zero value is Cluster API's convention: key
+// "value" of the Secret "<name>-kubeconfig" beside the extension.
 type KubeconfigOptions struct {
-	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind need one. With it Allow
-	// must be set.
+	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind
+	// need one. With it Allow must be set.
 	Namespace string
-	// NamePath is a dotted path to the field of an extension that names its Secret, such as "spec.kubeconfig.name". Empty is
-	// the extension's name and "-kubeconfig".
+	// NamePath is a dotted path to the field of an extension that names its Secret, such as
+	// "spec.kubeconfig.name". Empty is the extension's name and "-kubeconfig".
 	NamePath string
 	// Key of the Secret; empty is "value".
 	Key string
-	// Reference, if set, says which Secret an extension means, instead of the fields above. Namespace, Name and Key must all
-	// be set in what it returns. Its error is shown to people; one that wraps ErrNotAllowed says so. It must not do I/O. It
-	// decides who acts as whom: return no Secret that the author of the extension must not use, or set Allow too.
+	// Reference, if set, says which Secret an extension means, instead of the fields above.
+	// Namespace, Name and Key must all be set in what it returns. Its error is shown to people; one
+	// that wraps ErrNotAllowed says so. It must not do I/O. It decides who acts as whom: return no
+	// Secret that the author of the extension must not use, or set Allow too.
 	Reference func(client.Object) (SecretReference, error)
-	// Allow says whether an extension may use that Secret; an error means no and is shown to people. Whoever may write an
-	// extension acts as the user of the kubeconfig that it names, so without Allow only Secrets of the extension's own
-	// namespace are used, and Namespace is refused. What Reference returns is used without Allow in any namespace: it is the
-	// author's own guard. SecretsGuardedByAdmission states that an admission policy, such as that
-	// in config/admission-kubeconfigs, guards them. It must not do I/O; if it panics, the answer is no.
+	// Allow says whether an extension may use that Secret; an error means no and is shown to
+	// people. Whoever may write an extension acts as the user of the kubeconfig that it names, so
+	// without Allow only Secrets of the extension's own namespace are used, and Namespace is
+	// refused. What Reference returns is used without Allow in any namespace: it is the author's
+	// own guard. SecretsGuardedByAdmission states that an admission policy, such as that in
+	// config/admission-kubeconfigs, guards them. It must not do I/O; if it panics, the answer is
+	// no.
 	Allow func(ctx context.Context, object client.Object, secret SecretReference) error
-	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API server can then take
-	// the credential and answer what they like.
+	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API
+	// server can then take the credential and answer what they like.
 	AllowInsecure bool
-	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more than 1 MiB. Parsing allocates
-	// at most about 100 times the size, or 1 MiB for a short one, and one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML
-	// indicators, and from 256 on no more than one for 12 bytes (the bytes -?:,[]{}#&*!|>'"%@ and the backtick, wherever they stand; a cluster, its context and its user have
-	// about 30 together), 32 levels, no anchors and no aliases.
+	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more
+	// than 1 MiB. Parsing allocates at most about 100 times the size, or 1 MiB for a short one, and
+	// one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML indicators, and
+	// from 256 on no more than one for 12 bytes (the bytes -?:,[]{}#&*!|>'"%@ and the backtick,
+	// wherever they stand; a cluster, its context and its user have about 30 together), 32 levels,
+	// no anchors and no aliases.
 	MaxSize int
 }
 
 // defaultMaxSize is the default of KubeconfigOptions.MaxSize.
 const defaultMaxSize = 128 << 10
 
-// SecretsGuardedByAdmission is an Allow that allows everything. It states that the API server lets nobody name a Secret
-// that they may not read.
+// SecretsGuardedByAdmission is an Allow that allows everything. It states that the API server lets
+// nobody name a Secret that they may not read.
 func SecretsGuardedByAdmission(context.Context, client.Object, SecretReference) error { return nil }
 
-// KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later: every extension has a kubeconfig in a
-// Secret of the cluster it lives in, with a token or client certificate as data. The current-context is used. What would run programs, open
-// files, or name yet another user is refused by name: exec, auth-provider, tokenFile and every other file reference,
-// username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed. A kubeconfig that is large, deeply
-// nested, or has YAML anchors or aliases is refused too: see KubeconfigOptions.MaxSize.
+// KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later: every
+// extension has a kubeconfig in a Secret of the cluster it lives in, with a token or client
+// certificate as data. The current-context is used. What would run programs, open files, or name
+// yet another user is refused by name: exec, auth-provider, tokenFile and every other file
+// reference, username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless
+// allowed. A kubeconfig that is large, deeply nested, or has YAML anchors or aliases is refused
+// too: see KubeconfigOptions.MaxSize.
 //
-// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's list and watch on secrets
-// can be narrowed by resourceNames. A token or certificate that changes is taken up in place once the API server has
-// stated that it is the same user's; watches go on. Another server, certificate authority or user is another connection. A
-// kubeconfig that cannot be used leaves the connection as it is while it works, and the state's Message says so. To cut an
+// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's
+// list and watch on secrets can be narrowed by resourceNames. A token or certificate that changes
+// is taken up in place once the API server has stated that it is the same user's; watches go on.
+// Another server, certificate authority or user is another connection. A kubeconfig that cannot be
+// used leaves the connection as it is while it works, and the state's Message says so. To cut an
 // extension off, delete the Secret, or its key: that ends the connection.
 //
-// With a client certificate, clients that dial by themselves, as client-go's exec and port-forward do, are refused.
+// With a client certificate, clients that dial by themselves, as client-go's exec and port-forward
+// do, are refused.
 //
-// The operator connects to whatever server a kubeconfig names, from where it runs: who may write those Secrets can
-// make it send requests there.
+// The operator connects to whatever server a kubeconfig names, from where it runs: who may write
+// those Secrets can make it send requests there.
 func KubeconfigSecrets(options KubeconfigOptions) Provider { return kubeconfigSecrets(options) }
 
 type kubeconfigSecrets KubeconfigOptions
@@ -96,11 +105,15 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind Kind) (Resolver, erro
 		return nil, errors.New("Reference says which Secret is meant, so Namespace, NamePath and Key must be empty")
 	}
 	if o.Namespace != "" && o.Allow == nil {
-		return nil, errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: decide in Allow, or " +
-			"guard the extensions by admission and set SecretsGuardedByAdmission")
+		return nil,
+			errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: " +
+				"decide in Allow, or " +
+				"guard the extensions by admission and set SecretsGuardedByAdmission")
 	}
 	if o.Reference == nil && o.Namespace == "" && !kind.Namespaced {
-		return nil, errors.Errorf("%s is cluster-scoped, so Namespace must say where its Secrets are, or Reference which they are", kind.name())
+		return nil,
+			errors.Errorf("%s is cluster-scoped, so Namespace must say where its Secrets are, or Reference which they are",
+				kind.name())
 	}
 	if o.MaxSize < 0 {
 		return nil, errors.New("MaxSize must not be negative")
@@ -154,7 +167,8 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 		resolved.KeepCurrent = true
 		return resolved, errors.WithMessagef(found.err, "the kubeconfig in %s", resolved.Source)
 	}
-	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key, targetKey(found.kubeconfig.reach)}, "\x00")
+	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key,
+		targetKey(found.kubeconfig.reach)}, "\x00")
 	resolved.Version = found.kubeconfig.proof.version
 	resolved.Target = found.kubeconfig.reach
 	resolved.UntrustedServer = true
@@ -237,11 +251,16 @@ type kubeconfigLimits struct {
 	maxSize       int // in bytes
 }
 
-// parse reads a kubeconfig as data: it runs nothing and opens nothing, and takes memory in proportion to the size. The
-// error, ErrInvalidCredential, says what to change and holds nothing secret.
+// parse reads a kubeconfig as data: it runs nothing and opens nothing, and takes memory in
+// proportion to the size. The error, ErrInvalidCredential, says what to change and holds nothing
+// secret.
 func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	if len(content) > l.maxSize {
-		return kubeconfig{}, invalid(nil, fmt.Sprintf("it has %d bytes, more than the %d allowed; keep the current context, its cluster and its user only, or raise KubeconfigOptions.MaxSize", len(content), l.maxSize))
+		return kubeconfig{},
+			invalid(nil,
+				fmt.Sprintf(
+					"it has %d bytes, more than the %d allowed; keep the current context, its cluster and its user only, or "+
+						"raise KubeconfigOptions.MaxSize", len(content), l.maxSize))
 	}
 	plain, err := plainJSON(content)
 	if err != nil {
@@ -267,7 +286,10 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 		return kubeconfig{}, invalid(nil, "its cluster has no server")
 	}
 	if fields := refused(server, user, l.allowInsecure); len(fields) > 0 {
-		return kubeconfig{}, invalid(nil, "it uses "+strings.Join(fields, ", ")+", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or client-certificate-data with client-key-data")
+		return kubeconfig{},
+			invalid(nil, "it uses "+strings.Join(fields, ", ")+
+				", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or "+
+				"client-certificate-data with client-key-data")
 	}
 	if authorities := server.CertificateAuthorityData; len(authorities) > 0 {
 		if err := checkAuthorities(authorities); err != nil {
@@ -281,7 +303,8 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 		return kubeconfig{}, invalid(nil, "its server must be an https:// address without user and password")
 	}
 	if reach.Insecure && len(reach.CAData) > 0 {
-		return kubeconfig{}, invalid(nil, "it has insecure-skip-tls-verify and a certificate authority; leave one of them out")
+		return kubeconfig{},
+			invalid(nil, "it has insecure-skip-tls-verify and a certificate authority; leave one of them out")
 	}
 	made, err := newProof(user.Token, user.ClientCertificateData, user.ClientKeyData)
 	if err != nil {

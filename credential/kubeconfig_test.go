@@ -37,10 +37,12 @@ func limits(allowInsecure bool) kubeconfigLimits {
 }
 
 // kubeconfigWith is a good one but for what change does.
-func kubeconfigWith(t testing.TB, change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
+func kubeconfigWith(t testing.TB,
+	change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
 	authorities, _ := clientCertificate(t, "authority")
-	server := &clientcmdapi.Cluster{Server: "https://far.example:6443", CertificateAuthorityData: authorities, TLSServerName: "name"}
+	server := &clientcmdapi.Cluster{Server: "https://far.example:6443", CertificateAuthorityData: authorities,
+		TLSServerName: "name"}
 	user := &clientcmdapi.AuthInfo{Token: "hunter2"}
 	config := &clientcmdapi.Config{
 		CurrentContext: "it",
@@ -79,9 +81,10 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	g.Expect(send(t, parsed.proof.open())).To(Equal("Bearer hunter2"))
 
 	certPEM, keyPEM := clientCertificate(t, "red")
-	parsed, err = limits(false).parse(kubeconfigWith(t, func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
-		user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
-	}))
+	parsed, err = limits(false).
+		parse(kubeconfigWith(t, func(_ *clientcmdapi.Config, _ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+			user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
+		}))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.proof.open().TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
 	g.Expect(parsed.reach.CertData).To(BeEmpty())
@@ -109,34 +112,62 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		problem string
 	}{
 		"exec": {func(_ config, _ cluster, u user) {
-			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1",
+				InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 		}, "it uses exec"},
-		"an auth provider":        {func(_ config, _ cluster, u user) { u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"} }, "auth-provider"},
-		"a token file":            {func(_ config, _ cluster, u user) { u.TokenFile = trap }, "tokenFile"},
-		"a certificate file":      {func(_ config, _ cluster, u user) { u.ClientCertificate = trap }, "client-certificate"},
-		"a key file":              {func(_ config, _ cluster, u user) { u.ClientKey = trap }, "client-key"},
-		"an authority file":       {func(_ config, c cluster, _ user) { c.CertificateAuthority = trap }, "certificate-authority"},
-		"a user name":             {func(_ config, _ cluster, u user) { u.Username = "u" }, "username"},
-		"a password":              {func(_ config, _ cluster, u user) { u.Password = "p" }, "password"},
-		"impersonation":           {func(_ config, _ cluster, u user) { u.Impersonate = "system:admin" }, "as"},
-		"impersonation of a UID":  {func(_ config, _ cluster, u user) { u.ImpersonateUID = "1" }, "as-uid"},
-		"impersonation of groups": {func(_ config, _ cluster, u user) { u.ImpersonateGroups = []string{"system:masters"} }, "as-groups"},
-		"impersonation of more":   {func(_ config, _ cluster, u user) { u.ImpersonateUserExtra = map[string][]string{"a": {"b"}} }, "as-user-extra"},
-		"a proxy":                 {func(_ config, c cluster, _ user) { c.ProxyURL = "http://proxy" }, "proxy-url"},
-		"no verification":         {func(_ config, c cluster, _ user) { c.InsecureSkipTLSVerify = true }, "insecure-skip-tls-verify"},
-		"no credential":           {func(_ config, _ cluster, u user) { u.Token = "" }, "neither a token nor a client certificate"},
-		"two credentials":         {func(_ config, _ cluster, u user) { u.ClientCertificateData, u.ClientKeyData = certPEM, keyPEM }, "leave one of them out"},
-		"half a certificate":      {func(_ config, _ cluster, u user) { u.Token, u.ClientCertificateData = "", certPEM }, "the client certificate"},
-		"a token with a newline":  {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "is there a line break"},
-		"no server":               {func(_ config, c cluster, _ user) { c.Server = "" }, "no server"},
-		"clear text":              {func(_ config, c cluster, _ user) { c.Server = "http://far.example" }, "must be an https:// address"},
-		"clear text to ourselves": {func(_ config, c cluster, _ user) { c.Server = "http://127.0.0.1:8001" }, "must be an https:// address"},
-		"a token without end":     {func(_ config, _ cluster, u user) { u.Token = strings.Repeat("x", maxToken+1) }, "more than 32768 bytes"},
+		"an auth provider": {func(_ config, _ cluster, u user) {
+			u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"}
+		}, "auth-provider"},
+		"a token file":       {func(_ config, _ cluster, u user) { u.TokenFile = trap }, "tokenFile"},
+		"a certificate file": {func(_ config, _ cluster, u user) { u.ClientCertificate = trap }, "client-certificate"},
+		"a key file":         {func(_ config, _ cluster, u user) { u.ClientKey = trap }, "client-key"},
+		"an authority file": {func(_ config, c cluster, _ user) {
+			c.CertificateAuthority = trap
+		}, "certificate-authority"},
+		"a user name":            {func(_ config, _ cluster, u user) { u.Username = "u" }, "username"},
+		"a password":             {func(_ config, _ cluster, u user) { u.Password = "p" }, "password"},
+		"impersonation":          {func(_ config, _ cluster, u user) { u.Impersonate = "system:admin" }, "as"},
+		"impersonation of a UID": {func(_ config, _ cluster, u user) { u.ImpersonateUID = "1" }, "as-uid"},
+		"impersonation of groups": {func(_ config, _ cluster, u user) {
+			u.ImpersonateGroups = []string{"system:masters"}
+		}, "as-groups"},
+		"impersonation of more": {func(_ config, _ cluster, u user) {
+			u.ImpersonateUserExtra = map[string][]string{"a": {"b"}}
+		}, "as-user-extra"},
+		"a proxy": {func(_ config, c cluster, _ user) { c.ProxyURL = "http://proxy" }, "proxy-url"},
+		"no verification": {func(_ config, c cluster, _ user) {
+			c.InsecureSkipTLSVerify = true
+		}, "insecure-skip-tls-verify"},
+		"no credential": {func(_ config, _ cluster, u user) {
+			u.Token = ""
+		}, "neither a token nor a client certificate"},
+		"two credentials": {func(_ config, _ cluster, u user) {
+			u.ClientCertificateData, u.ClientKeyData = certPEM, keyPEM
+		}, "leave one of them out"},
+		"half a certificate": {func(_ config, _ cluster, u user) {
+			u.Token, u.ClientCertificateData = "", certPEM
+		}, "the client certificate"},
+		"a token with a newline": {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "is there a line break"},
+		"no server":              {func(_ config, c cluster, _ user) { c.Server = "" }, "no server"},
+		"clear text": {func(_ config, c cluster, _ user) {
+			c.Server = "http://far.example"
+		}, "must be an https:// address"},
+		"clear text to ourselves": {func(_ config, c cluster, _ user) {
+			c.Server = "http://127.0.0.1:8001"
+		}, "must be an https:// address"},
+		"a token without end": {func(_ config, _ cluster, u user) {
+			u.Token = strings.Repeat("x", maxToken+1)
+		}, "more than 32768 bytes"},
 		"a key without end": {func(_ config, _ cluster, u user) {
 			u.Token, u.ClientCertificateData, u.ClientKeyData = "", certPEM, make([]byte, maxKeyPEM+1)
 		}, "more than 16384 bytes"},
-		"a key that takes long":             {func(_ config, _ cluster, u user) { u.Token = ""; u.ClientCertificateData, u.ClientKeyData = hugeRSA(t) }, "more than 8192 bits"},
-		"an authority whose key takes long": {func(_ config, c cluster, _ user) { c.CertificateAuthorityData, _ = hugeRSA(t) }, "certificate-authority-data has a key of more than 8192 bits"},
+		"a key that takes long": {func(_ config, _ cluster, u user) {
+			u.Token = ""
+			u.ClientCertificateData, u.ClientKeyData = hugeRSA(t)
+		}, "more than 8192 bits"},
+		"an authority whose key takes long": {func(_ config, c cluster, _ user) {
+			c.CertificateAuthorityData, _ = hugeRSA(t)
+		}, "certificate-authority-data has a key of more than 8192 bits"},
 		"one among others": {func(_ config, c cluster, _ user) {
 			huge, _ := hugeRSA(t)
 			c.CertificateAuthorityData = append(c.CertificateAuthorityData, huge...)
@@ -144,13 +175,19 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		"authorities without end": {func(_ config, c cluster, _ user) {
 			c.CertificateAuthorityData = bytes.Repeat(c.CertificateAuthorityData, maxAuthorities+1)
 		}, "more than"},
-		"a password in the URL": {func(_ config, c cluster, _ user) { c.Server = "https://u:hunter2@far.example" }, "must be an https:// address"},
-		"no URL":                {func(_ config, c cluster, _ user) { c.Server = "https://%zz" }, "must be an https:// address"},
-		"no authorities":        {func(_ config, c cluster, _ user) { c.CertificateAuthorityData = []byte("x") }, "holds no certificate"},
-		"no context":            {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
-		"another context":       {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
-		"no such cluster":       {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
-		"no such user":          {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
+		"a password in the URL": {func(_ config, c cluster, _ user) {
+			c.Server = "https://u:hunter2@far.example"
+		}, "must be an https:// address"},
+		"no URL": {func(_ config, c cluster, _ user) {
+			c.Server = "https://%zz"
+		}, "must be an https:// address"},
+		"no authorities": {func(_ config, c cluster, _ user) {
+			c.CertificateAuthorityData = []byte("x")
+		}, "holds no certificate"},
+		"no context":      {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
+		"another context": {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
+		"no such cluster": {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
+		"no such user":    {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -169,24 +206,35 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 func TestSecretReference(t *testing.T) {
 	g := NewWithT(t)
 	named := func(namespace, name string) client.Object {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{"secret": "named"}}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Data: map[string]string{"secret": "named"}}
 	}
 	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
-		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
+			Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
 		return resolver.(*kubeconfigResolver).reference(object)
 	}
-	g.Expect(reference(KubeconfigOptions{}, named("team", "red"))).To(Equal(SecretReference{"team", "red-kubeconfig", "value"}))
-	g.Expect(reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config", Allow: SecretsGuardedByAdmission}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
+	g.Expect(reference(KubeconfigOptions{}, named("team", "red"))).
+		To(Equal(SecretReference{"team", "red-kubeconfig", "value"}))
+	g.Expect(
+		reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config",
+			Allow: SecretsGuardedByAdmission}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
 	g.Expect(reference(KubeconfigOptions{Reference: func(object client.Object) (SecretReference, error) {
 		return SecretReference{"a", object.GetName(), "c"}, nil
 	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
 	for problem, options := range map[string]KubeconfigOptions{
 		"data.none is not set":  {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
 		"is no key of a Secret": {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
-		"is no namespace":       {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a/b", "c", "d"}, nil }},
-		"is no name":            {Reference: func(client.Object) (SecretReference, error) { return SecretReference{"a", "../c", "d"}, nil }},
-		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, errors.New("no") }},
+		"is no namespace": {Reference: func(client.Object) (SecretReference, error) {
+			return SecretReference{"a/b", "c", "d"}, nil
+		}},
+		"is no name": {Reference: func(client.Object) (SecretReference, error) {
+			return SecretReference{"a", "../c", "d"}, nil
+		}},
+		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) {
+			return SecretReference{}, errors.New("no")
+		}},
 	} {
 		_, err := reference(options, named("", "red"))
 		g.Expect(err).To(MatchError(ErrInvalidReference))
@@ -197,7 +245,8 @@ func TestSecretReference(t *testing.T) {
 		{Namespace: "all"}, // without a word on who may
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
-		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
+		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
+			Kind{Namespaced: true})
 		g.Expect(err).To(HaveOccurred())
 	}
 }
@@ -206,9 +255,11 @@ func TestSecretReference(t *testing.T) {
 func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	resolve := func(options KubeconfigOptions) error {
-		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}}, Kind{Namespaced: true})
+		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
+			Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = resolver.Resolve(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
+		_, err = resolver.Resolve(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
 		return err
 	}
 	elsewhere := func(client.Object) (SecretReference, error) { return SecretReference{"other", "s", "k"}, nil }
@@ -218,7 +269,8 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrPending), "its own namespace needs no word")
 	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrPending))
 	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).To(MatchError(ErrPending), "the author chose it")
-	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no}, {Reference: elsewhere, Allow: no},
+	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no},
+		{Reference: elsewhere, Allow: no},
 		{Reference: func(client.Object) (SecretReference, error) {
 			return SecretReference{}, errors.Wrap(ErrNotAllowed, "not for red")
 		}}} {
@@ -232,7 +284,8 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 func TestKubeconfigsInYAML(t *testing.T) {
 	with := func(more, token string) []byte {
 		return []byte("current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
-			"clusters: [{name: k, cluster: {server: 'https://far'}}]\nusers: [{name: u, user: {token: " + token + "}}]\n" + more)
+			"clusters: [{name: k, cluster: {server: 'https://far'}}]\nusers: [{name: u, user: {token: " + token + "}}]\n" +
+			more)
 	}
 	for name, tc := range map[string]struct {
 		content []byte
@@ -253,12 +306,13 @@ func TestKubeconfigsInYAML(t *testing.T) {
 		"a merge":                   {with("x: &a {b: c}\nz: {<<: *a}\n", "t"), "anchor or alias"},
 		"an anchor at the top":      {append([]byte("&a\n"), with("", "t")...), "anchor or alias"},
 		"a list as a key":           {with("? [a]\n: b\n", "t"), "a key is no text"},
-		"deep":                      {with("x: "+strings.Repeat("[", 40)+strings.Repeat("]", 40)+"\n", "t"), "nested deeper"},
-		"many values":               {with("x: ["+strings.Repeat("a,", maxIndicators)+"]\n", "t"), "too many values"},
-		"too long":                  {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "more than the 131072 allowed"},
-		"not a map":                 {[]byte("[]"), "cannot be parsed"},
-		"empty":                     {[]byte("---\n"), "current-context"},
-		"a comment only":            {[]byte("# x"), "it is empty"},
+		"deep": {with("x: "+strings.Repeat("[", 40)+strings.Repeat("]", 40)+"\n", "t"),
+			"nested deeper"},
+		"many values":    {with("x: ["+strings.Repeat("a,", maxIndicators)+"]\n", "t"), "too many values"},
+		"too long":       {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "more than the 131072 allowed"},
+		"not a map":      {[]byte("[]"), "cannot be parsed"},
+		"empty":          {[]byte("---\n"), "current-context"},
+		"a comment only": {[]byte("# x"), "it is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -277,13 +331,14 @@ func TestKubeconfigsInYAML(t *testing.T) {
 // A kubeconfig of many clusters, as kubectl keeps them, is not refused for what else is in it.
 func TestKubeconfigOfManyClusters(t *testing.T) {
 	g := NewWithT(t)
-	content := kubeconfigWith(t, func(config *clientcmdapi.Config, server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
-		for i := range 60 {
-			name := fmt.Sprintf("cluster-%d", i)
-			config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: "default"}
-			config.Clusters[name], config.AuthInfos[name] = server, user
-		}
-	})
+	content := kubeconfigWith(t,
+		func(config *clientcmdapi.Config, server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+			for i := range 60 {
+				name := fmt.Sprintf("cluster-%d", i)
+				config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: "default"}
+				config.Clusters[name], config.AuthInfos[name] = server, user
+			}
+		})
 	_, err := limits(false).parse(content)
 	g.Expect(err).NotTo(HaveOccurred())
 }
@@ -296,20 +351,23 @@ func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
 	q := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4253), big.NewInt(1))
 	e := 65537
 	phi := new(big.Int).Mul(new(big.Int).Sub(p, big.NewInt(1)), new(big.Int).Sub(q, big.NewInt(1)))
-	key := &rsa.PrivateKey{PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: e}, D: new(big.Int).ModInverse(big.NewInt(int64(e)), phi), Primes: []*big.Int{p, q}}
+	key := &rsa.PrivateKey{PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: e},
+		D: new(big.Int).ModInverse(big.NewInt(int64(e)), phi), Primes: []*big.Int{p, q}}
 	key.Precompute()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
+		pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
 }
 
-// Whatever is in a kubeconfig: no panic, nothing is run, no file is opened, nothing that could do so comes out, and an
-// error never quotes it.
+// Whatever is in a kubeconfig: no panic, nothing is run, no file is opened, nothing that could do
+// so comes out, and an error never quotes it.
 func FuzzKubeconfig(f *testing.F) {
-	// Short ones: the fuzzer shortens whatever teaches it something, and takes a minute for a long one.
+	// Short ones: the fuzzer shortens whatever teaches it something, and takes a minute for a long
+	// one.
 	kubeconfig := func(cluster, user string) string {
 		return `{"current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],"clusters":[{"name":"k","cluster":{` + cluster + `}}],"users":[{"name":"u","user":{` + user + `}}]}`
 	}
@@ -321,11 +379,14 @@ func FuzzKubeconfig(f *testing.F) {
 		kubeconfig(server, `"tokenFile":"`+trap+`"`),
 		kubeconfig(server, `"client-certificate":"`+trap+`","client-key":"`+trap+`"`),
 		kubeconfig(server, `"client-certificate-data":"YQ==","client-key-data":"YQ=="`),
-		kubeconfig(server, `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"`+trap+`","interactiveMode":"Never"}`),
+		kubeconfig(server, `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"`+trap+
+			`","interactiveMode":"Never"}`),
 		kubeconfig(server, `"auth-provider":{"name":"gcp"}`),
 		kubeconfig(`"server":"http://127.0.0.1"`, token),
-		"current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\nclusters: [{name: k, cluster: {server: https://far}}]\nusers: [{name: u, user: {token: t}}]",
-		"x: &a y\nusers: [*a, *a]", "a: &a [y]\nb: &b [*a, *a]\nc: {<<: *b}", "&a x: 1\n*a : 2", "%TAG !a! b\n---\n!a!c {}", "? - ? - ?", "x: |\n &a\n *a",
+		"current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\nclusters: [{name: k, cluster: " +
+			"{server: https://far}}]\nusers: [{name: u, user: {token: t}}]",
+		"x: &a y\nusers: [*a, *a]", "a: &a [y]\nb: &b [*a, *a]\nc: {<<: *b}", "&a x: 1\n*a : 2",
+		"%TAG !a! b\n---\n!a!c {}", "? - ? - ?", "x: |\n &a\n *a",
 	} {
 		f.Add([]byte(content), false)
 		f.Add([]byte(content), true)
@@ -367,13 +428,15 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	}
 	current := config.Contexts[config.CurrentContext]
 	server, user := config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
-	if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" || user.ClientKey != "" || server.CertificateAuthority != "" {
+	if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" ||
+		user.ClientKey != "" || server.CertificateAuthority != "" {
 		t.Errorf("accepted what runs programs or opens files")
 	}
 	if user.Impersonate != "" || user.Username != "" || user.Password != "" {
 		t.Errorf("accepted another user")
 	}
-	if fields := notAccepted(parsed.reach); len(fields) > 0 || parsed.reach.BearerToken != "" || len(parsed.reach.CertData)+len(parsed.reach.KeyData) > 0 {
+	if fields := notAccepted(parsed.reach); len(fields) > 0 || parsed.reach.BearerToken != "" ||
+		len(parsed.reach.CertData)+len(parsed.reach.KeyData) > 0 {
 		t.Errorf("the target holds %v", fields)
 	}
 	if parsed.reach.Insecure && !allowInsecure {
@@ -391,7 +454,8 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	c.Close()
 }
 
-// Whatever a tenant writes into an extension: no panic, and what comes out names exactly one ServiceAccount.
+// Whatever a tenant writes into an extension: no panic, and what comes out names exactly one
+// ServiceAccount.
 func FuzzResolve(f *testing.F) {
 	for _, content := range []string{
 		`{"spec":{"namespace":"team","serviceAccount":{"name":"red"}}}`,
@@ -409,8 +473,11 @@ func FuzzResolve(f *testing.F) {
 		if json.Unmarshal(content, &object.Object) != nil {
 			return
 		}
-		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "serviceAccount", "name"},
-			serviceAccounts: everybody{}, target: &rest.Config{Host: "https://server"}, credential: func(tokenID, *Resolution) {}}
+		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
+			namePath:        []string{"spec", "serviceAccount", "name"},
+			serviceAccounts: everybody{}, target: &rest.Config{
+				Host: "https://server",
+			}, credential: func(tokenID, *Resolution) {}}
 		resolved, err := r.Resolve(t.Context(), object)
 		if err != nil {
 			if !errors.Is(err, ErrInvalidReference) {

@@ -47,8 +47,9 @@ func everything(t *testing.T) *rest.Config {
 		AuthProvider:        &clientcmdapi.AuthProviderConfig{Name: "a"},
 		AuthConfigPersister: persister{},
 		ExecProvider:        &clientcmdapi.ExecConfig{Command: "/bin/false"},
-		TLSClientConfig:     rest.TLSClientConfig{Insecure: false, ServerName: "name", CAFile: ca, CertFile: "/c", KeyFile: "/k", CertData: []byte("c"), KeyData: []byte("k"), NextProtos: []string{"h2"}},
-		UserAgent:           "ua", QPS: 1, Burst: 2, Timeout: time.Second,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: false, ServerName: "name", CAFile: ca, CertFile: "/c",
+			KeyFile: "/k", CertData: []byte("c"), KeyData: []byte("k"), NextProtos: []string{"h2"}},
+		UserAgent: "ua", QPS: 1, Burst: 2, Timeout: time.Second,
 		Transport:     http.DefaultTransport,
 		WrapTransport: func(rt http.RoundTripper) http.RoundTripper { return rt },
 		RateLimiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
@@ -82,13 +83,15 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))
 		g.Expect(err.Error()).NotTo(ContainSubstring("secret"))
 	}
-	for host, want := range map[string]string{"http://127.0.0.1:8080": "http://127.0.0.1:8080", "localhost:1": "http://localhost:1"} {
+	for host, want := range map[string]string{"http://127.0.0.1:8080": "http://127.0.0.1:8080",
+		"localhost:1": "http://localhost:1"} {
 		anonymous, err = Anonymous(&rest.Config{Host: host})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(anonymous.Host).To(Equal(want))
 	}
 	// What made it TLS is a certificate that is gone now; TLS it stays.
-	anonymous, err = Anonymous(&rest.Config{Host: "server:6443", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
+	anonymous, err = Anonymous(&rest.Config{Host: "server:6443",
+		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(anonymous.Host).To(Equal("https://server:6443"))
 }
@@ -96,7 +99,8 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 func TestRESTConfigMapper(t *testing.T) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red"}}
 	resolve := func(t *testing.T, m func(*rest.Config) (*rest.Config, error)) (Resolution, error) {
-		resolver, err := FromRESTConfigMapper(func(_ context.Context, got client.Object, base *rest.Config) (*rest.Config, error) {
+		resolver, err := FromRESTConfigMapper(func(_ context.Context, got client.Object, base *rest.Config) (*rest.Config,
+			error) {
 			NewWithT(t).Expect(got).To(BeIdenticalTo(client.Object(object)))
 			return m(base)
 		}).Bind(host{config: everything(t)}, Kind{})
@@ -168,7 +172,8 @@ func TestRESTConfigMapper(t *testing.T) {
 			func(c *rest.Config) { c.BearerToken = "rotated" },
 			func(c *rest.Config) { c.CertData, c.KeyData = cert, key },
 		} {
-			resolver, err := FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config, error) {
+			resolver, err := FromRESTConfigMapper(func(_ context.Context, _ client.Object, base *rest.Config) (*rest.Config,
+				error) {
 				set(base)
 				return base, nil
 			}).Bind(host{config: own}, Kind{})
@@ -209,9 +214,12 @@ func TestRESTConfigMapper(t *testing.T) {
 		})
 	}
 
-	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new one makes this fail.
-	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName", "TLSClientConfig.Insecure", "TLSClientConfig.CertData", "TLSClientConfig.KeyData"}
-	ignored := []string{"ContentConfig", "UserAgent", "DisableCompression", "QPS", "Burst", "WarningHandler", "WarningHandlerWithContext", "Timeout"}
+	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new one makes this
+	// fail.
+	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName",
+		"TLSClientConfig.Insecure", "TLSClientConfig.CertData", "TLSClientConfig.KeyData"}
+	ignored := []string{"ContentConfig", "UserAgent", "DisableCompression", "QPS", "Burst", "WarningHandler",
+		"WarningHandlerWithContext", "Timeout"}
 	known := map[string]bool{}
 	for _, field := range append(append(accepted, ignored...), notAccepted(everything(t))...) {
 		known[field] = true
@@ -230,17 +238,22 @@ func TestRESTConfigMapper(t *testing.T) {
 func TestServiceAccountReference(t *testing.T) {
 	object := func(fields map[string]any) client.Object { return &unstructured.Unstructured{Object: fields} }
 	spec := func(namespace, name any) client.Object {
-		return object(map[string]any{"spec": map[string]any{"namespace": namespace, "serviceAccount": map[string]any{"name": name}}})
+		return object(map[string]any{
+			"spec": map[string]any{"namespace": namespace, "serviceAccount": map[string]any{"name": name}},
+		})
 	}
 	for name, tc := range map[string]struct {
 		object  client.Object
 		want    types.NamespacedName
 		problem string
 	}{
-		"both":                    {object: spec("team", "red"), want: types.NamespacedName{Namespace: "team", Name: "red"}},
-		"dots are fine in a name": {object: spec("team", "red.v2"), want: types.NamespacedName{Namespace: "team", Name: "red.v2"}},
-		"no namespace":            {object: spec("", "red"), problem: "spec.namespace is not set"},
-		"no name":                 {object: object(map[string]any{"spec": map[string]any{"namespace": "team"}}), problem: "spec.serviceAccount.name is not set"},
+		"both": {object: spec("team", "red"),
+			want: types.NamespacedName{Namespace: "team", Name: "red"}},
+		"dots are fine in a name": {object: spec("team", "red.v2"),
+			want: types.NamespacedName{Namespace: "team", Name: "red.v2"}},
+		"no namespace": {object: spec("", "red"), problem: "spec.namespace is not set"},
+		"no name": {object: object(map[string]any{"spec": map[string]any{"namespace": "team"}}),
+			problem: "spec.serviceAccount.name is not set"},
 		"no spec":                 {object: object(map[string]any{}), problem: "spec.namespace is not set"},
 		"not a string":            {object: spec("team", int64(7)), problem: "spec.serviceAccount.name"},
 		"a path":                  {object: spec("team", "../../nodes/x"), problem: "is no name"},
@@ -249,7 +262,8 @@ func TestServiceAccountReference(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "serviceAccount", "name"}}
+			r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
+				namePath: []string{"spec", "serviceAccount", "name"}}
 			got, err := r.ServiceAccount(tc.object)
 			if tc.problem != "" {
 				g.Expect(err).To(MatchError(ErrInvalidReference))
@@ -262,8 +276,10 @@ func TestServiceAccountReference(t *testing.T) {
 	}
 	t.Run("typed objects", func(t *testing.T) {
 		g := NewWithT(t)
-		r := &serviceAccountResolver{namespacePath: []string{"metadata", "namespace"}, namePath: []string{"spec", "serviceAccountName"}}
-		got, err := r.ServiceAccount(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team"}, Spec: corev1.PodSpec{ServiceAccountName: "red"}})
+		r := &serviceAccountResolver{namespacePath: []string{"metadata", "namespace"},
+			namePath: []string{"spec", "serviceAccountName"}}
+		got, err := r.ServiceAccount(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team"},
+			Spec: corev1.PodSpec{ServiceAccountName: "red"}})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(got).To(Equal(types.NamespacedName{Namespace: "team", Name: "red"}))
 	})
@@ -272,7 +288,8 @@ func TestServiceAccountReference(t *testing.T) {
 // What a tenant writes into a reference is in errors, states and logs, and is cut there.
 func TestLongReferences(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
-	serviceAccounts := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"}, namePath: []string{"spec", "name"}}
+	serviceAccounts := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
+		namePath: []string{"spec", "name"}}
 	secrets := &kubeconfigResolver{options: kubeconfigSecrets{Namespace: "all"}, namePath: []string{"spec", "name"}}
 	for name, spec := range map[string]any{
 		"a namespace": map[string]any{"namespace": long, "name": "n"},
@@ -299,7 +316,8 @@ func TestServiceAccountOptions(t *testing.T) {
 		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}}, Kind{})
 		return err
 	}
-	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).To(MatchError(ContainSubstring("grants 10m0s at the least")))
+	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).
+		To(MatchError(ContainSubstring("grants 10m0s at the least")))
 	g.Expect(bind(ServiceAccountOptions{NamePath: "spec..name"})).To(MatchError(ContainSubstring("NamePath")))
 	g.Expect(bind(ServiceAccountOptions{NamespacePath: "."})).To(MatchError(ContainSubstring("NamespacePath")))
 	path, err := fieldPath(".spec.a")

@@ -18,21 +18,25 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// FromRESTConfigMapper is the provider for everything that the others do not cover: mapper sets a credential on
-// the config that it is given, which reaches the API server of the extensions, holds no credential, and is a copy.
-// It may be called from any goroutine and must only read caches.
+// FromRESTConfigMapper is the provider for everything that the others do not cover: mapper sets a
+// credential on the config that it is given, which reaches the API server of the extensions, holds
+// no credential, and is a copy. It may be called from any goroutine and must only read caches.
 //
-// Accepted are Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and exactly one credential: BearerToken, or
-// TLSClientConfig.CertData and KeyData. It must not be the host operator's own. Timeout, QPS, Burst, UserAgent,
-// ContentConfig, DisableCompression and warning handlers are ignored: connections have their own. Everything else is an error
-// that names the field: it could run programs, open files, switch verification off, or smuggle in another identity.
+// Accepted are Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and exactly
+// one credential: BearerToken, or TLSClientConfig.CertData and KeyData. It must not be the host
+// operator's own. Timeout, QPS, Burst, UserAgent, ContentConfig, DisableCompression and warning
+// handlers are ignored: connections have their own. Everything else is an error that names the
+// field: it could run programs, open files, switch verification off, or smuggle in another
+// identity.
 //
-// The identity is learned from the first probe and pinned. A new token or certificate is taken up in place once the API
-// server has stated the same identity for it; if it states another, or the target changed, the extension gets a new
-// connection. An error ends the connection: return what you returned before if you mean "not known now". The same state must
-// give the same token: one that is made anew with every call is a new credential with every call. mapper is called whenever the extension changes and before each probe and
-// connect, so a token that changed elsewhere is noticed within IdentityInterval. The text of its errors is shown to
-// people: keep secrets out of it.
+// The identity is learned from the first probe and pinned. A new token or certificate is taken up
+// in place once the API server has stated the same identity for it; if it states another, or the
+// target changed, the extension gets a new connection. An error ends the connection: return what
+// you returned before if you mean "not known now". The same state must give the same token: one
+// that is made anew with every call is a new credential with every call. mapper is called whenever
+// the extension changes and before each probe and connect, so a token that changed elsewhere is
+// noticed within IdentityInterval. The text of its errors is shown to people: keep secrets out of
+// it.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
 	return restConfigMapper(mapper)
 }
@@ -90,7 +94,8 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	}
 	if len(fields) > 0 {
 		return Resolution{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
-			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or TLSClientConfig.CertData and KeyData")
+			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or "+
+			"TLSClientConfig.CertData and KeyData")
 	}
 	if r.own.is(mapped) {
 		return Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
@@ -111,10 +116,12 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	case made.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
 		return Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach, UntrustedServer: reach.Host != r.base.Host, open: made.open}, nil
+	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach,
+		UntrustedServer: reach.Host != r.base.Host, open: made.open}, nil
 }
 
-// ownCredential knows that of the host operator: token or client key, also what its files held since the start.
+// ownCredential knows that of the host operator: token or client key, also what its files held
+// since the start.
 type ownCredential struct {
 	config *rest.Config
 
@@ -126,7 +133,8 @@ type ownCredential struct {
 // ownFilesEvery is how often the host operator's files are looked at.
 const ownFilesEvery = 10 * time.Second
 
-// is reports whether the config carries the host operator's own token or client key, in whatever form.
+// is reports whether the config carries the host operator's own token or client key, in whatever
+// form.
 func (o *ownCredential) is(c *rest.Config) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,7 +148,8 @@ func (o *ownCredential) is(c *rest.Config) bool {
 		certificate, _ := os.ReadFile(cmp.Or(o.config.CertFile, os.DevNull))
 		o.addLocked(string(token), certificate)
 	}
-	return c.BearerToken != "" && o.known[tokenDigest(c.BearerToken)] || len(c.CertData) > 0 && o.known[publicKeyDigest(c.CertData)]
+	return c.BearerToken != "" && o.known[tokenDigest(c.BearerToken)] || len(c.CertData) > 0 &&
+		o.known[publicKeyDigest(c.CertData)]
 }
 
 func (o *ownCredential) addLocked(token string, certPEM []byte) {
@@ -175,7 +184,8 @@ func notAccepted(c *rest.Config) (fields []string) {
 		{"Username", c.Username != ""},
 		{"Password", c.Password != ""},
 		{"BearerTokenFile", c.BearerTokenFile != ""},
-		{"Impersonate", c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0},
+		{"Impersonate", c.Impersonate.UserName != "" || c.Impersonate.UID != "" ||
+			len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0},
 		{"AuthProvider", c.AuthProvider != nil},
 		{"AuthConfigPersister", c.AuthConfigPersister != nil},
 		{"ExecProvider", c.ExecProvider != nil},

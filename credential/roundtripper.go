@@ -32,10 +32,11 @@ type tokenSource interface {
 	refused(context.Context, *issued) *issued
 }
 
-// bearer is a RoundTripper that sends every request with the token of one identity and with nothing else that
-// could name a user. A request that is refused with a 401 is sent once more if there is a newer token. So a write may
-// be sent twice but is applied once: a 401 of an API server says that the request was not applied (RFC 9110, section 15.5.2).
-// What runs behind its proxy may mean something else by it.
+// bearer is a RoundTripper that sends every request with the token of one identity and with nothing
+// else that could name a user. A request that is refused with a 401 is sent once more if there is a
+// newer token. So a write may be sent twice but is applied once: a 401 of an API server says that
+// the request was not applied (RFC 9110, section 15.5.2). What runs behind its proxy may mean
+// something else by it.
 type bearer struct {
 	tokens tokenSource
 	next   http.RoundTripper
@@ -101,9 +102,11 @@ func replay(req *http.Request) (*http.Request, bool) {
 	return again, true
 }
 
-// mayHaveBeenApplied reports whether the request is a write through the API server's proxy to a Pod, Service or Node.
+// mayHaveBeenApplied reports whether the request is a write through the API server's proxy to a
+// Pod, Service or Node.
 func mayHaveBeenApplied(req *http.Request) bool {
-	return req.Method != http.MethodGet && req.Method != http.MethodHead && slices.Contains(strings.Split(req.URL.Path, "/"), "proxy")
+	return req.Method != http.MethodGet && req.Method != http.MethodHead &&
+		slices.Contains(strings.Split(req.URL.Path, "/"), "proxy")
 }
 
 // closeBody closes the body of a request that is not sent, as a RoundTripper must.
@@ -125,9 +128,10 @@ const maxDrained = 64 << 10
 // maxRedacted is how much of the body of an error is looked through, and kept.
 const maxRedacted = 1 << 20
 
-// redactResponse removes the secret from what a server, or a proxy before it, quotes of the request: headers, which
-// client-go logs as warnings, the bodies of errors, whose text ends in errors, states and logs, and the answers to the
-// questions who we are and what we may, which do too. Trailers are dropped.
+// redactResponse removes the secret from what a server, or a proxy before it, quotes of the
+// request: headers, which client-go logs as warnings, the bodies of errors, whose text ends in
+// errors, states and logs, and the answers to the questions who we are and what we may, which do
+// too. Trailers are dropped.
 func redactResponse(resp *http.Response, redact func(string) string) {
 	for _, values := range resp.Header {
 		for i := range values {
@@ -144,7 +148,8 @@ func redactResponse(resp *http.Response, redact func(string) string) {
 	resp.Header.Del("Content-Length")
 }
 
-// isReview reports whether the answer is words of the server about who we are and what we may, which are shown.
+// isReview reports whether the answer is words of the server about who we are and what we may,
+// which are shown.
 func isReview(path string) bool {
 	return strings.Contains(path, "/apis/authentication.k8s.io/") || strings.Contains(path, "/apis/authorization.k8s.io/")
 }

@@ -25,8 +25,9 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// secrets watches the Secrets that extensions refer to, each by its name, from when the first extension refers to it
-// until the last one does not any more. Of a Secret it keeps what parse made of one key.
+// secrets watches the Secrets that extensions refer to, each by its name, from when the first
+// extension refers to it until the last one does not any more. Of a Secret it keeps what parse made
+// of one key.
 type secrets struct {
 	reader rest.Interface
 	parse  func([]byte) (kubeconfig, error)
@@ -34,26 +35,30 @@ type secrets struct {
 
 	parsing sync.Mutex // held while parse runs, so that tenants together cost no more memory than one; no I/O is done
 
-	mu          sync.Mutex
-	life        context.Context                     // guarded by mu; of the watches; nil before run
-	wake        func(client.ObjectKey)              // guarded by mu; set with life
-	retried     time.Time                           // guarded by mu; when those that may not be read last were, all at once
+	mu   sync.Mutex
+	life context.Context        // guarded by mu; of the watches; nil before run
+	wake func(client.ObjectKey) // guarded by mu; set with life
+	// guarded by mu; when those that may not be read last were, all at once
+	retried     time.Time
 	watches     sync.WaitGroup                      // under way; added to under mu
 	byReference map[SecretReference]*watchedSecret  // guarded by mu; holds exactly what has users
 	byExtension map[client.ObjectKey]*watchedSecret // guarded by mu
 }
 
 func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error)) *secrets {
-	return &secrets{reader: reader, parse: parse, turns: semaphore.NewWeighted(readsAtOnce), byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
+	return &secrets{reader: reader, parse: parse, turns: semaphore.NewWeighted(readsAtOnce),
+		byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
 }
 
-// readsAtOnce is how many Secrets are asked for at the same time: a thousand extensions must not open as many TCP connections.
+// readsAtOnce is how many Secrets are asked for at the same time: a thousand extensions must not
+// open as many TCP connections.
 const readsAtOnce = 20
 
 // newSecretReader makes a client for Secrets, as the host operator.
 func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
 	config := rest.CopyConfig(host.GetConfig())
-	config.RateLimiter, config.QPS = nil, -1 // watches that come back must not queue the host operator's own requests behind them
+	// watches that come back must not queue the host operator's own requests behind them
+	config.RateLimiter, config.QPS = nil, -1
 	config.ContentConfig = rest.ContentConfig{}
 	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
 	if err != nil {
@@ -62,7 +67,8 @@ func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
 	return core.RESTClient(), nil
 }
 
-// run starts watches for what is referred to, now and later, until ctx is done. It returns when they have ended.
+// run starts watches for what is referred to, now and later, until ctx is done. It returns when
+// they have ended.
 func (s *secrets) run(ctx context.Context, wake func(client.ObjectKey)) {
 	s.mu.Lock()
 	s.life, s.wake = ctx, wake
@@ -137,18 +143,20 @@ func (s *secrets) startLocked(watched *watchedSecret) {
 	var ctx context.Context
 	ctx, watched.stop = context.WithCancel(s.life)
 	read := &secretReflection{watchedSecret: watched, ctx: ctx}
-	reflector := toolscache.NewReflectorWithOptions(read.listerWatcher(s.reader), &corev1.Secret{}, read, toolscache.ReflectorOptions{
-		Name: "kubeconfig secrets",
-	})
+	reflector := toolscache.NewReflectorWithOptions(read.listerWatcher(s.reader), &corev1.Secret{}, read,
+		toolscache.ReflectorOptions{
+			Name: "kubeconfig secrets",
+		})
 	s.watches.Go(func() { reflector.RunWithContext(ctx) })
 }
 
-// retryEvery is the shortest time between two reads of all Secrets that may not be read, beside their own backoff.
+// retryEvery is the shortest time between two reads of all Secrets that may not be read, beside
+// their own backoff.
 const retryEvery = 2 * time.Second
 
-// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may watch one: what granted
-// that will mostly have granted the others too, and the backoff of each of them is up to half a minute. Those that are being
-// asked for are left alone.
+// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may
+// watch one: what granted that will mostly have granted the others too, and the backoff of each of
+// them is up to half a minute. Those that are being asked for are left alone.
 func (s *secrets) retryForbiddenLocked(granted *watchedSecret) {
 	if s.life == nil || time.Since(s.retried) < retryEvery {
 		return
@@ -185,8 +193,8 @@ type watchedSecret struct {
 	content  *secretContent     // nil if it does not exist
 }
 
-// secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is dropped: another reflector may
-// have taken its place.
+// secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is
+// dropped: another reflector may have taken its place.
 type secretReflection struct {
 	*watchedSecret
 	ctx context.Context // ends under all.mu, or with the provider
@@ -319,7 +327,8 @@ func (w *watchedSecret) wakeUnlock() {
 func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
-		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")
+		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").
+			VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")
 		if options.TimeoutSeconds != nil {
 			request = request.Timeout(time.Duration(*options.TimeoutSeconds) * time.Second)
 		}
@@ -358,7 +367,8 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 			if err != nil {
 				w.failed(err)
 				if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
-					// What client-go knows for one of these it waits for without looking at ctx, for up to a minute.
+					// What client-go knows for one of these it waits for without looking at ctx,
+					// for up to a minute.
 					err = errors.New(err.Error())
 				}
 				return nil, err

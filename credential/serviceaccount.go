@@ -29,11 +29,12 @@ const minLifetime = 10 * time.Minute
 
 // ServiceAccountOptions configure ServiceAccountTokens. The zero value is for ClusterExtensions.
 type ServiceAccountOptions struct {
-	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its ServiceAccount, such as
-	// "spec.serviceAccountName". NamePath defaults to "spec.serviceAccount.name". NamespacePath defaults to "spec.namespace" for a
-	// cluster-scoped kind, and to "metadata.namespace" for a namespaced one. It must be set where a namespaced kind has a field
-	// spec.namespace too, or its schema is not available or accepts any field. SetupWithManager refuses a path that the kind is
-	// known not to have.
+	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its
+	// ServiceAccount, such as "spec.serviceAccountName". NamePath defaults to
+	// "spec.serviceAccount.name". NamespacePath defaults to "spec.namespace" for a cluster-scoped
+	// kind, and to "metadata.namespace" for a namespaced one. It must be set where a namespaced
+	// kind has a field spec.namespace too, or its schema is not available or accepts any field.
+	// SetupWithManager refuses a path that the kind is known not to have.
 	NamespacePath, NamePath string
 	// Audiences of the tokens; empty means the API server's own.
 	Audiences []string
@@ -41,9 +42,10 @@ type ServiceAccountOptions struct {
 	Lifetime time.Duration
 }
 
-// ServiceAccountTokens is the default provider: every extension names a ServiceAccount of the cluster it lives
-// in and acts as it with tokens from the TokenRequest API. The host operator needs "create" on
-// serviceaccounts/token, and list and watch on serviceaccounts, of which it reads the metadata.
+// ServiceAccountTokens is the default provider: every extension names a ServiceAccount of the
+// cluster it lives in and acts as it with tokens from the TokenRequest API. The host operator needs
+// "create" on serviceaccounts/token, and list and watch on serviceaccounts, of which it reads the
+// metadata.
 func ServiceAccountTokens(options ServiceAccountOptions) Provider {
 	return serviceAccountTokens(options)
 }
@@ -83,14 +85,17 @@ type serviceAccountResolver struct {
 	credential              func(tokenID, *Resolution) // adds how it is proven
 }
 
-func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath, namePath string) (*serviceAccountResolver, error) {
+func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath,
+	namePath string) (*serviceAccountResolver, error) {
 	r := &serviceAccountResolver{}
 	if namespacePath == "" {
 		namespacePath = "spec.namespace"
 		if kind.Namespaced {
 			if spec, ok := kind.field("spec"); ok && spec == (anything{}) {
-				return nil, errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field spec.namespace too; "+
-					"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
+				return nil,
+					errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field "+
+						"spec.namespace too; "+
+						"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
 			}
 			if kind.declares("spec", "namespace") {
 				return nil, errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
@@ -133,14 +138,18 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."), untrusted.Quote(namespace), problems[0])
+		return types.NamespacedName{},
+			errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."),
+				untrusted.Quote(namespace), problems[0])
 	}
 	name, err := stringAt(content, r.namePath)
 	if err != nil {
 		return types.NamespacedName{}, err
 	}
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return types.NamespacedName{}, errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), untrusted.Quote(name), problems[0])
+		return types.NamespacedName{},
+			errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), untrusted.Quote(name),
+				problems[0])
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
@@ -158,7 +167,8 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 			return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
 		if apierrors.IsForbidden(err) {
-			err = operatorForbidden(err, "list and watch on serviceaccounts", "ClusterRole latchkey-operator in config/rbac, or a role of config/rbac-examples")
+			err = operatorForbidden(err, "list and watch on serviceaccounts",
+				"ClusterRole latchkey-operator in config/rbac, or a role of config/rbac-examples")
 		}
 		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
 	}
@@ -190,7 +200,9 @@ func stringAt(content map[string]any, path []string) (string, error) {
 	for i, field := range path[:len(path)-1] {
 		next, ok := content[field].(map[string]any)
 		if !ok && content[field] != nil {
-			return "", errors.Wrapf(ErrInvalidReference, "%s: %s holds no fields", strings.Join(path, "."), strings.Join(path[:i+1], "."))
+			return "",
+				errors.Wrapf(ErrInvalidReference, "%s: %s holds no fields", strings.Join(path, "."),
+					strings.Join(path[:i+1], "."))
 		}
 		content = next
 	}

@@ -26,15 +26,17 @@ import (
 const (
 	// issueTimeout bounds one TokenRequest, whoever waits for it.
 	issueTimeout = 10 * time.Second
-	// retryFirst and retryMost bound the wait after a TokenRequest that failed: it doubles with every failure.
+	// retryFirst and retryMost bound the wait after a TokenRequest that failed: it doubles with
+	// every failure.
 	retryFirst, retryMost = 5 * time.Second, time.Minute
-	// youngToken is how long after it was issued a token is not replaced because of a 401: a server that takes no token
-	// at all must not cause a TokenRequest per request.
+	// youngToken is how long after it was issued a token is not replaced because of a 401: a server
+	// that takes no token at all must not cause a TokenRequest per request.
 	youngToken = 10 * time.Second
-	// requestsAtOnce is how many TokenRequests are under way at the same time: after a key rotation every ServiceAccount
-	// wants a new token in the same instant.
+	// requestsAtOnce is how many TokenRequests are under way at the same time: after a key rotation
+	// every ServiceAccount wants a new token in the same instant.
 	requestsAtOnce = 50
-	// expiryMargin is how long before its end a token counts as expired, for requests take a while to arrive.
+	// expiryMargin is how long before its end a token counts as expired, for requests take a while
+	// to arrive.
 	expiryMargin = 10 * time.Second
 )
 
@@ -52,8 +54,8 @@ type issued struct {
 	renew time.Duration // after what time a better one is wanted
 }
 
-// age is how long ago the token was asked for: by the wall clock, or by the monotonic one, which stands still while a
-// machine sleeps but is never set back, whichever says more.
+// age is how long ago the token was asked for: by the wall clock, or by the monotonic one, which
+// stands still while a machine sleeps but is never set back, whichever says more.
 func (i *issued) age(now time.Time) time.Duration {
 	return max(now.Sub(i.at), now.Round(0).Sub(i.at.Round(0)))
 }
@@ -142,7 +144,8 @@ type failure struct {
 	retry time.Time // before which requests do not cause another; a connect does
 }
 
-// afterFailure is the failure that follows last, which may be nil. jitter in [0,1) spreads the next attempts.
+// afterFailure is the failure that follows last, which may be nil. jitter in [0,1) spreads the next
+// attempts.
 func afterFailure(last *failure, err error, now time.Time, jitter float64) *failure {
 	next := &failure{err: err, count: 1}
 	if last != nil {
@@ -153,8 +156,8 @@ func afterFailure(last *failure, err error, now time.Time, jitter float64) *fail
 	return next
 }
 
-// get returns a valid token, from memory while it is fresh. Unless insist, it fails without a TokenRequest while the
-// next one is not due.
+// get returns a valid token, from memory while it is fresh. Unless insist, it fails without a
+// TokenRequest while the next one is not due.
 func (t *token) get(ctx context.Context, insist bool) (*issued, error) {
 	now := time.Now()
 	have, failed := t.current.Load(), t.failed.Load()
@@ -171,8 +174,9 @@ func (t *token) get(ctx context.Context, insist bool) (*issued, error) {
 	return t.await(ctx, have)
 }
 
-// refused returns a token to try once more after the API server refused one with a 401, nil if there is none: one that
-// was renewed since, or a new one. Whoever is refused while a new one is under way waits for it.
+// refused returns a token to try once more after the API server refused one with a 401, nil if
+// there is none: one that was renewed since, or a new one. Whoever is refused while a new one is
+// under way waits for it.
 func (t *token) refused(ctx context.Context, used *issued) *issued {
 	now := time.Now()
 	switch have, failed := t.current.Load(), t.failed.Load(); {
@@ -201,7 +205,8 @@ func (t *token) await(ctx context.Context, stale *issued) (*issued, error) {
 	}
 }
 
-// renew sends a TokenRequest, unless one is under way or a token newer than stale has come meanwhile.
+// renew sends a TokenRequest, unless one is under way or a token newer than stale has come
+// meanwhile.
 func (t *token) renew(stale *issued) <-chan singleflight.Result {
 	return t.flight.DoChan("", func() (any, error) {
 		if have := t.current.Load(); have != stale && have.valid(time.Now()) {
@@ -315,7 +320,8 @@ func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Dura
 	return &tokenIssuer{client: core.RESTClient(), audiences: audiences, lifetime: lifetime}, nil
 }
 
-// issue asks for one token. It reads the answer as a stream because client-go logs the bodies of all others.
+// issue asks for one token. It reads the answer as a stream because client-go logs the bodies of
+// all others.
 func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 	seconds := int64(i.lifetime / time.Second)
 	asked := time.Now()
@@ -334,7 +340,8 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 	if err != nil {
 		what := "requesting a token"
 		if apierrors.IsForbidden(err) {
-			what = "the host operator needs create on serviceaccounts/token (ClusterRole latchkey-operator in config/rbac, or config/rbac-examples/tokens-by-name.yaml): " + what
+			what = "the host operator needs create on serviceaccounts/token (ClusterRole latchkey-operator in " +
+				"config/rbac, or config/rbac-examples/tokens-by-name.yaml): " + what
 		}
 		return issued{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
 	}
@@ -342,18 +349,23 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 	var answer authenticationv1.TokenRequest
 	if err := json.NewDecoder(body).Decode(&answer); err != nil || answer.Status.Token == "" {
 		// Nothing of the answer goes into the error: it may hold a token.
-		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the answer for serviceaccount %s holds no token", id.serviceAccount)
+		return issued{},
+			errors.Wrapf(ErrTokenRequestFailed, "the answer for serviceaccount %s holds no token", id.serviceAccount)
 	}
 	life := lifeOf(&answer, asked)
 	if life <= expiryMargin {
-		return issued{}, errors.Wrapf(ErrTokenRequestFailed, "the token of serviceaccount %s expires at %s, which is over by our clock: do the clocks agree?",
-			id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
+		return issued{},
+			errors.Wrapf(ErrTokenRequestFailed,
+				"the token of serviceaccount %s expires at %s, which is over by our clock: do the clocks agree?",
+				id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
 	}
-	return issued{value: newSecret(answer.Status.Token), at: asked, life: life, renew: renewAfter(life, rand.Float64())}, nil
+	return issued{value: newSecret(answer.Status.Token), at: asked, life: life,
+		renew: renewAfter(life, rand.Float64())}, nil
 }
 
-// lifeOf is how long a token lives from when it was asked for: as the server's answer says, by the earlier of the end it
-// names and the time it grants, which is right also where our clock is behind the server's.
+// lifeOf is how long a token lives from when it was asked for: as the server's answer says, by the
+// earlier of the end it names and the time it grants, which is right also where our clock is behind
+// the server's.
 func lifeOf(answer *authenticationv1.TokenRequest, asked time.Time) time.Duration {
 	life := answer.Status.ExpirationTimestamp.Sub(asked)
 	if granted := answer.Spec.ExpirationSeconds; granted != nil && *granted > 0 {
@@ -362,13 +374,14 @@ func lifeOf(answer *authenticationv1.TokenRequest, asked time.Time) time.Duratio
 	return life
 }
 
-// renewAfter is when to renew a token that lives so long: at 60 to 80 % of its life, so that tokens that were
-// issued together are not renewed together.
+// renewAfter is when to renew a token that lives so long: at 60 to 80 % of its life, so that tokens
+// that were issued together are not renewed together.
 func renewAfter(life time.Duration, jitter float64) time.Duration {
 	return time.Duration(float64(life) * (0.8 - jitter/5))
 }
 
-// classify marks why a TokenRequest failed. An error without a status, that is, without an answer, stays as it is.
+// classify marks why a TokenRequest failed. An error without a status, that is, without an answer,
+// stays as it is.
 func classify(err error) error {
 	var status apierrors.APIStatus
 	switch {

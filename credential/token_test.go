@@ -138,13 +138,15 @@ func TestAfterFailure(t *testing.T) {
 	for _, want := range []time.Duration{5, 10, 20, 40, 60, 60, 60} {
 		last = afterFailure(last, errors.New("no"), now, 0)
 		g.Expect(last.retry).To(Equal(now.Add(want * time.Second)))
-		g.Expect(afterFailure(nil, errors.New("no"), now, 0.999).retry).To(BeTemporally("~", now.Add(2500*time.Millisecond), 10*time.Millisecond))
+		g.Expect(afterFailure(nil, errors.New("no"), now, 0.999).retry).
+			To(BeTemporally("~", now.Add(2500*time.Millisecond), 10*time.Millisecond))
 	}
 	last.count = 1000
 	g.Expect(afterFailure(last, errors.New("no"), now, 0).retry).To(Equal(now.Add(time.Minute)))
 }
 
-// A token ages by whichever clock says more: one stands still while the machine sleeps, the other can be set back.
+// A token ages by whichever clock says more: one stands still while the machine sleeps, the other
+// can be set back.
 func TestAge(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Now()
@@ -170,7 +172,8 @@ func TestLifeOf(t *testing.T) {
 	g.Expect(lifeOf(answer(0, time.Hour), now)).To(Equal(time.Hour))
 }
 
-// A server that refuses what it issued is asked for something newer once, and no more often than a token gets old.
+// A server that refuses what it issued is asked for something newer once, and no more often than a
+// token gets old.
 func TestRefusedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -201,9 +204,11 @@ func TestRefusedTokens(t *testing.T) {
 		g.Expect(status(strings.NewReader("a"))).To(Equal(http.StatusUnauthorized), "it is too young to be worth replacing")
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
 		pass(youngToken)
-		g.Expect(statusOf(http.MethodPost, "https://server.invalid/api/v1/namespaces/a/services/b/proxy/c")).To(Equal(http.StatusUnauthorized), "it may have been applied behind the proxy")
+		g.Expect(statusOf(http.MethodPost, "https://server.invalid/api/v1/namespaces/a/services/b/proxy/c")).
+			To(Equal(http.StatusUnauthorized), "it may have been applied behind the proxy")
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
-		g.Expect(status(io.MultiReader(strings.NewReader("b")))).To(Equal(http.StatusUnauthorized), "its body cannot be sent again")
+		g.Expect(status(io.MultiReader(strings.NewReader("b")))).
+			To(Equal(http.StatusUnauthorized), "its body cannot be sent again")
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
 		g.Expect(status(strings.NewReader("c"))).To(Equal(http.StatusOK))
 		g.Expect(from.issued.Load()).To(BeEquivalentTo(2))
@@ -245,7 +250,8 @@ func TestRefusedTogether(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 500 {
 			wg.Go(func() {
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://server.invalid/", strings.NewReader(fmt.Sprint(i)))
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://server.invalid/",
+					strings.NewReader(fmt.Sprint(i)))
 				if err != nil {
 					t.Error(err)
 					return
@@ -288,7 +294,8 @@ func (r *refusing) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer r.mu.Unlock()
 	r.open++
 	r.notRead++
-	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: &watchedBody{server: r, Reader: strings.NewReader("answer")}}
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{},
+		Body: &watchedBody{server: r, Reader: strings.NewReader("answer")}}
 	if r.refuse[req.Header.Get("Authorization")] {
 		resp.StatusCode = http.StatusUnauthorized
 	} else {
@@ -367,7 +374,8 @@ func TestADayOfTokens(t *testing.T) {
 			minutes[int(now.Sub(begin)/time.Minute)]++
 			value := fmt.Sprintf("%s-%d", id.serviceAccount.Name, now.UnixNano())
 			life["Bearer "+value] = asked.Add(time.Hour)
-			return issued{value: newSecret(value), at: asked, life: time.Hour, renew: renewAfter(time.Hour, rand.Float64())}, nil
+			return issued{value: newSecret(value), at: asked, life: time.Hour,
+				renew: renewAfter(time.Hour, rand.Float64())}, nil
 		}}
 		var sent, failed atomic.Int64
 		server := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
@@ -395,7 +403,8 @@ func TestADayOfTokens(t *testing.T) {
 					if _, err := rt.RoundTrip(req); err != nil {
 						failed.Add(1)
 						var none *NoTokenError
-						if !errors.As(err, &none) || time.Now().Before(downFrom) || time.Now().After(downTo.Add(retryMost+3*time.Second)) {
+						if !errors.As(err, &none) || time.Now().Before(downFrom) ||
+							time.Now().After(downTo.Add(retryMost+3*time.Second)) {
 							t.Errorf("after %s: %v", time.Since(begin), err)
 						}
 					}
@@ -417,11 +426,13 @@ func TestADayOfTokens(t *testing.T) {
 				busiest = max(busiest, n)
 			}
 		}
-		// Each token is renewed after 36 to 48 minutes, so 34 times a day. Without jitter a thousand would fall into one minute
-		// again and again.
+		// Each token is renewed after 36 to 48 minutes, so 34 times a day. Without jitter a
+		// thousand would fall into one minute again and again.
 		g.Expect(total).To(BeNumerically("~", identities*34, identities*2))
 		g.Expect(busiest).To(BeNumerically("<", identities/5))
-		t.Logf("%d requests, %d without a token, %d TokenRequests, %d of them refused, %d at most in a minute, %d when it was over", sent.Load(), failed.Load(), total+refused, refused, busiest, after)
+		t.Logf(
+			"%d requests, %d without a token, %d TokenRequests, %d of them refused, %d at most in a minute, %d when it "+
+				"was over", sent.Load(), failed.Load(), total+refused, refused, busiest, after)
 	})
 }
 
@@ -518,7 +529,8 @@ func TestClassify(t *testing.T) {
 	g := NewWithT(t)
 	resource := schema.GroupResource{Resource: "serviceaccounts"}
 	g.Expect(classify(apierrors.NewNotFound(resource, "red"))).To(MatchError(ErrServiceAccountNotFound))
-	g.Expect(classify(apierrors.NewConflict(resource, "red", errors.New("UID")))).To(MatchError(ErrServiceAccountNotFound))
+	g.Expect(classify(apierrors.NewConflict(resource, "red", errors.New("UID")))).
+		To(MatchError(ErrServiceAccountNotFound))
 	forbidden := classify(apierrors.NewForbidden(resource, "red", nil))
 	g.Expect(forbidden).To(MatchError(ErrTokenRequestFailed))
 	g.Expect(apierrors.IsForbidden(forbidden)).To(BeTrue(), "the API's error stays in the chain")
@@ -542,7 +554,8 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	synctest.Wait()
 	fixed := newFixed(proof{token: newSecret(token)})
 	current := shared.(*sharedToken).token.current.Load()
-	for _, value := range []any{shared, fixed, current, *current, shared.(*sharedToken).token, &all, shared.RoundTripper(nil), fixed.RoundTripper(nil),
+	for _, value := range []any{shared, fixed, current, *current, shared.(*sharedToken).token, &all,
+		shared.RoundTripper(nil), fixed.RoundTripper(nil),
 		Resolution{open: func() Credential { return fixed }}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 			printed := fmt.Sprintf(verb, value)
@@ -554,40 +567,54 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	shared.Close()
 }
 
-// A request carries the identity's token and nothing else that could name a user, whatever the caller set.
+// A request carries the identity's token and nothing else that could name a user, whatever the
+// caller set.
 func TestNothingElseNamesAUser(t *testing.T) {
 	g := NewWithT(t)
 	req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("body"))
-	for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group", "Impersonate-Extra-Scopes", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-A", "Cookie"} {
+	for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group",
+		"Impersonate-Extra-Scopes", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-A", "Cookie"} {
 		req.Header.Set(header, "somebody else")
 	}
 	req.Header["impersonate-user"] = []string{"not canonical"}
-	req.Header["Sec-Websocket-Protocol"] = []string{"v5.channel.k8s.io", "base64url.bearer.authorization.k8s.io.c29tZWJvZHk"}
-	req.Header["Sec-WebSocket-Protocol"] = []string{"base64url.bearer.authorization.k8s.io.c29tZWJvZHk"} // as the RFC has it
+	req.Header["Sec-Websocket-Protocol"] = []string{
+		"v5.channel.k8s.io", "base64url.bearer.authorization.k8s.io.c29tZWJvZHk",
+	}
+	// as the RFC has it
+	req.Header["Sec-WebSocket-Protocol"] = []string{"base64url.bearer.authorization.k8s.io.c29tZWJvZHk"}
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
-	_, err := newFixed(proof{token: newSecret("mine")}).RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
-		sent = req.Header
-		return nil, errors.New("enough")
-	})).RoundTrip(req)
+	_, err := newFixed(proof{token: newSecret("mine")}).
+		RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			sent = req.Header
+			return nil, errors.New("enough")
+		})).RoundTrip(req)
 	g.Expect(err).To(MatchError("enough"))
-	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"}, "Sec-Websocket-Protocol": {"v5.channel.k8s.io"}, "Sec-WebSocket-Protocol": {}}))
+	g.Expect(sent).
+		To(
+			Equal(http.Header{"Authorization": {"Bearer mine"}, "Accept": {"application/json"},
+				"Sec-Websocket-Protocol": {"v5.channel.k8s.io"}, "Sec-WebSocket-Protocol": {}}))
 	g.Expect(req.Header).To(Equal(before), "a RoundTripper does not change the caller's request")
 }
 
-// What a server or a proxy quotes of the token is removed, wherever it quotes it; the rest stays as it is.
+// What a server or a proxy quotes of the token is removed, wherever it quotes it; the rest stays as
+// it is.
 func TestEchoedToken(t *testing.T) {
 	g := NewWithT(t)
 	answer := func(resp *http.Response, err error) (*http.Response, error) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		return newFixed(proof{token: newSecret("hunter2")}).RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).RoundTrip(req)
+		return newFixed(proof{token: newSecret("hunter2")}).
+			RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).
+			RoundTrip(req)
 	}
 	response := func(status int, body string) *http.Response {
-		return &http.Response{StatusCode: status, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+		return &http.Response{StatusCode: status, ContentLength: int64(len(body)),
+			Body:   io.NopCloser(strings.NewReader(body)),
 			Header: http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}}}
 	}
-	for _, status := range []int{http.StatusBadRequest, http.StatusNotFound, http.StatusInternalServerError, http.StatusBadGateway} {
+	for _, status := range []int{http.StatusBadRequest, http.StatusNotFound, http.StatusInternalServerError,
+		http.StatusBadGateway} {
 		resp, err := answer(response(status, "you sent Bearer hunter2, and hunter2 again"), nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		body, err := io.ReadAll(resp.Body)
@@ -612,7 +639,8 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "what was asked for is not touched")
 	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
 
-	resp, err = answer(&http.Response{StatusCode: http.StatusOK, Status: "200 hunter2", Header: http.Header{}, Trailer: http.Header{"X": {"hunter2"}}, Body: http.NoBody}, nil)
+	resp, err = answer(&http.Response{StatusCode: http.StatusOK, Status: "200 hunter2", Header: http.Header{},
+		Trailer: http.Header{"X": {"hunter2"}}, Body: http.NoBody}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resp.Status).To(Equal("200 [redacted]"))
 	g.Expect(resp.Trailer).To(BeNil())

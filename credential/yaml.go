@@ -10,11 +10,13 @@ import (
 )
 
 const (
-	// maxIndicators is how many YAML indicators a kubeconfig may have. Every YAML value but the first needs one, so they bound
-	// the memory that parsing takes before anything is parsed. A cluster, a context and a user have about 30 together.
+	// maxIndicators is how many YAML indicators a kubeconfig may have. Every YAML value but the
+	// first needs one, so they bound the memory that parsing takes before anything is parsed. A
+	// cluster, a context and a user have about 30 together.
 	maxIndicators = 4096
-	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in proportion to its size. A cluster with
-	// its authorities and a token of a ServiceAccount has some 80 bytes for each.
+	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in
+	// proportion to its size. A cluster with its authorities and a token of a ServiceAccount has
+	// some 80 bytes for each.
 	minBytesPerIndicator = 12
 	// maxYAMLDepth is how deep values may be nested. A kubeconfig needs eight levels.
 	maxYAMLDepth = 32
@@ -23,9 +25,9 @@ const (
 // indicators are the bytes with a meaning in YAML. Base64 has none of them.
 var indicators = []byte("-?:,[]{}#&*!|>'\"%@`")
 
-// plainJSON returns a YAML document as JSON. A document with an anchor or alias is refused: a few of those make gigabytes of
-// a short text. The JSON is what is used from there on, so that no second YAML parser can see another document. An error
-// quotes nothing of the content.
+// plainJSON returns a YAML document as JSON. A document with an anchor or alias is refused: a few
+// of those make gigabytes of a short text. The JSON is what is used from there on, so that no
+// second YAML parser can see another document. An error quotes nothing of the content.
 func plainJSON(content []byte) ([]byte, error) {
 	if n := countIndicators(content); n > maxIndicators || n > 256 && n > len(content)/minBytesPerIndicator {
 		return nil, errors.New("it has too many values; keep the current context, its cluster and its user only")

@@ -16,7 +16,8 @@ type boundClient struct {
 	conn *connection
 }
 
-func (b *boundClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+func (b *boundClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object,
+	opts ...client.GetOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
@@ -58,7 +59,8 @@ func (b *boundClient) Update(ctx context.Context, obj client.Object, opts ...cli
 	return b.Client.Update(ctx, obj, opts...)
 }
 
-func (b *boundClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+func (b *boundClient) Patch(ctx context.Context, obj client.Object, patch client.Patch,
+	opts ...client.PatchOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
@@ -91,28 +93,32 @@ func (b *boundSubResource) Get(ctx context.Context, obj, sub client.Object, opts
 	return b.SubResourceClient.Get(ctx, obj, sub, opts...)
 }
 
-func (b *boundSubResource) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+func (b *boundSubResource) Apply(ctx context.Context, obj runtime.ApplyConfiguration,
+	opts ...client.SubResourceApplyOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
 	return b.SubResourceClient.Apply(ctx, obj, opts...)
 }
 
-func (b *boundSubResource) Create(ctx context.Context, obj, sub client.Object, opts ...client.SubResourceCreateOption) error {
+func (b *boundSubResource) Create(ctx context.Context, obj, sub client.Object,
+	opts ...client.SubResourceCreateOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
 	return b.SubResourceClient.Create(ctx, obj, sub, opts...)
 }
 
-func (b *boundSubResource) Update(ctx context.Context, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+func (b *boundSubResource) Update(ctx context.Context, obj client.Object,
+	opts ...client.SubResourceUpdateOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
 	return b.SubResourceClient.Update(ctx, obj, opts...)
 }
 
-func (b *boundSubResource) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+func (b *boundSubResource) Patch(ctx context.Context, obj client.Object, patch client.Patch,
+	opts ...client.SubResourcePatchOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
 	}

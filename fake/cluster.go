@@ -25,8 +25,10 @@ var _ cluster.Cluster = (*fakeCluster)(nil)
 func (f *fakeCluster) GetHTTPClient() *http.Client {
 	return &http.Client{Transport: nobody{f.conn}}
 }
-func (f *fakeCluster) GetConfig() *rest.Config                        { return f.conn.config() }
-func (f *fakeCluster) GetCache() cache.Cache                          { return &fakeCache{Reader: f.GetClient(), conn: f.conn} }
+func (f *fakeCluster) GetConfig() *rest.Config { return f.conn.config() }
+func (f *fakeCluster) GetCache() cache.Cache {
+	return &fakeCache{Reader: f.GetClient(), conn: f.conn}
+}
 func (f *fakeCluster) GetScheme() *runtime.Scheme                     { return f.conn.of.Scheme() }
 func (f *fakeCluster) GetClient() client.Client                       { return f.conn.client() }
 func (f *fakeCluster) GetFieldIndexer() client.FieldIndexer           { return f.GetCache() }
@@ -59,7 +61,8 @@ type fakeCache struct {
 	conn *connection
 }
 
-func (f *fakeCache) GetInformer(ctx context.Context, object client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
+func (f *fakeCache) GetInformer(ctx context.Context, object client.Object,
+	_ ...cache.InformerGetOption) (cache.Informer, error) {
 	informer, err := f.conn.newInformer(object, scopedcache.Scope{}, nil)
 	if err != nil {
 		return nil, err
@@ -75,7 +78,8 @@ func (f *fakeCache) GetInformer(ctx context.Context, object client.Object, _ ...
 	}
 }
 
-func (f *fakeCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (f *fakeCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
 	object, err := f.conn.of.Scheme().New(gvk)
 	if err != nil {
 		return nil, errors.WithStack(err)

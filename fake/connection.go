@@ -91,8 +91,10 @@ func (n nobody) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, errors.New("this is the fake: there is no API server behind it; use GetClient")
 }
 
-// Hold returns an informer over the client of the test. As with the real one, errors of the client are told to observe.
-func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string, observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+// Hold returns an informer over the client of the test. As with the real one, errors of the client
+// are told to observe.
+func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string,
+	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	made, err := c.newInformer(object, scope, observe)
 	if meta.IsNoMatchError(err) {
 		if observe != nil {
@@ -103,7 +105,8 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 	return made, err
 }
 
-// notServed is the informer of a kind that is not served, and never will be: the client of a test does not change its mind.
+// notServed is the informer of a kind that is not served, and never will be: the client of a test
+// does not change its mind.
 type notServed struct{}
 
 func (notServed) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
@@ -162,7 +165,8 @@ func (f feeding) Remove() {
 	_ = f.informer.RemoveEventHandler(f.handle) // it fails only if the informer does not know it
 }
 
-func (c *connection) newInformer(object client.Object, scope scopedcache.Scope, observe func(scopedcache.ScopeState)) (*informer, error) {
+func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
+	observe func(scopedcache.ScopeState)) (*informer, error) {
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
@@ -176,7 +180,9 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope, 
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	lw := &listerWatcher{client: c.of, list: list, scope: scope, listed: func() { observe(scopedcache.ScopeState{State: scopedcache.Synced}) }}
+	lw := &listerWatcher{client: c.of, list: list, scope: scope, listed: func() {
+		observe(scopedcache.ScopeState{State: scopedcache.Synced})
+	}}
 	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
 	// These fail only on informers that run.
 	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) })
@@ -192,8 +198,8 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope, 
 	return &informer{SharedIndexInformer: shared, conn: c, example: object, stop: stop, released: life.Done()}, nil
 }
 
-// served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's mapper knows them. What
-// neither mapper nor scheme knows is not served.
+// served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's
+// mapper knows them. What neither mapper nor scheme knows is not served.
 func (c *connection) served(object client.Object, namespace string) (string, error) {
 	gvk, err := apiutil.GVKForObject(object, c.of.Scheme())
 	if err != nil {
@@ -210,8 +216,8 @@ func (c *connection) served(object client.Object, namespace string) (string, err
 	}
 }
 
-// listerWatcher lists and watches through a client. It begins to watch before it lists, so that nothing falls between:
-// what it sees twice is an update.
+// listerWatcher lists and watches through a client. It begins to watch before it lists, so that
+// nothing falls between: what it sees twice is an update.
 type listerWatcher struct {
 	client client.Client
 	list   client.ObjectList
@@ -273,7 +279,8 @@ func (l *listerWatcher) watch() (watch.Interface, error) {
 	if !ok {
 		return watch.NewFake(), nil // it never says anything
 	}
-	stream, err := watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList), client.InNamespace(l.scope.Namespace))
+	stream, err := watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList),
+		client.InNamespace(l.scope.Namespace))
 	if err != nil || !l.selective() {
 		return stream, err
 	}
@@ -285,7 +292,8 @@ func (l *listerWatcher) watch() (watch.Interface, error) {
 	})}, nil
 }
 
-// drained leaves nothing behind when it is stopped: what watch.Filter still has to say would block it for ever.
+// drained leaves nothing behind when it is stopped: what watch.Filter still has to say would block
+// it for ever.
 type drained struct{ watch.Interface }
 
 func (d drained) Stop() {
@@ -307,11 +315,13 @@ func (l *listerWatcher) selects(object runtime.Object) bool {
 		return true
 	}
 	return (l.scope.LabelSelector == nil || l.scope.LabelSelector.Matches(labels.Set(accessor.GetLabels()))) &&
-		(l.scope.FieldSelector == nil || l.scope.FieldSelector.Matches(fields.Set{"metadata.name": accessor.GetName(), "metadata.namespace": accessor.GetNamespace()}))
+		(l.scope.FieldSelector == nil ||
+			l.scope.FieldSelector.Matches(fields.Set{"metadata.name": accessor.GetName(),
+				"metadata.namespace": accessor.GetNamespace()}))
 }
 
-// convert gives an object the representation of a list's objects: the fake client watches typed ones, whatever it is
-// asked for.
+// convert gives an object the representation of a list's objects: the fake client watches typed
+// ones, whatever it is asked for.
 func convert(object any, list client.ObjectList, scheme *runtime.Scheme) (any, error) {
 	typed, ok := object.(client.Object)
 	if !ok {

@@ -29,7 +29,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	} else if err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, client.IgnoreAlreadyExists(c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: content.Namespace, Name: content.Name}}))
+	return ctrl.Result{},
+		client.IgnoreAlreadyExists(c.Create(ctx,
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: content.Namespace, Name: content.Name}}))
 }
 
 // The README shows this test.

@@ -55,8 +55,9 @@ type extension struct {
 	registry *watches.Registry            // nil before the first connect, whose client has the scheme
 }
 
-// NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of watches that are
-// there already: Watch with such a name succeeds and does nothing. If c is nil the extension is not connected, and errors say so.
+// NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of
+// watches that are there already: Watch with such a name succeeds and does nothing. If c is nil the
+// extension is not connected, and errors say so.
 func NewFakeCache(c client.Client, extension client.ObjectKey, watchNames ...string) *Cache {
 	cache := NewFakeEmptyCache()
 	cache.connect(extension, c, watchNames)
@@ -68,8 +69,8 @@ func NewFakeEmptyCache() *Cache {
 	return &Cache{extensions: map[client.ObjectKey]*extension{}}
 }
 
-// Connect connects an extension with c, makes it known if it was not, and tells the sources. If it was connected, that
-// connection ends first: its handles are dead.
+// Connect connects an extension with c, makes it known if it was not, and tells the sources. If it
+// was connected, that connection ends first: its handles are dead.
 func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
 
 func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string) {
@@ -101,8 +102,8 @@ func (f *Cache) connect(key client.ObjectKey, c client.Client, presets []string)
 	f.hub.Changed(object)
 }
 
-// Disconnect ends the connection of an extension, makes it known if it was not, and tells the sources. After Deleted and
-// Filtered it is not known any more, and its watches have ended.
+// Disconnect ends the connection of an extension, makes it known if it was not, and tells the
+// sources. After Deleted and Filtered it is not known any more, and its watches have ended.
 func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
 	f.disconnect(key, reason, "the fake disconnected it")
 }
@@ -140,8 +141,9 @@ func (f *Cache) endLocked(e *extension, reason clustercache.Reason, message stri
 	return func() { registry.Disconnected(conn) }
 }
 
-// FailProbe fails a probe of an extension; if it is connected it stays so. It is as if no probe had succeeded for longer
-// than any WatchForProbeFailure. An unknown extension becomes known, and not connected. Sources are told once per episode, which PassProbe and Connect end.
+// FailProbe fails a probe of an extension; if it is connected it stays so. It is as if no probe had
+// succeeded for longer than any WatchForProbeFailure. An unknown extension becomes known, and not
+// connected. Sources are told once per episode, which PassProbe and Connect end.
 func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.knownLocked(key)
@@ -154,7 +156,8 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.hub.Look()
 }
 
-// PassProbe lets a probe of an extension succeed. An unknown extension becomes known, and not connected.
+// PassProbe lets a probe of an extension succeed. An unknown extension becomes known, and not
+// connected.
 func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.knownLocked(key)
@@ -163,14 +166,16 @@ func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.hub.Look()
 }
 
-// Watches returns what is watched for an extension, sorted; those that NewFakeCache was given have no kind.
+// Watches returns what is watched for an extension, sorted; those that NewFakeCache was given have
+// no kind.
 func (f *Cache) Watches(key client.ObjectKey) []clustercache.WatchState {
 	state, _ := f.GetConnectionState(context.Background(), key)
 	return state.Watches
 }
 
-// SetExtension says what object map functions get for the extension of its name. Before, and without it, that is an
-// unstructured ClusterExtension. It tells nobody. An unknown extension becomes known.
+// SetExtension says what object map functions get for the extension of its name. Before, and
+// without it, that is an unstructured ClusterExtension. It tells nobody. An unknown extension
+// becomes known.
 func (f *Cache) SetExtension(object client.Object) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,16 +184,17 @@ func (f *Cache) SetExtension(object client.Object) {
 	e.state.UID = object.GetUID()
 }
 
-// SetIdentity says as whom the extension is connected, from its next connect on: call it before Connect, or connect again.
-// The default is ServiceAccount fake:<name>. An unknown extension becomes known.
+// SetIdentity says as whom the extension is connected, from its next connect on: call it before
+// Connect, or connect again. The default is ServiceAccount fake:<name>. An unknown extension
+// becomes known.
 func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.knownLocked(key).identity = identity
 }
 
-// Close ends every connection and watch, and returns when nothing of them runs any more. Tests that look for goroutines
-// need it. A handler that hangs makes it hang.
+// Close ends every connection and watch, and returns when nothing of them runs any more. Tests that
+// look for goroutines need it. A handler that hangs makes it hang.
 func (f *Cache) Close() {
 	f.mu.Lock()
 	keys := slices.Collect(maps.Keys(f.extensions))
@@ -218,7 +224,9 @@ func (f *Cache) knownLocked(key client.ObjectKey) *extension {
 	now := time.Now()
 	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
 		Extension: key, UID: object.GetUID(), Phase: clustercache.Disconnected, Reason: clustercache.NotStarted, Since: now,
-	}, identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name, UID: types.UID("fake-" + key.Name)}}
+	},
+		identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name,
+			UID: types.UID("fake-" + key.Name)}}
 	f.extensions[key] = e
 	return e
 }
@@ -238,7 +246,9 @@ func (f *Cache) connected(key client.ObjectKey) (extension, error) {
 	e, known := f.extensions[key]
 	switch {
 	case !known:
-		return extension{}, &clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted, Cause: errors.New("the fake does not know it")}
+		return extension{},
+			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted,
+				Cause: errors.New("the fake does not know it")}
 	case e.conn == nil:
 		return extension{}, e.notConnected()
 	}
@@ -318,7 +328,8 @@ func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name st
 }
 
 // GetHealthCheckingState implements clustercache.ClusterCache.
-func (f *Cache) GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) clustercache.HealthCheckingState {
+func (f *Cache) GetHealthCheckingState(ctx context.Context,
+	extension client.ObjectKey) clustercache.HealthCheckingState {
 	state, _ := f.GetConnectionState(ctx, extension)
 	return state.Health
 }
@@ -359,18 +370,21 @@ func (f *Cache) ListConnectionStates(context.Context) (states []clustercache.Con
 		states = append(states, e.snapshot())
 	}
 	slices.SortFunc(states, func(x, y clustercache.ConnectionState) int {
-		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace), cmp.Compare(x.Extension.Name, y.Extension.Name))
+		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace),
+			cmp.Compare(x.Extension.Name, y.Extension.Name))
 	})
 	return states
 }
 
 // GetExtensionSource implements clustercache.ClusterCache.
-func (f *Cache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...clustercache.GetExtensionSourceOption) source.Source {
+func (f *Cache) GetExtensionSource(controllerName string, mapFunc handler.MapFunc,
+	opts ...clustercache.GetExtensionSourceOption) source.Source {
 	var options clustercache.GetExtensionSourceOptions
 	for _, opt := range opts {
 		opt.ApplyToGetExtensionSource(&options)
 	}
-	return extensionsource.New(&f.hub, known{f}, extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
+	return extensionsource.New(&f.hub, known{f},
+		extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
 		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }
 

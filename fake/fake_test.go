@@ -77,7 +77,9 @@ func TestPresetWatches(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"), "there", "also")
 	t.Cleanup(f.Close)
-	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "there", Watcher: noController{t}, Kind: &corev1.Secret{}, EventHandler: &handler.EnqueueRequestForObject{}})
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "there", Watcher: noController{t}, Kind: &corev1.Secret{}, EventHandler: &handler.EnqueueRequestForObject{},
+	})
 	g.Expect(f.Watch(t.Context(), key("red"), watcher)).To(Succeed())
 	g.Expect(f.Watches(key("red"))).To(HaveExactElements(HaveField("Name", "also"), HaveField("Name", "there")))
 	g.Expect(f.Unwatch(t.Context(), key("red"), "there")).To(Succeed())
@@ -152,9 +154,12 @@ func TestInformer(t *testing.T) {
 	informer, err := whole.GetCache().GetInformerForKind(t.Context(), corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	g.Expect(err).NotTo(HaveOccurred())
 	heard := make(chan string, 10)
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) { heard <- object.(client.Object).GetName() }})
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) {
+		heard <- object.(client.Object).GetName()
+	}})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "a"}})).To(Succeed())
+	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "a"}})).
+		To(Succeed())
 	g.Eventually(heard).Should(Receive(Equal("a")))
 }
 
@@ -179,7 +184,8 @@ type starts struct{ ctx context.Context }
 
 func (s starts) Watch(src source.Source) error { return src.Start(s.ctx, nil) }
 
-// Whoever connects and asks at the same time: in the end one connection is alive, and nothing runs after Close.
+// Whoever connects and asks at the same time: in the end one connection is alive, and nothing runs
+// after Close.
 func TestConcurrentUse(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeEmptyCache()
@@ -213,12 +219,14 @@ func TestOnError(t *testing.T) {
 	g := NewWithT(t)
 	var denied atomic.Bool
 	denied.Store(true)
-	c := interceptor.NewClient(clientfake.NewClientBuilder().Build(), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-		if denied.Load() {
-			return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil)
-		}
-		return c.List(ctx, list, opts...)
-	}})
+	c := interceptor.NewClient(clientfake.NewClientBuilder().Build(),
+		interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList,
+			opts ...client.ListOption) error {
+			if denied.Load() {
+				return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil)
+			}
+			return c.List(ctx, list, opts...)
+		}})
 	f := NewFakeCache(c, key("red"))
 	t.Cleanup(f.Close)
 	told := make(chan clustercache.WatchError, 10)

@@ -24,8 +24,8 @@ type Answer struct {
 	Err      error    // nil exactly when Valid
 }
 
-// Ask sends one SelfSubjectReview through httpClient, which authenticates it, to the server of config, which
-// holds no credential. It returns within timeout.
+// Ask sends one SelfSubjectReview through httpClient, which authenticates it, to the server of
+// config, which holds no credential. It returns within timeout.
 func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, timeout time.Duration) Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -43,10 +43,16 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
 	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
 		return Answer{Verdict: Unauthorized, Err: errors.New("asking the API server who we are: nobody whom it knows")}
-	case !untrusted.IsPresentable(user.Username) || !untrusted.IsPresentable(user.UID) || slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
-		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named somebody whose name, UID or groups nobody could read")}
+	case !untrusted.IsPresentable(user.Username) || !untrusted.IsPresentable(user.UID) ||
+		slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
+		return Answer{
+			Verdict: Failing, Err: errors.New(
+				"asking the API server who we are: it named somebody whose name, UID or groups nobody could read"),
+		}
 	}
-	return Answer{Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups}}
+	return Answer{
+		Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups},
+	}
 }
 
 // Classify says what an error of a request to an API server means.

@@ -15,15 +15,15 @@ type Identity = connstate.Identity
 type Verdict = connstate.Verdict
 
 const (
-	// Silent means that no answer came: the connection was refused, hung or broke off, or the server is
-	// not one that the target's certificate authorities vouch for.
+	// Silent means that no answer came: the connection was refused, hung or broke off, or the
+	// server is not one that the target's certificate authorities vouch for.
 	Silent = connstate.Silent
 	// Valid means that the server stated the identity.
 	Valid = connstate.Valid
 	// Unauthorized means that the server does not accept the credential (401).
 	Unauthorized = connstate.Unauthorized
-	// Denied means that the server answers but refuses the review (403). A 403 says nothing about the
-	// credential.
+	// Denied means that the server answers but refuses the review (403). A 403 says nothing about
+	// the credential.
 	Denied = connstate.Denied
 	// Failing means that the server answers with an error of its own (429, 5xx), or with something
 	// that no API server sends.

@@ -24,22 +24,26 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any goroutine.
+// Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any
+// goroutine.
 //
-// An informer from GetInformer outlives the loss of its right or kind, until RemoveInformer, which stops all informers of the
-// kind but those that somebody holds. IndexField applies to all informers of a kind and representation, also those to
-// come; a second index of the same name is an error.
+// An informer from GetInformer outlives the loss of its right or kind, until RemoveInformer, which
+// stops all informers of the kind but those that somebody holds. IndexField applies to all
+// informers of a kind and representation, also those to come; a second index of the same name is an
+// error.
 type Cache interface {
 	cache.Cache
 
-	// Hold returns a handle on the part of the object's kind, in the object's representation, that scope selects. The same
-	// scope is one informer, whoever holds or reads it. It does no I/O and does not wait: the kind need not be served, nor
-	// the right be there. It is an error if the scheme does not know the type, an unstructured or metadata object has no
-	// apiVersion and kind, the scope selects nothing, or the cache has stopped. The selectors of the cache's options
+	// Hold returns a handle on the part of the object's kind, in the object's representation, that
+	// scope selects. The same scope is one informer, whoever holds or reads it. It does no I/O and
+	// does not wait: the kind need not be served, nor the right be there. It is an error if the
+	// scheme does not know the type, an unstructured or metadata object has no apiVersion and kind,
+	// the scope selects nothing, or the cache has stopped. The selectors of the cache's options
 	// apply to it; the namespaces that they name do not restrict it.
 	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
-	// States returns a snapshot of every scope, in no order. It takes time in proportion to the objects.
+	// States returns a snapshot of every scope, in no order. It takes time in proportion to the
+	// objects.
 	States() []ScopeState
 }
 
@@ -56,9 +60,12 @@ type kind struct {
 	goType reflect.Type // of typed objects
 
 	mapping atomic.Pointer[meta.RESTMapping] // as last found out; only to know whether there are namespaces
-	scopes  sync.Map                         // of *scope by namespace: those without selectors of their own. Written under cache.mu
-	count   int                              // of those; guarded by cache.mu
-	only    atomic.Pointer[scope]            // that of all namespaces while there is no other, for reads to find it in one step. Written under cache.mu
+	// of *scope by namespace: those without selectors of their own. Written under cache.mu
+	scopes sync.Map
+	count  int // of those; guarded by cache.mu
+	// that of all namespaces while there is no other, for reads to find it in one step. Written
+	// under cache.mu
+	only atomic.Pointer[scope]
 }
 
 // countLocked notes that a scope has come or gone. cache.mu is held.
@@ -109,8 +116,9 @@ type scopedCache struct {
 	rbacEvents *RBACWatcher // its own, if it watches RBAC
 	monitoring *monitor.Config
 
-	kinds sync.Map                               // of *kind by kindKey
-	types atomic.Pointer[map[reflect.Type]*kind] // of typed objects and lists. Copied to be written: every read looks here first
+	kinds sync.Map // of *kind by kindKey
+	// of typed objects and lists. Copied to be written: every read looks here first
+	types atomic.Pointer[map[reflect.Type]*kind]
 
 	started chan struct{} // closed by Start
 	over    chan struct{} // closed when the cache has stopped
@@ -141,8 +149,9 @@ func newScopedCache(config *rest.Config, opts cache.Options, own Options) (*scop
 		return nil, err
 	}
 	made := &scopedCache{config: config, options: opts, own: own, configs: configs, reviewer: reviewer,
-		monitoring: &monitor.Config{Interval: own.AccessReviewInterval, PollWithoutWatch: own.PollWithoutWatch, Timing: monitor.DefaultTiming},
-		started:    make(chan struct{}), over: make(chan struct{}),
+		monitoring: &monitor.Config{Interval: own.AccessReviewInterval, PollWithoutWatch: own.PollWithoutWatch,
+			Timing: monitor.DefaultTiming},
+		started: make(chan struct{}), over: make(chan struct{}),
 		scopes: map[*scope]struct{}{}, selected: map[selectedKey]*scope{}, indexes: map[kindKey][]index{}}
 	made.types.Store(&map[reflect.Type]*kind{})
 	if own.WatchRBAC {
@@ -156,8 +165,8 @@ func newScopedCache(config *rest.Config, opts cache.Options, own Options) (*scop
 // NeedLeaderElection tells managers to start the cache on every replica.
 func (s *scopedCache) NeedLeaderElection() bool { return false }
 
-// Start runs the informers, those there are and those to come, until ctx is done. It blocks until they have stopped. What is
-// called after that fails with the cause of ctx, or ErrStopped.
+// Start runs the informers, those there are and those to come, until ctx is done. It blocks until
+// they have stopped. What is called after that fails with the cause of ctx, or ErrStopped.
 func (s *scopedCache) Start(ctx context.Context) error {
 	s.mu.Lock()
 	if s.life != nil {
@@ -227,7 +236,8 @@ func (s *scopedCache) kindOf(object runtime.Object) (*kind, error) {
 		return known, nil
 	}
 	if representation := representationOf(object); representation != Typed {
-		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()), representation: representation}, nil)
+		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()),
+			representation: representation}, nil)
 	}
 	gvk, err := apiutil.GVKForObject(object, s.options.Scheme)
 	if err != nil {
@@ -253,7 +263,9 @@ func (s *scopedCache) kindOf(object runtime.Object) (*kind, error) {
 
 func (s *scopedCache) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	if key.gvk.Kind == "" || key.gvk.Version == "" {
-		return nil, errors.Errorf("an object that is %s needs its apiVersion and kind set", strings.ToLower(string(key.representation)))
+		return nil,
+			errors.Errorf("an object that is %s needs its apiVersion and kind set",
+				strings.ToLower(string(key.representation)))
 	}
 	if known, ok := s.kinds.Load(key); ok {
 		return known.(*kind), nil
@@ -348,8 +360,10 @@ func (s *scopedCache) States() []ScopeState {
 	return states
 }
 
-// IndexField adds an index to all informers of the object's kind and representation, those there are and those to come.
-func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+// IndexField adds an index to all informers of the object's kind and representation, those there
+// are and those to come.
+func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string,
+	extract client.IndexerFunc) error {
 	k, err := s.kindOf(object)
 	if err != nil {
 		return err
@@ -373,7 +387,9 @@ func (s *scopedCache) IndexField(_ context.Context, object client.Object, field 
 		if err := of.reindex(); err != nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.indexes[k.kindKey] = slices.DeleteFunc(slices.Clone(s.indexes[k.kindKey]), func(i index) bool { return i.field == field })
+			s.indexes[k.kindKey] = slices.DeleteFunc(slices.Clone(s.indexes[k.kindKey]), func(i index) bool {
+				return i.field == field
+			})
 			return err
 		}
 	}

@@ -41,20 +41,22 @@ const patience = 30 * time.Second
 
 var configMaps = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
 
-// apiServer serves one ConfigMap, "n/a", and counts the watches that are open. What a real one does is tested in package
-// test; this one can be made to deny, and says what was asked.
+// apiServer serves one ConfigMap, "n/a", and counts the watches that are open. What a real one does
+// is tested in package test; this one can be made to deny, and says what was asked.
 type apiServer struct {
 	*httptest.Server
 
 	mu     sync.Mutex
-	denied bool                                                // guarded by mu; the rights
-	answer func(w http.ResponseWriter, req *http.Request) bool // guarded by mu; if it is not nil and answers, nobody else does
-	lists  map[string]int                                      // guarded by mu; lists by path, also those that watches begin with
-	begun  int                                                 // guarded by mu; watches, in all
-	asks   int                                                 // guarded by mu; access reviews
-	open   map[string]int                                      // guarded by mu; watches by path
-	end    chan struct{}                                       // guarded by mu; closed and replaced to end all watches
-	asked  map[string]bool                                     // guarded by mu; paths
+	denied bool // guarded by mu; the rights
+	// guarded by mu; if it is not nil and answers, nobody else does
+	answer func(w http.ResponseWriter, req *http.Request) bool
+	// guarded by mu; lists by path, also those that watches begin with
+	lists map[string]int
+	begun int             // guarded by mu; watches, in all
+	asks  int             // guarded by mu; access reviews
+	open  map[string]int  // guarded by mu; watches by path
+	end   chan struct{}   // guarded by mu; closed and replaced to end all watches
+	asked map[string]bool // guarded by mu; paths
 }
 
 func newAPIServer(t *testing.T) *apiServer {
@@ -89,11 +91,15 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	case whoami:
 		w.WriteHeader(http.StatusCreated)
-		_, _ = w.Write([]byte(`{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1","status":{"userInfo":{"username":"red"}}}`))
+		_, _ = w.Write(
+			[]byte(
+				`{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1","status":{"userInfo":{"username":"red"}}}`))
 		return
 	case review:
 		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": map[string]any{"allowed": !denied}})
+		_ = json.NewEncoder(w).
+			Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+				"status": map[string]any{"allowed": !denied}})
 		return
 	case denied:
 		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
@@ -105,10 +111,13 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		a.mu.Unlock()
 	}
 	object := func(version string) map[string]any {
-		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "n", "name": "a", "uid": "u", "resourceVersion": version}}
+		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+			"metadata": map[string]any{"namespace": "n", "name": "a", "uid": "u", "resourceVersion": version}}
 	}
 	if req.URL.Query().Get("watch") == "" {
-		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": "ConfigMapList", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{object("1")}})
+		_ = json.NewEncoder(w).
+			Encode(map[string]any{"apiVersion": "v1", "kind": "ConfigMapList",
+				"metadata": map[string]any{"resourceVersion": "1"}, "items": []any{object("1")}})
 		return
 	}
 	a.mu.Lock()
@@ -124,7 +133,9 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}()
 	if req.URL.Query().Get("sendInitialEvents") == "true" {
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": object("1")})
-		bookmark := map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"}}}
+		bookmark := map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+			"metadata": map[string]any{"resourceVersion": "1",
+				"annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"}}}
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": bookmark})
 	}
 	_ = http.NewResponseController(w).Flush()
@@ -138,8 +149,9 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-		Code: int32(code), Reason: reason, Message: "you may not"})
+	_ = json.NewEncoder(w).
+		Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+			Code: int32(code), Reason: reason, Message: "you may not"})
 }
 
 // cut ends all watches.
@@ -241,7 +253,8 @@ func TestHoldersShareAnInformer(t *testing.T) {
 	third.Release()
 }
 
-// What somebody reads stays when the holders have gone, until it is removed; what somebody holds is not removed.
+// What somebody reads stays when the holders have gone, until it is removed; what somebody holds is
+// not removed.
 func TestReadersAndHolders(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -284,7 +297,8 @@ func TestObserve(t *testing.T) {
 	a.deny(true)
 	c := a.newCache(t)
 	told := make(chan ScopeState, 100)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{Observe: func(state ScopeState) { told <- state }})
+	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
+		HoldOptions{Observe: func(state ScopeState) { told <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
 	var state ScopeState
 	g.Eventually(told).WithTimeout(patience).Should(Receive(&state))
@@ -295,7 +309,8 @@ func TestObserve(t *testing.T) {
 	g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	late := make(chan ScopeState, 100)
-	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{Observe: func(state ScopeState) { late <- state }})
+	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
+		HoldOptions{Observe: func(state ScopeState) { late <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "who comes late is told what is")
 	other.Release()
@@ -312,7 +327,8 @@ func TestObserve(t *testing.T) {
 		}
 	}
 	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
-	g.Expect(c.States()).To(HaveExactElements(And(HaveField("State", Synced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
+	g.Expect(c.States()).
+		To(HaveExactElements(And(HaveField("State", Synced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 
 	a.deny(true)
@@ -336,8 +352,8 @@ func TestDefaults(t *testing.T) {
 	g.Expect(options.PerNamespace || options.WatchRBAC || options.PollWithoutWatch).To(BeFalse())
 }
 
-// A handle reads what it holds: another kind, representation or namespace is an error, and not an informer that nobody asked
-// to be allowed, nor a part of the truth.
+// A handle reads what it holds: another kind, representation or namespace is an error, and not an
+// informer that nobody asked to be allowed, nor a part of the truth.
 func TestHandleReadsWhatItHolds(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -348,13 +364,19 @@ func TestHandleReadsWhatItHolds(t *testing.T) {
 	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
 	secrets := &unstructured.UnstructuredList{}
 	secrets.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "SecretList"})
-	g.Expect(held.List(t.Context(), secrets)).To(MatchError(ContainSubstring("the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
+	g.Expect(held.List(t.Context(), secrets)).
+		To(
+			MatchError(
+				ContainSubstring(
+					"the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
 	metadata := &metav1.PartialObjectMetadata{}
 	metadata.SetGroupVersionKind(configMaps)
-	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).To(MatchError(ContainSubstring("(Metadata)")))
+	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).
+		To(MatchError(ContainSubstring("(Metadata)")))
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
-	g.Expect(held.List(t.Context(), list, client.InNamespace("m"))).To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
+	g.Expect(held.List(t.Context(), list, client.InNamespace("m"))).
+		To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
 	g.Expect(held.List(t.Context(), list)).To(Succeed())
 	g.Expect(a.watches()).To(Equal([]string{inN}))
 }
@@ -417,7 +439,9 @@ func TestLog(t *testing.T) {
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	g.Expect(logged()).To(BeEmpty())
 	a.deny(true)
-	g.Eventually(logged).WithTimeout(patience).Should(And(ContainSubstring(`"state"="Forbidden"`), ContainSubstring(`"scope"="namespace n"`), ContainSubstring(`cannot watch`)))
+	g.Eventually(logged).WithTimeout(patience).
+		Should(And(ContainSubstring(`"state"="Forbidden"`), ContainSubstring(`"scope"="namespace n"`),
+			ContainSubstring(`cannot watch`)))
 	a.deny(false)
 	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring(`"state"="Synced"`))
 	g.Expect(strings.Count(logged(), "\n")).To(Equal(1))

@@ -19,8 +19,8 @@ type kindConfig struct {
 	namespaces map[string]cache.Config // if not empty, the only ones that are cached of a namespaced kind
 }
 
-// configs are the options by kind. Which ones apply to a namespaced kind is decided when its mapping is known, so that
-// making a cache asks the API server nothing.
+// configs are the options by kind. Which ones apply to a namespaced kind is decided when its
+// mapping is known, so that making a cache asks the API server nothing.
 type configs struct {
 	defaults cache.Options
 	byObject map[schema.GroupVersionKind]cache.ByObject
@@ -41,28 +41,33 @@ func newConfigs(opts cache.Options) (configs, error) {
 	return made, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
 }
 
-// rejectEmptySelectors refuses selectors that select nothing: an API server would take them for everything.
+// rejectEmptySelectors refuses selectors that select nothing: an API server would take them for
+// everything.
 func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
 	if noLabels(label) || noFields(field) {
 		return errors.New("a selector of the cache's options selects nothing: an API server would take that for everything")
 	}
 	for namespace, config := range namespaces {
 		if noLabels(config.LabelSelector) || noFields(config.FieldSelector) {
-			return errors.Errorf("a selector of the cache's options for namespace %q selects nothing: an API server would take that for everything", namespace)
+			return errors.Errorf(
+				"a selector of the cache's options for namespace %q selects nothing: an API server would take that for "+
+					"everything", namespace)
 		}
 	}
 	return nil
 }
 
-// of returns what applies to a kind. What a namespace does not say its kind says, else the defaults of the namespace, else
-// the defaults of the cache.
+// of returns what applies to a kind. What a namespace does not say its kind says, else the defaults
+// of the namespace, else the defaults of the cache.
 func (c configs) of(gvk schema.GroupVersionKind) kindConfig {
-	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector, FieldSelector: c.defaults.DefaultFieldSelector,
-		Transform: c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
+	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector,
+		FieldSelector: c.defaults.DefaultFieldSelector,
+		Transform:     c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
 		EnableWatchBookmarks: c.defaults.DefaultEnableWatchBookmarks, SyncPeriod: c.defaults.SyncPeriod}
 	own := c.byObject[gvk] // the zero value says nothing
 	kind := cache.Config{LabelSelector: own.Label, FieldSelector: own.Field, Transform: own.Transform,
-		UnsafeDisableDeepCopy: own.UnsafeDisableDeepCopy, EnableWatchBookmarks: own.EnableWatchBookmarks, SyncPeriod: own.SyncPeriod}
+		UnsafeDisableDeepCopy: own.UnsafeDisableDeepCopy, EnableWatchBookmarks: own.EnableWatchBookmarks,
+		SyncPeriod: own.SyncPeriod}
 	namespaces := own.Namespaces
 	if namespaces == nil {
 		namespaces = c.defaults.DefaultNamespaces
@@ -70,7 +75,8 @@ func (c configs) of(gvk schema.GroupVersionKind) kindConfig {
 	made := kindConfig{everywhere: orElse(kind, defaults), namespaces: map[string]cache.Config{}}
 	others := fields.Everything()
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
-		made.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind), c.defaults.DefaultNamespaces[namespace]), defaults)
+		made.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind),
+			c.defaults.DefaultNamespaces[namespace]), defaults)
 		if namespace != metav1.NamespaceAll {
 			others = andFields(others, fields.OneTermNotEqualSelector("metadata.namespace", namespace))
 		}

@@ -15,15 +15,17 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
-// durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or of the namespaces that the
-// cache's options name.
+// durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or
+// of the namespaces that the cache's options name.
 type durableInformer struct{ scopes []*scope }
 
-// Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its handlers, where Get of the cache
-// may use another one that serves the namespace. So what a handler was called for is there to be read.
+// Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its
+// handlers, where Get of the cache may use another one that serves the namespace. So what a handler
+// was called for is there to be read.
 type Informer interface {
 	cache.Informer
-	// Get is that of the cache. Where the identity may not list and watch all that the informer is of, it is Forbidden.
+	// Get is that of the cache. Where the identity may not list and watch all that the informer is
+	// of, it is Forbidden.
 	Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error
 	// Readable returns why Get fails, nil if it does not. It waits while that is not known.
 	Readable(ctx context.Context) error
@@ -31,7 +33,8 @@ type Informer interface {
 
 var _ Informer = durableInformer{}
 
-func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object,
+	opts ...client.GetOption) error {
 	for _, s := range f.scopes {
 		if s.where.Namespace != metav1.NamespaceAll && s.where.Namespace != key.Namespace {
 			continue
@@ -42,7 +45,9 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 		}
 		return running.cache.Get(ctx, key, object, opts...)
 	}
-	return errors.Errorf("the cache's options do not name the namespace %q for this informer: unknown namespace for the cache", key.Namespace)
+	return errors.Errorf(
+		"the cache's options do not name the namespace %q for this informer: unknown namespace for the cache",
+		key.Namespace)
 }
 
 func (f durableInformer) Readable(ctx context.Context) error {
@@ -54,20 +59,24 @@ func (f durableInformer) Readable(ctx context.Context) error {
 	return nil
 }
 
-// AddEventHandler adds a handler that outlives informers: what comes back is told again, as creations, and what has gone
-// meanwhile as DeletedFinalStateUnknown. It is no error that the right, or the kind, is not there yet.
-func (f durableInformer) AddEventHandler(handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+// AddEventHandler adds a handler that outlives informers: what comes back is told again, as
+// creations, and what has gone meanwhile as DeletedFinalStateUnknown. It is no error that the
+// right, or the kind, is not there yet.
+func (f durableInformer) AddEventHandler(handler toolscache.ResourceEventHandler) (
+	toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{})
 }
 
-// AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer, one that is shorter than the
-// cache's SyncPeriod counts only for informers that start after this.
-func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler, resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
+// AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer,
+// one that is shorter than the cache's SyncPeriod counts only for informers that start after this.
+func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler,
+	resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{ResyncPeriod: &resync})
 }
 
 // AddEventHandlerWithOptions is AddEventHandler with options.
-func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
+	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
 	made := &registrations{done: make(chan struct{})}
 	made.left.Store(int64(len(f.scopes)))
 	for _, s := range f.scopes {
@@ -85,7 +94,8 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	return made, nil
 }
 
-// RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no other begins.
+// RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no
+// other begins.
 func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
 	all, ok := handle.(*registrations)
 	if !ok {
@@ -137,8 +147,8 @@ func (s *scope) addIndexers(indexers toolscache.Indexers) error {
 	return nil
 }
 
-// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is no such kind. So true does
-// not mean that there are objects.
+// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is
+// no such kind. So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
 	for _, s := range f.scopes {
 		select {

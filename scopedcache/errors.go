@@ -11,16 +11,17 @@ import (
 )
 
 var (
-	// ErrStopped is returned by everything that needs a cache which has stopped. If the context that it was started with
-	// ended for another reason than having been cancelled, that reason is returned instead.
+	// ErrStopped is returned by everything that needs a cache which has stopped. If the context
+	// that it was started with ended for another reason than having been cancelled, that reason is
+	// returned instead.
 	ErrStopped = errors.New("the cache has stopped")
-	// ErrReleased is returned to those who wait for an informer that nobody needs any more: its last holder released it, or
-	// it was removed.
+	// ErrReleased is returned to those who wait for an informer that nobody needs any more: its
+	// last holder released it, or it was removed.
 	ErrReleased = errors.New("the informer was released; who needs it holds or reads it again")
 )
 
-// NotSyncedError is returned when a read or a wait ended before the informer had synced. apierrors.IsTimeout holds for
-// it, and errors.Is finds the reason of the context.
+// NotSyncedError is returned when a read or a wait ended before the informer had synced.
+// apierrors.IsTimeout holds for it, and errors.Is finds the reason of the context.
 type NotSyncedError struct {
 	GVK   schema.GroupVersionKind
 	Scope Scope
@@ -40,7 +41,8 @@ func (e *NotSyncedError) Error() string {
 	if e.Last != nil {
 		last = e.Last.Error()
 	}
-	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), where, e.State, e.Since.Format(time.RFC3339), last, e.Cause)
+	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), where, e.State,
+		e.Since.Format(time.RFC3339), last, e.Cause)
 }
 
 // Unwrap lets errors.Is and errors.As find both reasons.
@@ -53,6 +55,7 @@ func (e *NotSyncedError) Unwrap() []error {
 
 // Status makes it a timeout for apierrors, as it is with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status {
-	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGatewayTimeout, Reason: metav1.StatusReasonTimeout, Message: e.Error(),
+	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGatewayTimeout,
+		Reason: metav1.StatusReasonTimeout, Message: e.Error(),
 		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind}}
 }

@@ -30,7 +30,8 @@ func (a *apiServer) quiet(t *testing.T) {
 // soonest is when a question that follows an event was asked by.
 const soonest = 1500 * time.Millisecond
 
-// Events have rights asked for, once more for an authorizer that hears of it late, and as often as they come.
+// Events have rights asked for, once more for an authorizer that hears of it late, and as often as
+// they come.
 func TestEventsHaveRightsAsked(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -56,7 +57,8 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	}
 }
 
-// Events, by which rights are asked for less and less often while they go on, put off nothing that would be asked without them.
+// Events, by which rights are asked for less and less often while they go on, put off nothing that
+// would be asked without them.
 func TestEventsPutOffNothing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -94,7 +96,8 @@ func TestWhomEventsConcern(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(newScope(c, kind, Scope{}).concerns()).To(BeEmpty())
 	g.Expect(newScope(c, kind, Scope{Namespace: "n"}).concerns()).To(Equal("n"))
-	g.Expect(newScope(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).concerns()).To(Equal("n"))
+	g.Expect(newScope(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).
+		concerns()).To(Equal("n"))
 }
 
 // Readers of what is not served ask for it.

@@ -30,16 +30,19 @@ func ExampleNew() {
 	_ = mgr.Start(ctrl.SetupSignalHandler())
 }
 
-// The same, noticing within seconds what it may and may not any more. It needs the right to list and watch Roles, ClusterRoles
-// and their bindings for that; without it rights are asked for every 30 seconds.
+// The same, noticing within seconds what it may and may not any more. It needs the right to list
+// and watch Roles, ClusterRoles and their bindings for that; without it rights are asked for every
+// 30 seconds.
 func ExampleNewWithOptions() {
-	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
-		WatchRBAC:            true,
-		AccessReviewInterval: 30 * time.Second,
-		Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
-			ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now", now.State)
-		},
-	})})
+	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(),
+		ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
+			WatchRBAC:            true,
+			AccessReviewInterval: 30 * time.Second,
+			Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+				ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now",
+					now.State)
+			},
+		})})
 	if err != nil {
 		panic(err)
 	}
@@ -56,11 +59,13 @@ func ExampleHandle() {
 		owned, err := cached.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
 			Namespace:     "tenant",
 			LabelSelector: labels.SelectorFromSet(labels.Set{"owner": "red"}),
-		}, scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red", Observe: func(state scopedcache.ScopeState) {
-			if state.State == scopedcache.Forbidden {
-				fmt.Println("not now:", state.LastError) // tell whoever waits; do not call the cache here
-			}
-		}})
+		},
+			scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red",
+				Observe: func(state scopedcache.ScopeState) {
+					if state.State == scopedcache.Forbidden {
+						fmt.Println("not now:", state.LastError) // tell whoever waits; do not call the cache here
+					}
+				}})
 		if err != nil {
 			return err
 		}
@@ -86,14 +91,15 @@ func ExampleHandle() {
 	_ = use
 }
 
-// An operator that is up but may not see all that it wants should say so: here by a check of its own, which may be an alert
-// rather than a reason to restart it.
+// An operator that is up but may not see all that it wants should say so: here by a check of its
+// own, which may be an alert rather than a reason to restart it.
 func ExampleCache() {
 	use := func(mgr ctrl.Manager) error {
 		return mgr.AddReadyzCheck("rights", func(*http.Request) error {
 			for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
 				if scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed {
-					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State, scope.Since.Format(time.RFC3339), scope.LastError)
+					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State,
+						scope.Since.Format(time.RFC3339), scope.LastError)
 				}
 			}
 			return nil
@@ -105,7 +111,8 @@ func ExampleCache() {
 // Many caches of different identities, and one that may watch RBAC for all of them.
 func ExampleNewRBACWatcher() {
 	use := func(mgr ctrl.Manager, tenant *rest.Config) (cache.Cache, error) {
-		events, err := scopedcache.NewRBACWatcher(mgr.GetConfig(), cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
+		events, err := scopedcache.NewRBACWatcher(mgr.GetConfig(),
+			cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
 		if err != nil {
 			return nil, err
 		}

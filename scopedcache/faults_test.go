@@ -58,8 +58,8 @@ func hold(t *testing.T, c Cache, options HoldOptions) *Handle {
 	return held
 }
 
-// An API server that says no and does not tell any more whether it is ready is believed later, but it is: /readyz may be
-// among what was revoked.
+// An API server that says no and does not tell any more whether it is ready is believed later, but
+// it is: /readyz may be among what was revoked.
 func TestDeniedByAServerThatDoesNotTell(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -75,11 +75,13 @@ func TestDeniedByAServerThatDoesNotTell(t *testing.T) {
 	})
 	a.deny(true)
 	begun := time.Now()
-	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).
+		Should(BeTrue())
 	g.Expect(time.Since(begun)).To(BeNumerically(">", monitor.DefaultTiming.ConfirmReadinessUnknown-time.Second))
 }
 
-// A 404 to lists of a kind that is served, as of a proxy that has lost its way, must not look as if the objects were gone.
+// A 404 to lists of a kind that is served, as of a proxy that has lost its way, must not look as if
+// the objects were gone.
 func TestLostPath(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -91,7 +93,9 @@ func TestLostPath(t *testing.T) {
 			http.NotFound(w, req)
 		case req.URL.Path == "/api/v1": // discovery knows better
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write([]byte(`{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","kind":"ConfigMap","namespaced":true,"verbs":["list","watch"]}]}`))
+			_, _ = w.Write(
+				[]byte(
+					`{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","kind":"ConfigMap","namespaced":true,"verbs":["list","watch"]}]}`))
 		default:
 			return false
 		}
@@ -115,7 +119,8 @@ func TestLostPath(t *testing.T) {
 	g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(Synced))
 }
 
-// Who may watch and not list any more is not served for ever from what there was, although the right to watch is there.
+// Who may watch and not list any more is not served for ever from what there was, although the
+// right to watch is there.
 func TestListLostWhileWatching(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -135,7 +140,8 @@ func TestListLostWhileWatching(t *testing.T) {
 			asked.Store(&what)
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusCreated)
-			_, _ = w.Write([]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false}}`))
+			_, _ = w.Write(
+				[]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false}}`))
 		case req.URL.Query().Get("sendInitialEvents") == "true": // it does not stream lists
 			refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 		case req.URL.Query().Get("watch") != "":
@@ -148,11 +154,13 @@ func TestListLostWhileWatching(t *testing.T) {
 		return true
 	})
 	a.cut()
-	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).
+		Should(BeTrue())
 	g.Expect(asked.Load()).NotTo(BeNil())
 }
 
-// What is forbidden stays so, at once, while the API server fails: nothing has been said against it.
+// What is forbidden stays so, at once, while the API server fails: nothing has been said against
+// it.
 func TestForbiddenWhileFailing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -197,8 +205,8 @@ func TestIdleWhileWaiting(t *testing.T) {
 	g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
 }
 
-// Where the identity may not ask for access the informer's own answers count, and the watch is begun anew from time to time,
-// where it was: the API server authorises that.
+// Where the identity may not ask for access the informer's own answers count, and the watch is
+// begun anew from time to time, where it was: the API server authorises that.
 func TestReviewsThatMayNotBeAsked(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -222,7 +230,8 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 	g.Eventually(begun).WithTimeout(patience).Should(BeNumerically(">", before+2))
 	g.Expect(a.listed(inN)).To(Equal(1), "nothing is listed for that")
 	a.deny(true)
-	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() bool { return apierrors.IsForbidden(list(t.Context(), c, "n")) }).WithTimeout(patience).
+		Should(BeTrue())
 	a.deny(false)
 	g.Eventually(func() error { return list(t.Context(), c, "n") }).WithTimeout(patience).Should(Succeed())
 
@@ -231,7 +240,8 @@ func TestReviewsThatMayNotBeAsked(t *testing.T) {
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "m"))).To(BeTrue())
 }
 
-// A watch that ends and cannot be begun anew for a while is begun where it was when it can: nothing is listed for that.
+// A watch that ends and cannot be begun anew for a while is begun where it was when it can: nothing
+// is listed for that.
 func TestWatchAfterErrors(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -254,7 +264,8 @@ func TestWatchAfterErrors(t *testing.T) {
 	g.Expect(a.listed(inN)).To(Equal(1))
 }
 
-// A list by pages whose second page has expired is read again as a whole, as client-go does: the page would be refused for ever.
+// A list by pages whose second page has expired is read again as a whole, as client-go does: the
+// page would be refused for ever.
 func TestExpiredPage(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -272,7 +283,9 @@ func TestExpiredPage(t *testing.T) {
 			refuse(w, http.StatusGone, metav1.StatusReasonExpired)
 		case len(pages) == 0:
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"ConfigMapList","metadata":{"resourceVersion":"1","continue":"two"},"items":[]}`))
+			_, _ = w.Write(
+				[]byte(
+					`{"apiVersion":"v1","kind":"ConfigMapList","metadata":{"resourceVersion":"1","continue":"two"},"items":[]}`))
 		default:
 			return false
 		}
@@ -282,7 +295,8 @@ func TestExpiredPage(t *testing.T) {
 	g.Expect(pages).To(HaveLen(1))
 }
 
-// A watch that is to be authorised anew begins where it was. One that has not listed all there is yet would begin from nothing.
+// A watch that is to be authorised anew begins where it was. One that has not listed all there is
+// yet would begin from nothing.
 func TestWatchAgain(t *testing.T) {
 	g := NewWithT(t)
 	version := ""
@@ -332,7 +346,9 @@ func TestDiscreet(t *testing.T) {
 			return false
 		}
 		w.WriteHeader(http.StatusCreated)
-		_, _ = w.Write([]byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false,"reason":"` + words + long + `"}}`))
+		_, _ = w.Write(
+			[]byte(
+				`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":false,"reason":"` + words + long + `"}}`))
 		return true
 	})
 	discreet := a.newCache(t, func(o *Options) { o.HideServerMessages = true })
@@ -356,7 +372,8 @@ func TestDiscreet(t *testing.T) {
 	g.Expect(held.State().LastError).To(MatchError("the API server answered I'm a teapot"))
 }
 
-// An informer that was stopped has no say in the state any more; and when observers hear of a loss, reads are refused already.
+// An informer that was stopped has no say in the state any more; and when observers hear of a loss,
+// reads are refused already.
 func TestStoppedInformersSayNothing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -381,10 +398,12 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	g.Eventually(served).WithTimeout(patience).Should(Receive(BeFalse()))
 	held.of.mail.reportServed(stopped)
 	held.of.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
-	g.Consistently(func() ScopeState { return held.State() }, 300*time.Millisecond).Should(And(HaveField("State", Forbidden), HaveField("LastError", Not(MatchError("late")))))
+	g.Consistently(func() ScopeState { return held.State() }, 300*time.Millisecond).
+		Should(And(HaveField("State", Forbidden), HaveField("LastError", Not(MatchError("late")))))
 }
 
-// An index that one informer cannot have is had by none to come, and the others go on being indexed.
+// An index that one informer cannot have is had by none to come, and the others go on being
+// indexed.
 func TestIndexThatOneInformerRefuses(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
@@ -393,7 +412,8 @@ func TestIndexThatOneInformerRefuses(t *testing.T) {
 	informer, err := c.GetInformer(t.Context(), configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	none := func(client.Object) []string { return nil }
-	g.Expect(informer.AddIndexers(toolscache.Indexers{"field:f": func(any) ([]string, error) { return nil, nil }})).To(Succeed())
+	g.Expect(informer.AddIndexers(toolscache.Indexers{"field:f": func(any) ([]string, error) { return nil, nil }})).
+		To(Succeed())
 	for range 20 { // whichever of the two is first
 		g.Expect(c.IndexField(t.Context(), configMap(), "f", none)).NotTo(Succeed())
 	}
@@ -409,14 +429,18 @@ func TestDefaultWatchErrorHandler(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	told := make(chan error, 1000)
-	c := a.newCacheOf(t, cache.Options{DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) { told <- err }})
+	c := a.newCacheOf(t,
+		cache.Options{DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) {
+			told <- err
+		}})
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	a.deny(true)
 	a.cut()
 	g.Eventually(told).WithTimeout(patience).Should(Receive(Satisfy(apierrors.IsForbidden)))
 }
 
-// A list that is streamed and never ends, as where something on the way drops bookmarks, is no API server that does not answer.
+// A list that is streamed and never ends, as where something on the way drops bookmarks, is no API
+// server that does not answer.
 func TestStreamWithoutBookmarks(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -445,7 +469,9 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 		return false
 	}).WithTimeout(patience).Should(BeTrue())
 	cancel()
-	g.Expect(<-first).To(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")), "the read that began it")
+	g.Expect(<-first).
+		To(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")),
+			"the read that began it")
 }
 
 // began returns the informer that runs.
@@ -491,7 +517,8 @@ func TestNoErrorWhenACacheEnds(t *testing.T) {
 	})}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
-	made, err := NewWithOptions(Options{PerNamespace: true})(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: httpClient, Scheme: runtime.NewScheme(), Mapper: mapper})
+	made, err := NewWithOptions(Options{PerNamespace: true})(&rest.Config{Host: a.URL},
+		cache.Options{HTTPClient: httpClient, Scheme: runtime.NewScheme(), Mapper: mapper})
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan struct{})

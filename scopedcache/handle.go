@@ -17,21 +17,24 @@ import (
 
 // HoldOptions say who holds a scope.
 type HoldOptions struct {
-	// Dependent is who needs the scope, by UID. To hold the same scope again by the same Name for the same Dependent gives
-	// the same handle, which one Release ends; Observe of the later Hold is ignored. Empty gives a handle of its own each
-	// time.
+	// Dependent is who needs the scope, by UID. To hold the same scope again by the same Name for
+	// the same Dependent gives the same handle, which one Release ends; Observe of the later Hold
+	// is ignored. Empty gives a handle of its own each time.
 	Dependent types.UID
-	// Name tells apart who holds a scope for the same dependent: the name of a controller, or of a watch. ScopeState lists
-	// it.
+	// Name tells apart who holds a scope for the same dependent: the name of a controller, or of a
+	// watch. ScopeState lists it.
 	Name string
-	// Observe, if not nil, is told when the state of the scope, or its LastError, changes, from any goroutine, but one after
-	// the other. It must not block, nor call the cache or the handle; a panic ends the process. What the state is when it is held it is told too, unless that is Syncing.
+	// Observe, if not nil, is told when the state of the scope, or its LastError, changes, from any
+	// goroutine, but one after the other. It must not block, nor call the cache or the handle; a
+	// panic ends the process. What the state is when it is held it is told too, unless that is
+	// Syncing.
 	Observe func(ScopeState)
 }
 
-// Handle is somebody's hold on a scope: a reader of what it selects, and its informer, which outlives the loss of rights
-// and kinds. The scope lives until the last handle is released, unless it is read through the cache, or somebody got its
-// informer, too. Its methods may be called from any goroutine.
+// Handle is somebody's hold on a scope: a reader of what it selects, and its informer, which
+// outlives the loss of rights and kinds. The scope lives until the last handle is released, unless
+// it is read through the cache, or somebody got its informer, too. Its methods may be called from
+// any goroutine.
 type Handle struct {
 	durableInformer
 	of      *scope
@@ -49,7 +52,9 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, where Scope,
 		return nil, err
 	}
 	if where.selectsNothing() {
-		return nil, errors.Errorf("the scope of %s selects nothing (%s): an API server would take that for everything", kind.gvk, where)
+		return nil,
+			errors.Errorf("the scope of %s selects nothing (%s): an API server would take that for everything", kind.gvk,
+				where)
 	}
 	s.mu.Lock()
 	if s.ended {
@@ -82,16 +87,16 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, where Scope,
 	return handle, nil
 }
 
-// Release gives the scope back; it may be called again. With the last handle the informer stops, and reads through any of
-// them fail with ErrReleased. Handlers that were added through this one are called on while others hold the scope: remove
-// them before.
+// Release gives the scope back; it may be called again. With the last handle the informer stops,
+// and reads through any of them fail with ErrReleased. Handlers that were added through this one
+// are called on while others hold the scope: remove them before.
 func (h *Handle) Release() { h.release() }
 
 // State is a snapshot of the scope. It takes time in proportion to the objects.
 func (h *Handle) State() ScopeState { return h.of.snapshot() }
 
-// Get reads an object from the scope, of the kind and in the representation that is held. What the scope does not select is
-// not found, whether it exists or not.
+// Get reads an object from the scope, of the kind and in the representation that is held. What the
+// scope does not select is not found, whether it exists or not.
 func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	reader, err := h.reader(ctx, object, key.Namespace)
 	if err != nil {
@@ -100,8 +105,8 @@ func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Ob
 	return reader.Get(ctx, key, object, opts...)
 }
 
-// List reads from the scope, and only from it, what is of the kind and in the representation that is held. It is an error to
-// list another namespace than the scope's.
+// List reads from the scope, and only from it, what is of the kind and in the representation that
+// is held. It is an error to list another namespace than the scope's.
 func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	var options client.ListOptions
 	options.ApplyOptions(opts)
@@ -119,9 +124,13 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	case err != nil:
 		return nil, err
 	case asked != h.of.kind:
-		return nil, errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.of.kind.gvk, h.of.kind.representation, asked.gvk, asked.representation)
+		return nil,
+			errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.of.kind.gvk, h.of.kind.representation,
+				asked.gvk, asked.representation)
 	case namespace != "" && h.of.where.Namespace != "" && namespace != h.of.where.Namespace:
-		return nil, errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.of.kind.gvk, h.of.where.Namespace, namespace)
+		return nil,
+			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.of.kind.gvk, h.of.where.Namespace,
+				namespace)
 	}
 	select {
 	case <-h.of.gone:
@@ -135,8 +144,9 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	return running.cache, nil
 }
 
-// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it has seen, and what of
-// that is not there any more is delivered as deleted, once the informer has synced. It is for package internal/watches.
+// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it has
+// seen, and what of that is not there any more is delivered as deleted, once the informer has
+// synced. It is for package internal/watches.
 func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (*Feeding, error) {
 	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {

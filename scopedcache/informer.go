@@ -18,8 +18,9 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// informer is one life of a scope's informer: a controller-runtime cache that is restricted to the scope and has the one
-// informer. When the right is lost, or the kind is gone, the next one starts from nothing.
+// informer is one life of a scope's informer: a controller-runtime cache that is restricted to the
+// scope and has the one informer. When the right is lost, or the kind is gone, the next one starts
+// from nothing.
 type informer struct {
 	cache   cache.Cache
 	shared  cache.Informer
@@ -45,20 +46,25 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration, life 
 	options := s.cache.options
 	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
 	options.Mapper = mapped{options.Mapper, mapping}
-	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector, inNamespace(namespace, config.FieldSelector)
+	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector,
+		inNamespace(namespace, config.FieldSelector)
 	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
-	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy, config.EnableWatchBookmarks
+	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy,
+		config.EnableWatchBookmarks
 	newShared := options.NewInformer
 	if newShared == nil {
 		newShared = toolscache.NewSharedIndexInformer
 	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration,
+		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		shared := newShared(&listerWatcher{
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			answered:                 func(what monitor.Request, sent time.Time, err error) bool { return s.answered(life, what, sent, err) },
-			tellAll:                  s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
-			began:                    made.watches,
-			poll:                     poll,
+			answered: func(what monitor.Request, sent time.Time, err error) bool {
+				return s.answered(life, what, sent, err)
+			},
+			tellAll: s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
+			began:   made.watches,
+			poll:    poll,
 		}, object, resync, indexers)
 		made.store, made.version = shared.GetStore(), shared.LastSyncResourceVersion
 		return shared
@@ -72,8 +78,10 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration, life 
 			return // the informer ends, and what breaks then is no error
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			// Readers are told, and an identity without a right is nothing unusual: no error in the host's log.
-			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind", s.kind.gvk, "scope", s.where.String(), "error", err.Error())
+			// Readers are told, and an identity without a right is nothing unusual: no error in the
+			// host's log.
+			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind",
+				s.kind.gvk, "scope", s.where.String(), "error", err.Error())
 			return
 		}
 		toolscache.DefaultWatchErrorHandler(ctx, r, err)
@@ -83,7 +91,8 @@ func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration, life 
 		return nil, errors.Wrapf(err, "cache of %s", s.kind.gvk)
 	}
 	// This does not block: the mapping is known and the cache does not run.
-	if made.shared, err = made.cache.GetInformer(context.Background(), s.kind.example(), cache.BlockUntilSynced(false)); err != nil {
+	if made.shared,
+		err = made.cache.GetInformer(context.Background(), s.kind.example(), cache.BlockUntilSynced(false)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", s.kind.gvk)
 	}
 	return made, nil
@@ -109,8 +118,8 @@ func (i *informer) streams() bool {
 	return i.watch != nil && i.lists && i.version() == i.listed
 }
 
-// restartWatch ends the watch. The informer begins another one where it ended, without a list. One that still lists, which would
-// begin from nothing, goes on.
+// restartWatch ends the watch. The informer begins another one where it ended, without a list. One
+// that still lists, which would begin from nothing, goes on.
 func (i *informer) restartWatch() {
 	i.mu.Lock()
 	latest := i.watch
@@ -123,8 +132,8 @@ func (i *informer) restartWatch() {
 	}
 }
 
-// answered reports what the API server answered to an informer, and returns whether the informer is to send the request
-// again. The informer calls it.
+// answered reports what the API server answered to an informer, and returns whether the informer is
+// to send the request again. The informer calls it.
 func (s *scope) answered(life monitor.LifeID, what monitor.Request, sent time.Time, err error) (retry bool) {
 	err = s.cache.shown(err)
 	outcome, retry := monitor.Classify(what, err, fromServer(err))
@@ -145,7 +154,8 @@ type mapped struct {
 
 func (m mapped) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	if gk != m.mapping.GroupVersionKind.GroupKind() {
-		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions} // nobody asked whether that is allowed
+		// nobody asked whether that is allowed
+		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions}
 	}
 	return m.mapping, nil
 }

@@ -15,14 +15,17 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// listerWatcher is what an informer lists and watches with. It tells what the API server answers, which the
-// informer itself does not always do: it tries again in silence what it takes for passing.
+// listerWatcher is what an informer lists and watches with. It tells what the API server answers,
+// which the informer itself does not always do: it tries again in silence what it takes for
+// passing.
 //
-// What passes it tries again by itself, for an informer that is told of errors waits up to a minute after the last of them.
+// What passes it tries again by itself, for an informer that is told of errors waits up to a minute
+// after the last of them.
 //
-// And it makes every watch leave nothing behind when it is stopped. controller-runtime passes metadata watches through
-// watch.Filter, whose goroutine blocks for ever on the event that nobody takes any more: the error that a cancelled stream
-// ends with. So each stopped metadata informer would leak a goroutine.
+// And it makes every watch leave nothing behind when it is stopped. controller-runtime passes
+// metadata watches through watch.Filter, whose goroutine blocks for ever on the event that nobody
+// takes any more: the error that a cancelled stream ends with. So each stopped metadata informer
+// would leak a goroutine.
 type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
@@ -32,7 +35,8 @@ type listerWatcher struct {
 	poll     time.Duration                            // if not 0, there are no watches, but lists so far apart
 }
 
-// IsWatchListSemanticsUnSupported tells client-go to list when there are no watches, or when who is wrapped says so.
+// IsWatchListSemanticsUnSupported tells client-go to list when there are no watches, or when who is
+// wrapped says so.
 func (l *listerWatcher) IsWatchListSemanticsUnSupported() bool {
 	return l.poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }
@@ -42,7 +46,9 @@ func (l *listerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 }
 
 func (l *listerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	return served(ctx, l, requestOf("list", options), func() (runtime.Object, error) { return l.ListerWatcherWithContext.ListWithContext(ctx, options) })
+	return served(ctx, l, requestOf("list", options), func() (runtime.Object, error) {
+		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
+	})
 }
 
 func (l *listerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
@@ -54,7 +60,9 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 		return newPoll(l.poll), nil
 	}
 	what := requestOf("watch", options)
-	stream, err := served(ctx, l, what, func() (watch.Interface, error) { return l.ListerWatcherWithContext.WatchWithContext(ctx, options) })
+	stream, err := served(ctx, l, what, func() (watch.Interface, error) {
+		return l.ListerWatcherWithContext.WatchWithContext(ctx, options)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -64,11 +72,13 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 
 // requestOf describes a request.
 func requestOf(verb string, options metav1.ListOptions) monitor.Request {
-	return monitor.Request{Verb: verb, Fresh: options.ResourceVersion == "" && options.Continue == "", Lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
+	return monitor.Request{Verb: verb, Fresh: options.ResourceVersion == "" &&
+		options.Continue == "", Lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
 }
 
 // served sends a request until it is served, or refused for good.
-func served[result any](ctx context.Context, l *listerWatcher, what monitor.Request, send func() (result, error)) (result, error) {
+func served[result any](ctx context.Context, l *listerWatcher, what monitor.Request,
+	send func() (result, error)) (result, error) {
 	pauses := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
 	for {
 		sent := time.Now()
@@ -86,7 +96,8 @@ func served[result any](ctx context.Context, l *listerWatcher, what monitor.Requ
 
 type drainedWatch struct{ watch.Interface }
 
-// Stop stops the stream and takes what it still holds. The stream then closes its channel, which ends the goroutine.
+// Stop stops the stream and takes what it still holds. The stream then closes its channel, which
+// ends the goroutine.
 func (d drainedWatch) Stop() {
 	d.Interface.Stop()
 	go func() {

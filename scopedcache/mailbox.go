@@ -8,8 +8,9 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// mailbox holds the events that a scope's run has not taken yet. It is bounded: flags, one answer, and the latest word of
-// an informer. Its methods may be called from any goroutine and do not block.
+// mailbox holds the events that a scope's run has not taken yet. It is bounded: flags, one answer,
+// and the latest word of an informer. Its methods may be called from any goroutine and do not
+// block.
 type mailbox struct {
 	ready     chan struct{} // holds a token when there is something to take
 	readNoted atomic.Bool   // a Read is here, or the machine has one that it has not used
@@ -39,14 +40,16 @@ func (m *mailbox) put(change func()) {
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
 
-// markRead notes that a reader asked for what is not served. However many ask, the run is woken once until it has looked.
+// markRead notes that a reader asked for what is not served. However many ask, the run is woken
+// once until it has looked.
 func (m *mailbox) markRead() {
 	if !m.readNoted.Swap(true) {
 		m.put(func() { m.read = true })
 	}
 }
 
-// forgetRead says that the machine has no Read, so that the next one counts. One that waits here counts, too.
+// forgetRead says that the machine has no Read, so that the next one counts. One that waits here
+// counts, too.
 func (m *mailbox) forgetRead() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,8 @@ const discoveryTimeout = 30 * time.Second
 // errDiscovery is why finding out about a kind ends.
 var errDiscovery = errors.WithMessage(context.DeadlineExceeded, "looking for the kind")
 
-// contextMapper is a RESTMapper that can be told to give up, and that forgets what is not served any more.
+// contextMapper is a RESTMapper that can be told to give up, and that forgets what is not served
+// any more.
 type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
@@ -41,7 +42,8 @@ func (s *scopedCache) mapping(ctx context.Context, gvk schema.GroupVersionKind) 
 	})
 }
 
-// discover asks the API server, for mappers that never forget cannot be asked about what has gone, or has changed.
+// discover asks the API server, for mappers that never forget cannot be asked about what has gone,
+// or has changed.
 func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	bounded := *s.options.HTTPClient
 	bounded.Timeout = discoveryTimeout
@@ -49,9 +51,10 @@ func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind)
 	if err != nil {
 		return nil, errors.Wrap(err, "making a discovery client")
 	}
-	served, err := until(ctx, &s.finding, "discover "+gvk.GroupVersion().String(), func() (*metav1.APIResourceList, error) {
-		return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
-	})
+	served, err := until(ctx, &s.finding, "discover "+gvk.GroupVersion().String(),
+		func() (*metav1.APIResourceList, error) {
+			return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+		})
 	if apierrors.IsNotFound(err) {
 		served, err = &metav1.APIResourceList{}, nil
 	}
@@ -59,21 +62,25 @@ func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind)
 		return nil, errors.Wrapf(err, "discovering %s", gvk.GroupVersion())
 	}
 	for _, resource := range served.APIResources {
-		if resource.Kind != gvk.Kind || !slices.Contains(resource.Verbs, "list") { // a subresource, or what can only be created
+		// a subresource, or what can only be created
+		if resource.Kind != gvk.Kind || !slices.Contains(resource.Verbs, "list") {
 			continue
 		}
 		scope := meta.RESTScope(meta.RESTScopeRoot)
 		if resource.Namespaced {
 			scope = meta.RESTScopeNamespace
 		}
-		return &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource(resource.Name), GroupVersionKind: gvk, Scope: scope}, nil
+		return &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource(resource.Name), GroupVersionKind: gvk,
+			Scope: scope}, nil
 	}
-	return nil, errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})
+	return nil,
+		errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})
 }
 
-// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is in one flight for all who
-// ask by the same name.
-func until[result any](ctx context.Context, flights *singleflight.Group, name string, f func() (result, error)) (result, error) {
+// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is
+// in one flight for all who ask by the same name.
+func until[result any](ctx context.Context, flights *singleflight.Group, name string,
+	f func() (result, error)) (result, error) {
 	var none result
 	select {
 	case done := <-flights.DoChan(name, func() (any, error) { return f() }):

@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// review asks whether the identity has access with all verbs. If not, and orListOnly is set, it asks whether the identity
-// may list.
+// review asks whether the identity has access with all verbs. If not, and orListOnly is set, it
+// asks whether the identity may list.
 func (s *scope) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed {
 	q := s.question(e.Mapping)
 	verdict, err := s.cache.reviewer.may(ctx, q, e.Verbs...)
@@ -44,13 +44,15 @@ func (s *scope) discover(ctx context.Context, distrust bool) (*meta.RESTMapping,
 
 func (s *scope) question(mapping *meta.RESTMapping) question {
 	config := s.configOf(mapping)
-	return question{mapping: mapping, namespace: s.namespaceIn(mapping), labels: config.LabelSelector, fields: config.FieldSelector}
+	return question{mapping: mapping, namespace: s.namespaceIn(mapping), labels: config.LabelSelector,
+		fields: config.FieldSelector}
 }
 
 // configOf is what the cache's options say of the scope, with its own selectors.
 func (s *scope) configOf(mapping *meta.RESTMapping) cache.Config {
 	config := s.kind.config.everywhere
-	if configured, ok := s.kind.config.namespaces[s.where.Namespace]; ok && mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+	if configured, ok := s.kind.config.namespaces[s.where.Namespace]; ok &&
+		mapping.Scope.Name() == meta.RESTScopeNameNamespace {
 		config = configured
 	}
 	config.LabelSelector = andLabels(config.LabelSelector, s.where.LabelSelector)
@@ -66,7 +68,8 @@ func (s *scope) namespaceIn(mapping *meta.RESTMapping) string {
 	return s.namespace(s.configOf(mapping))
 }
 
-// namespace is the namespace to list of a kind that has some: that which was asked for, or which a selector requires.
+// namespace is the namespace to list of a kind that has some: that which was asked for, or which a
+// selector requires.
 func (s *scope) namespace(config cache.Config) string {
 	if s.where.Namespace == metav1.NamespaceAll {
 		namespace, _ := requiredNamespace(config.FieldSelector)
@@ -75,7 +78,8 @@ func (s *scope) namespace(config cache.Config) string {
 	return s.where.Namespace
 }
 
-// shown is an error of an informer as it is shown: short, and without the API server's words if they are not to be shown.
+// shown is an error of an informer as it is shown: short, and without the API server's words if
+// they are not to be shown.
 func (s *scopedCache) shown(err error) error {
 	if err == nil {
 		return nil

@@ -20,10 +20,12 @@ import (
 // gathering is how long changes of RBAC are gathered before caches are told.
 const gathering = 50 * time.Millisecond
 
-// RBACWatcher notify caches when Roles, ClusterRoles or their bindings change. One identity watches them for all caches
-// that want to know; whether it may is asked and re-checked like all rights. Without the right no cache hears anything, and the
-// log says so. A change concerns the users, groups and ServiceAccounts that the binding, or all bindings of the role, name; only
-// caches of such identities ask the API server, which alone decides. Methods may be called from any goroutine.
+// RBACWatcher notify caches when Roles, ClusterRoles or their bindings change. One identity watches
+// them for all caches that want to know; whether it may is asked and re-checked like all rights.
+// Without the right no cache hears anything, and the log says so. A change concerns the users,
+// groups and ServiceAccounts that the binding, or all bindings of the role, name; only caches of
+// such identities ask the API server, which alone decides. Methods may be called from any
+// goroutine.
 type RBACWatcher struct {
 	cache    *scopedCache
 	logger   logr.Logger
@@ -47,36 +49,43 @@ type rbacListener struct {
 	notify   func(namespace string) // "" for all
 }
 
-// NewRBACWatcher makes what Start runs: add it to a manager, and give it to Options.RBACWatcher of as many caches as there are.
-// It does no I/O. config is of the identity that watches, which needs config/rbac/rbac-events.yaml. Of opts HTTPClient
-// and Mapper are used, of options AccessReviewInterval, Username, HideServerMessages, Logger and Observe.
+// NewRBACWatcher makes what Start runs: add it to a manager, and give it to Options.RBACWatcher of
+// as many caches as there are. It does no I/O. config is of the identity that watches, which needs
+// config/rbac/rbac-events.yaml. Of opts HTTPClient and Mapper are used, of options
+// AccessReviewInterval, Username, HideServerMessages, Logger and Observe.
 func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
 	made := &RBACWatcher{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
-		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{}, concerned: map[subject]map[*rbacListener]struct{}{},
-		changed: map[concern]struct{}{}}
+		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
+		concerned: map[subject]map[*rbacListener]struct{}{},
+		changed:   map[concern]struct{}{}}
 	var err error
 	// A cache of its own: what the options of others select does not apply here.
-	made.cache, err = newScopedCache(config, cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper, DefaultTransform: onlyRBAC}, Options{
-		AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username, HideServerMessages: options.HideServerMessages,
-		Logger: options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
-	})
+	made.cache, err = newScopedCache(config,
+		cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper,
+			DefaultTransform: onlyRBAC}, Options{
+			AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username,
+			HideServerMessages: options.HideServerMessages,
+			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
+		})
 	if err != nil {
 		return nil, err
 	}
-	for _, kind := range []client.Object{&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}} {
+	for _, kind := range []client.Object{&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{},
+		&rbacv1.RoleBinding{}} {
 		unseen := true // what happens; called one after the other
-		handle, err := made.cache.Hold(context.Background(), kind, Scope{}, HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
-			switch state.State {
-			case Forbidden, NotServed:
-				unseen = true
-			case Synced:
-				if unseen {
-					made.mayHaveMissed()
+		handle, err := made.cache.Hold(context.Background(), kind, Scope{},
+			HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
+				switch state.State {
+				case Forbidden, NotServed:
+					unseen = true
+				case Synced:
+					if unseen {
+						made.mayHaveMissed()
+					}
+					unseen = false
 				}
-				unseen = false
-			}
-		}})
+			}})
 		if err != nil {
 			return nil, err
 		}
@@ -92,7 +101,8 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 	return made, nil
 }
 
-// Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody is told anything any more.
+// Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody
+// is told anything any more.
 func (e *RBACWatcher) Start(ctx context.Context) error {
 	defer e.close()
 	return e.cache.Start(ctx)
@@ -115,7 +125,10 @@ func (e *RBACWatcher) observe(before State, now ScopeState) {
 	switch now.State {
 	case Forbidden, NotServed:
 		if !e.silent.Swap(true) {
-			e.logger.Info("RBAC may not be watched, so rights are asked for every AccessReviewInterval only; config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error", now.LastError.Error())
+			e.logger.Info(
+				"RBAC may not be watched, so rights are asked for every AccessReviewInterval only; "+
+					"config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error",
+				now.LastError.Error())
 		}
 	case Synced:
 		e.silent.Store(false)
@@ -191,7 +204,8 @@ func (e *RBACWatcher) deliverSoonLocked() {
 	}
 }
 
-// listen has notify called with namespaces in which the rights of an identity may have changed, "" for all, until stop is called.
+// listen has notify called with namespaces in which the rights of an identity may have changed, ""
+// for all, until stop is called.
 func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
 	subjects, complete := subjectsOf(username, groups)
 	if !complete {
@@ -263,7 +277,8 @@ func (e *RBACWatcher) deliver() {
 	}
 }
 
-// listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu is held.
+// listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu
+// is held.
 func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	var stops []func()
 	if s.own.RBACWatcher != nil {
@@ -280,7 +295,8 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	}
 }
 
-// listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not known every change does. mu is held.
+// listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not
+// known every change does. mu is held.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.own.Username, s.own.Groups, s.rightsMayHaveChanged)
 	if _, complete := subjectsOf(s.own.Username, s.own.Groups); complete {

@@ -8,9 +8,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// rbacIndex knows which subjects a change of RBAC concerns: those of the binding that changed, or of all bindings of the role that
-// did. It decides who asks the API server, and never what the answer is. An aggregated ClusterRole needs nothing of its own: its
-// controller writes the rules into it. What is removed counts by what it was. Not safe for concurrent use.
+// rbacIndex knows which subjects a change of RBAC concerns: those of the binding that changed, or
+// of all bindings of the role that did. It decides who asks the API server, and never what the
+// answer is. An aggregated ClusterRole needs nothing of its own: its controller writes the rules
+// into it. What is removed counts by what it was. Not safe for concurrent use.
 type rbacIndex struct {
 	roles    map[roleKey][sha256.Size]byte // digests of their rules
 	bindings map[bindingKey]binding
@@ -32,14 +33,16 @@ type binding struct {
 // subject is a user, a group or a ServiceAccount, of which alone namespace is set.
 type subject struct{ kind, namespace, name string }
 
-// concern is a subject whose rights may have changed, in a namespace or, if that is empty, everywhere.
+// concern is a subject whose rights may have changed, in a namespace or, if that is empty,
+// everywhere.
 type concern struct {
 	namespace string
 	subject   subject
 }
 
 func newRBACIndex() *rbacIndex {
-	return &rbacIndex{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{}, bound: map[roleKey]map[bindingKey]struct{}{}}
+	return &rbacIndex{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{},
+		bound: map[roleKey]map[bindingKey]struct{}{}}
 }
 
 // setRole records a role and returns whom that concerns. Unchanged rules concern no one.
@@ -71,9 +74,10 @@ func (x *rbacIndex) boundTo(role roleKey) (concerns []concern) {
 	return concerns
 }
 
-// setBinding takes note of a binding and returns whom that concerns: the subjects that are new or gone, or all if it binds
-// another role now.
-func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef, subjects []rbacv1.Subject) (concerns []concern) {
+// setBinding takes note of a binding and returns whom that concerns: the subjects that are new or
+// gone, or all if it binds another role now.
+func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
+	subjects []rbacv1.Subject) (concerns []concern) {
 	after := binding{role: roleKey{name: reference.Name}, subjects: map[subject]struct{}{}}
 	if reference.Kind == "Role" {
 		after.role.namespace = key.namespace
@@ -119,7 +123,8 @@ func (x *rbacIndex) unbind(key bindingKey, role roleKey) {
 	}
 }
 
-// subjectOf is a subject of a binding in a namespace, which is that of a ServiceAccount that names none.
+// subjectOf is a subject of a binding in a namespace, which is that of a ServiceAccount that names
+// none.
 func subjectOf(s rbacv1.Subject, namespace string) subject {
 	if s.Kind != rbacv1.ServiceAccountKind {
 		return subject{kind: s.Kind, name: s.Name}
@@ -130,8 +135,8 @@ func subjectOf(s rbacv1.Subject, namespace string) subject {
 	return subject{rbacv1.ServiceAccountKind, namespace, s.Name}
 }
 
-// subjectsOf are the subjects by which bindings may mean an identity. Groups are nil if they are not known; those of a ServiceAccount
-// are. complete is false if there may be more.
+// subjectsOf are the subjects by which bindings may mean an identity. Groups are nil if they are
+// not known; those of a ServiceAccount are. complete is false if there may be more.
 func subjectsOf(username string, groups []string) (subjects []subject, complete bool) {
 	if username == "" {
 		return nil, false
@@ -142,7 +147,8 @@ func subjectsOf(username string, groups []string) (subjects []subject, complete 
 		if namespace, name, ok := strings.Cut(rest, ":"); ok && !strings.Contains(name, ":") {
 			subjects = append(subjects, subject{rbacv1.ServiceAccountKind, namespace, name})
 			if !complete {
-				groups, complete = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}, true
+				groups, complete = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
+					"system:authenticated"}, true
 			}
 		}
 	}

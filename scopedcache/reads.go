@@ -15,7 +15,8 @@ import (
 )
 
 // Get reads an object from the informer of its namespace, or of all namespaces.
-func (s *scopedCache) Get(ctx context.Context, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) Get(ctx context.Context, name client.ObjectKey, object client.Object,
+	opts ...client.GetOption) error {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return err
@@ -27,7 +28,8 @@ func (s *scopedCache) Get(ctx context.Context, name client.ObjectKey, object cli
 }
 
 // getWaiting is Get if there is no informer yet that could be read.
-func (s *scopedCache) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
+	opts ...client.GetOption) error {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -43,7 +45,8 @@ func (s *scopedCache) getWaiting(ctx context.Context, kind *kind, name client.Ob
 	return s.getFrom(ctx, kind, name.Namespace, name, object, opts...)
 }
 
-func (s *scopedCache) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+func (s *scopedCache) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey,
+	object client.Object, opts ...client.GetOption) error {
 	running, err := s.reading(ctx, kind, namespace)
 	if err != nil {
 		return err
@@ -87,11 +90,12 @@ func (s *scopedCache) List(ctx context.Context, list client.ObjectList, opts ...
 	return running.cache.List(ctx, list, opts...)
 }
 
-// runs tells whether the cache has not stopped since it was started, as it was if there is an informer.
+// runs tells whether the cache has not stopped since it was started, as it was if there is an
+// informer.
 func (s *scopedCache) runs() bool { return s.life.Err() == nil }
 
-// ready returns the informer that serves a namespace if reads can be served from it at once: that of the namespace, or, if
-// there is no such scope, that of all.
+// ready returns the informer that serves a namespace if reads can be served from it at once: that
+// of the namespace, or, if there is no such scope, that of all.
 func (k *kind) ready(namespace string) *informer {
 	if of := k.only.Load(); of != nil {
 		of.isRead()
@@ -116,8 +120,9 @@ func (s *scope) isRead() {
 	}
 }
 
-// reading waits for the informer that serves a namespace, and makes its scope if need be: that of the exact namespace if it
-// is there, else that of all namespaces, unless it is not wanted or may not be had.
+// reading waits for the informer that serves a namespace, and makes its scope if need be: that of
+// the exact namespace if it is there, else that of all namespaces, unless it is not wanted or may
+// not be had.
 func (s *scopedCache) reading(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
 		if _, exact := k.scopes.Load(namespace); !exact {
@@ -130,7 +135,8 @@ func (s *scopedCache) reading(ctx context.Context, k *kind, namespace string) (*
 	return s.awaitScope(ctx, k, namespace)
 }
 
-// everywhere waits for the informer of all namespaces, and returns nothing if there is none or it may not be had.
+// everywhere waits for the informer of all namespaces, and returns nothing if there is none or it
+// may not be had.
 func (s *scopedCache) everywhere(ctx context.Context, k *kind) (*informer, error) {
 	if _, exists := k.scopes.Load(metav1.NamespaceAll); !exists && s.own.PerNamespace {
 		return nil, nil
@@ -182,7 +188,8 @@ func (s *scopedCache) awaitReading(ctx context.Context, of *scope) (*informer, e
 	return of.await(ctx)
 }
 
-// bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has stopped.
+// bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has
+// stopped.
 func (s *scopedCache) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.own.ReadTimeout,
 		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", s.own.ReadTimeout))
@@ -213,8 +220,8 @@ func (s *scopedCache) namespaced(ctx context.Context, k *kind) (bool, error) {
 	return mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
 }
 
-// configuredNamespace is which of the namespaces that the cache's options name serves a namespace: "" for all others. It is
-// an error if none does.
+// configuredNamespace is which of the namespaces that the cache's options name serves a namespace:
+// "" for all others. It is an error if none does.
 func (s *scopedCache) configuredNamespace(ctx context.Context, k *kind, namespace string) (string, error) {
 	if _, ok := k.config.namespaces[namespace]; ok && namespace != metav1.NamespaceAll {
 		return namespace, nil
@@ -229,11 +236,16 @@ func (s *scopedCache) configuredNamespace(ctx context.Context, k *kind, namespac
 	if !namespaced {
 		return metav1.NamespaceAll, nil
 	}
-	return "", errors.Errorf("the cache's options do not name the namespace %q for %s: unknown namespace for the cache; add it to DefaultNamespaces or ByObject.Namespaces", namespace, k.gvk)
+	return "",
+		errors.Errorf(
+			"the cache's options do not name the namespace %q for %s: unknown namespace for the cache; add it to "+
+				"DefaultNamespaces or ByObject.Namespaces", namespace, k.gvk)
 }
 
-// listConfigured lists from all namespaces that the cache's options name, one after the other, until the limit is reached.
-func (s *scopedCache) listConfigured(ctx context.Context, k *kind, list client.ObjectList, options client.ListOptions) error {
+// listConfigured lists from all namespaces that the cache's options name, one after the other,
+// until the limit is reached.
+func (s *scopedCache) listConfigured(ctx context.Context, k *kind, list client.ObjectList,
+	options client.ListOptions) error {
 	if options.Continue != "" {
 		return errors.New("continue list option is not supported by the cache")
 	}
@@ -266,9 +278,11 @@ func (s *scopedCache) listConfigured(ctx context.Context, k *kind, list client.O
 	return nil
 }
 
-// GetInformer returns an informer that outlives the informers behind it: handlers stay when a right or the kind is lost, and
-// are fed again when it is back. Unless told otherwise it waits until it is known what a read gets, once the cache runs.
-func (s *scopedCache) GetInformer(ctx context.Context, object client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
+// GetInformer returns an informer that outlives the informers behind it: handlers stay when a right
+// or the kind is lost, and are fed again when it is back. Unless told otherwise it waits until it
+// is known what a read gets, once the cache runs.
+func (s *scopedCache) GetInformer(ctx context.Context, object client.Object,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return nil, err
@@ -277,7 +291,8 @@ func (s *scopedCache) GetInformer(ctx context.Context, object client.Object, opt
 }
 
 // GetInformerForKind is GetInformer for typed objects. The scheme must know the kind.
-func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
 	object, err := s.options.Scheme.New(gvk)
 	if err != nil {
 		return nil, errors.WithStack(err)
@@ -338,8 +353,9 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	return made, nil
 }
 
-// RemoveInformer stops the informers of the object's kind and representation that are read or were got, in whatever
-// namespace. Those that somebody holds go on until they are released. Whoever waits for one gets ErrReleased.
+// RemoveInformer stops the informers of the object's kind and representation that are read or were
+// got, in whatever namespace. Those that somebody holds go on until they are released. Whoever
+// waits for one gets ErrReleased.
 func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) error {
 	k, err := s.kindOf(object)
 	if err != nil {
@@ -359,8 +375,9 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 	return nil
 }
 
-// WaitForCacheSync waits until the cache runs and it is known of every scope what a read gets: the objects, Forbidden, or
-// that there is no such kind. So an operator starts, and stays up, without rights on some of its kinds.
+// WaitForCacheSync waits until the cache runs and it is known of every scope what a read gets: the
+// objects, Forbidden, or that there is no such kind. So an operator starts, and stays up, without
+// rights on some of its kinds.
 func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
 	case <-s.started:

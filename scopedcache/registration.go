@@ -21,8 +21,10 @@ type registration struct {
 }
 
 // add registers a handler, and feeds it if an informer runs.
-func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions, feeding replay.Options, settled func()) (*registration, error) {
-	r := &registration{scope: s, feed: replay.New(handler, s.kind.example(), feeding), options: options, done: make(chan struct{})}
+func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
+	feeding replay.Options, settled func()) (*registration, error) {
+	r := &registration{scope: s, feed: replay.New(handler, s.kind.example(), feeding), options: options,
+		done: make(chan struct{})}
 	r.settle = sync.OnceFunc(func() {
 		close(r.done)
 		if settled != nil {
@@ -64,7 +66,8 @@ func (s *scope) remove(r *registration) error {
 	return s.running.shared.RemoveEventHandler(inner)
 }
 
-// attachLocked feeds the handler from an informer, which is running or about to be. scope.mu is held.
+// attachLocked feeds the handler from an informer, which is running or about to be. scope.mu is
+// held.
 func (r *registration) attachLocked(to *informer) error {
 	source := r.feed.Begin()
 	inner, err := to.shared.AddEventHandlerWithOptions(source, r.options)
@@ -91,7 +94,8 @@ func (r *registration) detachLocked() {
 	r.feed.Pause()
 }
 
-// HasSynced reports whether the handler was told of all there is, or it is known that there is nothing to be told of.
+// HasSynced reports whether the handler was told of all there is, or it is known that there is
+// nothing to be told of.
 func (r *registration) HasSynced() bool {
 	select {
 	case <-r.done:

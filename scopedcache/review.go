@@ -61,8 +61,9 @@ func newReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	if err != nil {
 		return nil, errors.Wrap(err, "making a client for self reviews")
 	}
-	return &reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(), readiness: authorization.RESTClient(),
-		turn: semaphore.NewWeighted(reviewsAtOnce), username: username, discreet: discreet}, nil
+	return &reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(),
+		readiness: authorization.RESTClient(),
+		turn:      semaphore.NewWeighted(reviewsAtOnce), username: username, discreet: discreet}, nil
 }
 
 // question is what an informer needs: verbs on a resource, as far as selectors go.
@@ -73,8 +74,8 @@ type question struct {
 	fields    fields.Selector
 }
 
-// may asks for all verbs at once. A no to one of them is a no, whatever became of the others; err says which, or why there
-// is no answer, and is nil exactly if all are allowed.
+// may asks for all verbs at once. A no to one of them is a no, whatever became of the others; err
+// says which, or why there is no answer, and is nil exactly if all are allowed.
 func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monitor.Verdict, error) {
 	type answer struct {
 		verdict monitor.Verdict
@@ -87,7 +88,8 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monito
 	}
 	asking.Wait()
 	worst := answer{}
-	for _, wanted := range []monitor.Verdict{monitor.Unaskable, monitor.Unanswered, monitor.DeniedUnready, monitor.DeniedReadinessUnknown, monitor.Denied} {
+	for _, wanted := range []monitor.Verdict{monitor.Unaskable, monitor.Unanswered, monitor.DeniedUnready,
+		monitor.DeniedReadinessUnknown, monitor.Denied} {
 		for _, a := range answers {
 			if a.verdict == wanted && worst.verdict != wanted {
 				worst = a
@@ -109,7 +111,8 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Ve
 	}, metav1.CreateOptions{})
 	r.turn.Release(1)
 	switch {
-	case fromServer(err) && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
+	case fromServer(err) &&
+		(apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
 		if r.ready(ctx) == monitor.DeniedUnready {
 			return monitor.Unanswered, r.failed(err)
 		}
@@ -119,14 +122,16 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Ve
 	case review.Status.Allowed:
 		return monitor.Allowed, nil
 	case review.Status.EvaluationError != "" && !review.Status.Denied:
-		return monitor.Unanswered, r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb, q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
+		return monitor.Unanswered,
+			r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb,
+				q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
 	default:
 		return r.ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
 	}
 }
 
-// fromServer reports whether an error is a server's answer, and not that of something on the way to it: a credential that
-// could not be had has an API server's status too.
+// fromServer reports whether an error is a server's answer, and not that of something on the way to
+// it: a credential that could not be had has an API server's status too.
 func fromServer(err error) bool {
 	var local *url.Error
 	return err != nil && !errors.As(err, &local)
@@ -141,7 +146,8 @@ func (r *reviewer) failed(err error) error {
 	return untrusted.Show("asking for access: "+text, err)
 }
 
-// words are what the API server says, to be put behind something; nothing if its words are not shown.
+// words are what the API server says, to be put behind something; nothing if its words are not
+// shown.
 func (r *reviewer) words(said string) string {
 	if said == "" || r.discreet {
 		return ""
@@ -149,8 +155,9 @@ func (r *reviewer) words(said string) string {
 	return ": " + untrusted.Shorten(said)
 }
 
-// ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and does not know of all kinds,
-// for its own informers have not synced; in its first moments it does not tell whether it is ready either.
+// ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and
+// does not know of all kinds, for its own informers have not synced; in its first moments it does
+// not tell whether it is ready either.
 func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
@@ -158,7 +165,8 @@ func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 	switch {
 	case err == nil:
 		return monitor.Denied
-	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err):
+	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsNotFound(err),
+		apierrors.IsMethodNotSupported(err):
 		return monitor.DeniedReadinessUnknown
 	default:
 		return monitor.DeniedUnready
@@ -180,7 +188,8 @@ func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason strin
 	}
 	where += r.words(reason)
 	resource := q.mapping.Resource
-	return apierrors.NewForbidden(resource.GroupResource(), "", fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, where))
+	return apierrors.NewForbidden(resource.GroupResource(), "",
+		fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, where))
 }
 
 // name is the identity as the API server states it, empty if it does not say.
@@ -224,8 +233,8 @@ func (q question) attributes(verb string) *authorizationv1.ResourceAttributes {
 	return attributes
 }
 
-// inNamespace is the field selector that is sent: controller-runtime turns that of the namespace into the path, so that a
-// Role suffices, and sends it too.
+// inNamespace is the field selector that is sent: controller-runtime turns that of the namespace
+// into the path, so that a Role suffices, and sends it too.
 func inNamespace(namespace string, selector fields.Selector) fields.Selector {
 	if namespace == "" {
 		return selector

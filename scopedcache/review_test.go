@@ -36,7 +36,8 @@ func TestNotSyncedError(t *testing.T) {
 	g.Expect(err).To(MatchError(And(ContainSubstring("Failing"), ContainSubstring("it burns"))))
 }
 
-// say has reviews answered as f says of a verb: "yes", "no", "error", "never" (it may not be asked), "cannot tell".
+// say has reviews answered as f says of a verb: "yes", "no", "error", "never" (it may not be
+// asked), "cannot tell".
 func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked func() []string) {
 	var mu sync.Mutex
 	var verbs []string
@@ -74,7 +75,9 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": status})
+		_ = json.NewEncoder(w).
+			Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+				"status": status})
 		return true
 	}
 	return func() []string {
@@ -84,9 +87,13 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 	}
 }
 
-// A no is a no, whatever became of the other verbs; what it is worth depends on whether the API server says that it is ready.
+// A no is a no, whatever became of the other verbs; what it is worth depends on whether the API
+// server says that it is ready.
 func TestMay(t *testing.T) {
-	q := question{mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"), Scope: meta.RESTScopeNamespace}, namespace: "n"}
+	q := question{
+		mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"),
+			Scope: meta.RESTScopeNamespace}, namespace: "n",
+	}
 	for name, tc := range map[string]struct {
 		list, watch string
 		readyz      int
@@ -107,7 +114,8 @@ func TestMay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			a := newAPIServer(t)
-			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] }, func() int { return tc.readyz })
+			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] },
+				func() int { return tc.readyz })
 			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
 			v, err := c.reviewer.may(t.Context(), q, "list", "watch")
 			g.Expect(v).To(Equal(tc.want), "%v", err)
@@ -142,7 +150,9 @@ func TestWhatIsAsked(t *testing.T) {
 			asked := a.say(func(verb string) string {
 				return map[bool]string{true: "yes", false: "no"}[strings.Contains(tc.may, verb)]
 			}, ready)
-			c := a.newCache(t, func(o *Options) { o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond })
+			c := a.newCache(t, func(o *Options) {
+				o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond
+			})
 			held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
 			defer held.Release()
@@ -210,7 +220,8 @@ func TestWhoWaitsIsTold(t *testing.T) {
 	}
 	a.mu.Unlock()
 	c := a.newCache(t)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
+	held, err := c.Hold(t.Context(), configMap(),
+		Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	waits, reads := make(chan error, 1), make(chan error, 1)
 	go func() { waits <- held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()

@@ -8,8 +8,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// run is the goroutine of a scope. It owns the scope's machine, which decides everything: it passes events to the machine
-// and carries out its effects.
+// run is the goroutine of a scope. It owns the scope's machine, which decides everything: it passes
+// events to the machine and carries out its effects.
 type run struct {
 	*scope
 	ctx      context.Context

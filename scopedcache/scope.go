@@ -33,7 +33,9 @@ type scope struct {
 
 	current atomic.Pointer[informer] // that reads are served from, nil while they are not
 
-	notifyMu sync.Mutex // held while a state is noted and observers are notified, so that they hear of states in their order; before mu
+	// held while a state is noted and observers are notified, so that they hear of states in their
+	// order; before mu
+	notifyMu sync.Mutex
 
 	mu            sync.Mutex                   // before cache.mu
 	state         State                        // guarded by mu
@@ -51,7 +53,8 @@ func newScope(c *scopedCache, k *kind, where Scope) *scope {
 	return &scope{cache: c, kind: k, where: where, state: Syncing, since: time.Now(),
 		gone: make(chan struct{}), mail: newMailbox(),
 		changed: make(chan struct{}), settled: make(chan struct{}),
-		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{}, observers: map[*Handle]func(ScopeState){}}
+		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{}, observers: map[*Handle]func(
+			ScopeState){}}
 }
 
 // await returns the informer to read from, or why there is none. It waits while that is not known.
@@ -84,8 +87,11 @@ func (s *scope) await(ctx context.Context) (*informer, error) {
 	}
 }
 
-// errStreams is why an informer has not synced whose API server sends objects and does not say which is the last.
-var errStreams = errors.New("the API server has begun to stream objects, and no bookmark has said yet that these are all; does something on the way to it drop bookmarks?")
+// errStreams is why an informer has not synced whose API server sends objects and does not say
+// which is the last.
+var errStreams = errors.New(
+	"the API server has begun to stream objects, and no bookmark has said yet that these are all; does something on " +
+		"the way to it drop bookmarks?")
 
 // lastErrorLocked is why the informer does not sync, nil if nothing is known. mu is held.
 func (s *scope) lastErrorLocked() error {
@@ -118,7 +124,8 @@ func (s *scope) awaitSettled(ctx context.Context) error {
 func (s *scope) notSynced(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(), Cause: cause}
+	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(),
+		Cause: cause}
 }
 
 // start runs an informer, with the handlers that there are.
@@ -148,7 +155,8 @@ func (s *scope) serve(by *informer) {
 	s.current.Store(by)
 }
 
-// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when it has stopped.
+// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when
+// it has stopped.
 func (s *scope) stop(stopping *informer) {
 	s.mu.Lock()
 	s.current.Store(nil)
@@ -165,7 +173,9 @@ func (s *scope) setState(e monitor.SetState) {
 	state, err := State(e.State), e.Err
 	if state == NotServed && !meta.IsNoMatchError(err) {
 		// A 404 of a list must not look as if an object were not there.
-		err = errors.WithMessage(&meta.NoKindMatchError{GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version}}, errorText(err))
+		err = errors.WithMessage(&meta.NoKindMatchError{
+			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
+		}, errorText(err))
 	}
 	s.notifyMu.Lock()
 	defer s.notifyMu.Unlock()
@@ -203,10 +213,12 @@ func (s *scope) log(before State, now ScopeState) {
 	if now.LastError != nil {
 		reason = []any{"error", now.LastError.Error()}
 	}
-	s.cache.own.Logger.V(verbosity).Info("Informer state changed", append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
+	s.cache.own.Logger.V(verbosity).Info("Informer state changed",
+		append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
 }
 
-// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled when they were told all.
+// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled
+// when they were told all.
 func (s *scope) settleLocked() {
 	select {
 	case <-s.settled:

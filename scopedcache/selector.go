@@ -10,23 +10,26 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Scope is the part of a kind that one informer sees. The zero value is all of it. Compare scopes with Equal.
+// Scope is the part of a kind that one informer sees. The zero value is all of it. Compare scopes
+// with Equal.
 type Scope struct {
 	// Namespace restricts a namespaced kind; it means nothing for kinds that have none.
 	Namespace string
-	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to what the cache's own options
-	// say of the kind. nil selects everything; what selects nothing, as labels.Nothing, is refused. Which fields there are
-	// the API server knows, for most kinds metadata.name and metadata.namespace; another one is Failing. With metadata.name a
-	// right that is restricted by resourceNames suffices.
+	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to what the
+	// cache's own options say of the kind. nil selects everything; what selects nothing, as
+	// labels.Nothing, is refused. Which fields there are the API server knows, for most kinds
+	// metadata.name and metadata.namespace; another one is Failing. With metadata.name a right that
+	// is restricted by resourceNames suffices.
 	LabelSelector labels.Selector
 	FieldSelector fields.Selector
 }
 
-// Equal reports whether two scopes select the same by the same words, in any order: a=x and a in (x) differ.
+// Equal reports whether two scopes select the same by the same words, in any order: a=x and a in
+// (x) differ.
 func (s Scope) Equal(other Scope) bool { return s.key() == other.key() }
 
-// selectsNothing reports whether there is nothing to be selected. Such selectors have no words, so an API server would be
-// asked for everything.
+// selectsNothing reports whether there is nothing to be selected. Such selectors have no words, so
+// an API server would be asked for everything.
 func (s Scope) selectsNothing() bool { return noLabels(s.LabelSelector) || noFields(s.FieldSelector) }
 
 func noLabels(selector labels.Selector) bool {
@@ -43,7 +46,8 @@ func noFields(selector fields.Selector) bool { return selector != nil && selecto
 func (s Scope) String() string {
 	k := s.key()
 	var words []string
-	for _, word := range []struct{ name, value string }{{"namespace ", k.namespace}, {"labels ", k.labels}, {"fields ", k.fields}} {
+	for _, word := range []struct{ name, value string }{{"namespace ", k.namespace}, {"labels ", k.labels},
+		{"fields ", k.fields}} {
 		if word.value != "" {
 			words = append(words, word.name+word.value)
 		}

@@ -49,25 +49,34 @@ func TestScopeEqual(t *testing.T) {
 // What is asked is what the API server would ask about the request itself.
 func TestQuestion(t *testing.T) {
 	g := NewWithT(t)
-	mapping := &meta.RESTMapping{Resource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}}
-	q := question{mapping: mapping, namespace: "n", fields: fields.ParseSelectorOrDie("metadata.name=x,status!=y"), labels: parse(t, "a=1,n>5")}
+	mapping := &meta.RESTMapping{
+		Resource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
+	}
+	q := question{mapping: mapping, namespace: "n", fields: fields.ParseSelectorOrDie("metadata.name=x,status!=y"),
+		labels: parse(t, "a=1,n>5")}
 	g.Expect(q.attributes("list")).To(Equal(&authorizationv1.ResourceAttributes{
 		Namespace: "n", Verb: "list", Group: "apps", Version: "v1", Resource: "deployments", Name: "x",
-		FieldSelector: &authorizationv1.FieldSelectorAttributes{RawSelector: "metadata.namespace=n,metadata.name=x,status!=y"},
+		FieldSelector: &authorizationv1.FieldSelectorAttributes{
+			RawSelector: "metadata.namespace=n,metadata.name=x,status!=y",
+		},
 		LabelSelector: &authorizationv1.LabelSelectorAttributes{RawSelector: "a=1,n>5"},
 	}))
-	g.Expect(question{mapping: mapping}.attributes("watch")).To(Equal(&authorizationv1.ResourceAttributes{Verb: "watch", Group: "apps", Version: "v1", Resource: "deployments"}))
+	g.Expect(question{mapping: mapping}.attributes("watch")).
+		To(Equal(&authorizationv1.ResourceAttributes{Verb: "watch", Group: "apps", Version: "v1", Resource: "deployments"}))
 }
 
-// What a namespace says counts first, then its kind, then the namespace's default, then the cache's.
+// What a namespace says counts first, then its kind, then the namespace's default, then the
+// cache's.
 func TestConfigs(t *testing.T) {
 	g := NewWithT(t)
 	label := func(value string) labels.Selector { return labels.SelectorFromSet(labels.Set{"from": value}) }
 	yes := true
-	c, err := newConfigs(cache.Options{Scheme: scheme.Scheme, DefaultLabelSelector: label("cache"), DefaultUnsafeDisableDeepCopy: &yes,
-		DefaultNamespaces: map[string]cache.Config{"a": {LabelSelector: label("default a")}, "b": {}, "": {}},
+	c, err := newConfigs(cache.Options{Scheme: scheme.Scheme, DefaultLabelSelector: label("cache"),
+		DefaultUnsafeDisableDeepCopy: &yes,
+		DefaultNamespaces:            map[string]cache.Config{"a": {LabelSelector: label("default a")}, "b": {}, "": {}},
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}:    {Namespaces: map[string]cache.Config{"a": {}, "c": {LabelSelector: label("namespace")}}, Field: fields.OneTermEqualSelector("f", "kind")},
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{"a": {}, "c": {LabelSelector: label("namespace")}},
+				Field: fields.OneTermEqualSelector("f", "kind")},
 			&corev1.Service{}:   {Label: label("kind")},
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{}},
 		}})

@@ -26,21 +26,22 @@ const (
 	Syncing State = "Syncing"
 	// Synced: the informer has what the API server has, and hears what changes.
 	Synced State = "Synced"
-	// Forbidden: the API server said that the identity may not list or watch. There is no informer, and there are no
-	// objects; reads are refused. The API server is asked again.
+	// Forbidden: the API server said that the identity may not list or watch. There is no informer,
+	// and there are no objects; reads are refused. The API server is asked again.
 	Forbidden State = "Forbidden"
-	// NotServed: the API server does not serve the kind. There is no informer, and there are no objects. The API server is
-	// asked again.
+	// NotServed: the API server does not serve the kind. There is no informer, and there are no
+	// objects. The API server is asked again.
 	NotServed State = "NotServed"
-	// Failing: another error, which passes by itself or not. What the informer had is still read; reads wait if it had
-	// nothing yet.
+	// Failing: another error, which passes by itself or not. What the informer had is still read;
+	// reads wait if it had nothing yet.
 	Failing State = "Failing"
 )
 
 // settled reports whether it is known what a read gets.
 func (s State) settled() bool { return s == Synced || s == Forbidden || s == NotServed }
 
-// ScopeState is a snapshot of one scope. LastError and the selectors are shared: do not change them.
+// ScopeState is a snapshot of one scope. LastError and the selectors are shared: do not change
+// them.
 type ScopeState struct {
 	GVK            schema.GroupVersionKind
 	Representation Representation
@@ -49,5 +50,7 @@ type ScopeState struct {
 	Since          time.Time // of this state
 	LastError      error     // nil when Syncing or Synced
 	Objects        int       // in the informer's store; not counted for observers
-	Dependents     []string  // who holds the scope, sorted: HoldOptions Name and Dependent, with a space between. Readers are not among them. Not told to observers
+	// who holds the scope, sorted: HoldOptions Name and Dependent, with a space between. Readers
+	// are not among them. Not told to observers
+	Dependents []string
 }

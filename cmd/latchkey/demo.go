@@ -17,7 +17,8 @@ func runDemo(ctx context.Context, args []string) error {
 	var options demo.Options
 	flags := flag.NewFlagSet("latchkey demo", flag.ContinueOnError)
 	flags.BoolVar(&options.Once, "once", false, "end after the tour instead of staying up")
-	flags.StringVar(&options.Break, "break", "", "leave out the cause of this step, which must then fail: "+strings.Join(demo.Steps(), ", "))
+	flags.StringVar(&options.Break, "break", "", "leave out the cause of this step, which must then fail: "+
+		strings.Join(demo.Steps(), ", "))
 	flags.DurationVar(&options.Patience, "patience", time.Minute, "how long a step may wait for what it expects")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

@@ -1,4 +1,5 @@
-// Command latchkey keeps one connection per tenant object, each acting as the ServiceAccount that the object names.
+// Command latchkey keeps one connection per tenant object, each acting as the ServiceAccount that
+// the object names.
 //
 //	latchkey manager   on any cluster: connect every extension, probe it, log how it goes
 //	latchkey demo      on a control plane of its own: see connections come, break and heal

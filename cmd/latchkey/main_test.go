@@ -79,7 +79,8 @@ func TestManager(t *testing.T) {
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
 	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/clusterextensions.latchkey.dev")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -92,12 +93,15 @@ func TestManager(t *testing.T) {
 
 	run := func(t *testing.T, args ...string) {
 		g := NewWithT(t)
-		cmd := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig(), "--metrics-bind-address=0", "--health-probe-bind-address=0"}, args...)...)
+		cmd := latchkey(t,
+			append([]string{"manager", "--kubeconfig", cp.Kubeconfig(), "--metrics-bind-address=0",
+				"--health-probe-bind-address=0"}, args...)...)
 		stderr, err := cmd.StderrPipe()
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(cmd.Start()).To(Succeed())
 		var seen bytes.Buffer
-		for lines := bufio.NewScanner(io.TeeReader(stderr, &seen)); lines.Scan() && !strings.Contains(lines.Text(), `"Connected"`); {
+		for lines := bufio.NewScanner(io.TeeReader(stderr, &seen)); lines.Scan() &&
+			!strings.Contains(lines.Text(), `"Connected"`); {
 		}
 		g.Expect(seen.String()).To(ContainSubstring("system:serviceaccount:default:red"))
 		g.Expect(cmd.Process.Signal(syscall.SIGTERM)).To(Succeed())
@@ -120,13 +124,20 @@ func TestManager(t *testing.T) {
 		kubeconfig, err := json.Marshal(map[string]any{
 			"apiVersion": "v1", "kind": "Config", "current-context": "it",
 			"contexts": []any{map[string]any{"name": "it", "context": map[string]any{"cluster": "it", "user": "it"}}},
-			"clusters": []any{map[string]any{"name": "it", "cluster": map[string]any{"server": cp.Config().Host, "certificate-authority-data": cp.Config().CAData}}},
-			"users":    []any{map[string]any{"name": "it", "user": map[string]any{"token": strings.TrimSpace(token)}}},
+			"clusters": []any{
+				map[string]any{
+					"name": "it", "cluster": map[string]any{
+						"server": cp.Config().Host, "certificate-authority-data": cp.Config().CAData,
+					},
+				},
+			},
+			"users": []any{map[string]any{"name": "it", "user": map[string]any{"token": strings.TrimSpace(token)}}},
 		})
 		g.Expect(err).NotTo(HaveOccurred())
 		file := filepath.Join(t.TempDir(), "kubeconfig")
 		g.Expect(os.WriteFile(file, kubeconfig, 0o600)).To(Succeed())
-		_, err = cp.Kubectl(t.Context(), "create", "secret", "generic", "red-kubeconfig", "-n", "default", "--from-file=value="+file)
+		_, err = cp.Kubectl(t.Context(), "create", "secret", "generic", "red-kubeconfig", "-n", "default",
+			"--from-file=value="+file)
 		g.Expect(err).NotTo(HaveOccurred())
 		run(t, "--credentials=kubeconfigs", "--kind=ConfigMap.v1.")
 	})
@@ -135,17 +146,19 @@ func TestManager(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no such credentials":  {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
-		"no guard for Secrets": {[]string{"--credentials=kubeconfigs", "--secret-namespace=default"}, "--guarded-by-admission"},
-		"no guard":             {nil, "--guarded-by-admission"},
-		"no kind":              {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
-		"no path":              {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
-		"no such kubeconfig":   {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
-		"arguments":            {[]string{"extra"}, "takes no arguments"},
+		"no such credentials": {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
+		"no guard for Secrets": {[]string{"--credentials=kubeconfigs", "--secret-namespace=default"},
+			"--guarded-by-admission"},
+		"no guard":           {nil, "--guarded-by-admission"},
+		"no kind":            {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
+		"no path":            {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
+		"no such kubeconfig": {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
+		"arguments":          {[]string{"extra"}, "takes no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			out, err := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig()}, tc.args...)...).CombinedOutput()
+			out, err := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig()}, tc.args...)...).
+				CombinedOutput()
 			g.Expect(err).To(HaveOccurred())
 			g.Expect(string(out)).To(ContainSubstring(tc.want))
 			g.Expect(string(out)).NotTo(ContainSubstring("panic"))
@@ -163,7 +176,8 @@ func TestUsage(t *testing.T) {
 	g.Expect(string(out)).To(ContainSubstring(`no command "sing"`))
 	out, err = latchkey(t, "manager", "-h").CombinedOutput()
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(string(out)).To(And(ContainSubstring("namespace-path"), ContainSubstring("kubeconfig"), ContainSubstring("zap-log-level")))
+	g.Expect(string(out)).
+		To(And(ContainSubstring("namespace-path"), ContainSubstring("kubeconfig"), ContainSubstring("zap-log-level")))
 	out, err = latchkey(t, "demo", "--break", "nothing").CombinedOutput()
 	g.Expect(err).To(HaveOccurred())
 	g.Expect(string(out)).To(ContainSubstring("steps are connect, repair"))

@@ -49,21 +49,37 @@ type managerFlags struct {
 func (m *managerFlags) bind(flags *flag.FlagSet) {
 	config.RegisterFlags(flags) // --kubeconfig
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
-	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1alpha1.latchkey.dev", "kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
-	flags.StringVar(&m.credentials, "credentials", "tokens", "how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), kubeconfigs (in a Secret)")
-	flags.StringVar(&m.namespacePath, "namespace-path", "", "dotted path of the field with the ServiceAccount's namespace; empty: spec.namespace for cluster-scoped kinds, metadata.namespace for namespaced ones (one that has spec.namespace too needs this flag)")
-	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name", "dotted path of the field with the ServiceAccount's name")
-	flags.StringVar(&m.secretNamespace, "secret-namespace", "", "with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
-	flags.StringVar(&m.secretPath, "secret-name-path", "", "with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's name and -kubeconfig")
+	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1alpha1.latchkey.dev",
+		"kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
+	flags.StringVar(&m.credentials, "credentials", "tokens",
+		"how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), "+
+			"kubeconfigs (in a Secret)")
+	flags.StringVar(&m.namespacePath, "namespace-path", "",
+		"dotted path of the field with the ServiceAccount's namespace; empty: spec.namespace for cluster-scoped kinds, "+
+			"metadata.namespace for namespaced ones (one that has spec.namespace too needs this flag)")
+	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name",
+		"dotted path of the field with the ServiceAccount's name")
+	flags.StringVar(&m.secretNamespace, "secret-namespace", "",
+		"with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
+	flags.StringVar(&m.secretPath, "secret-name-path", "",
+		"with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's "+
+			"name and -kubeconfig")
 	flags.StringVar(&m.secretKey, "secret-key", "value", "with --credentials=kubeconfigs: key of the Secret")
-	flags.BoolVar(&m.guarded, "guarded-by-admission", false, "state that an admission policy (see config/admission*) lets nobody name a ServiceAccount that they may not act as, or a Secret that they may not read; required for cluster-scoped kinds and for --secret-namespace")
-	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080", "address that serves /metrics; 0 for none")
-	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081", "address that serves /healthz and /readyz; 0 for none")
+	flags.BoolVar(&m.guarded, "guarded-by-admission", false,
+		"state that an admission policy (see config/admission*) lets nobody name a ServiceAccount that they may not "+
+			"act as, or a Secret that they may not read; required for cluster-scoped kinds and for --secret-namespace")
+	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080",
+		"address that serves /metrics; 0 for none")
+	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
+		"address that serves /healthz and /readyz; 0 for none")
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
-	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "", "namespace of the lease; needed outside of a cluster")
+	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
+		"namespace of the lease; needed outside of a cluster")
 	flags.StringVar(&m.userAgent, "user-agent", "latchkey", "how requests name this program to API servers")
-	flags.DurationVar(&m.health.Interval, "probe-interval", 10*time.Second, "how long an API server may be silent before it is asked whether it is up")
-	flags.DurationVar(&m.health.IdentityInterval, "identity-interval", 60*time.Second, "how long an identity may go without a request before it is asked who it is")
+	flags.DurationVar(&m.health.Interval, "probe-interval", 10*time.Second,
+		"how long an API server may be silent before it is asked whether it is up")
+	flags.DurationVar(&m.health.IdentityInterval, "identity-interval", 60*time.Second,
+		"how long an identity may go without a request before it is asked who it is")
 	flags.DurationVar(&m.health.Timeout, "probe-timeout", 5*time.Second, "how long a probe may take")
 	flags.IntVar(&m.health.FailureThreshold, "probe-failures", 5, "how many probes in a row must fail to disconnect")
 	m.zap.BindFlags(flags)
@@ -85,9 +101,13 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	}
 	switch m.credentials {
 	case "tokens":
-		options.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamespacePath: m.namespacePath, NamePath: m.namePath})
+		options.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+			NamespacePath: m.namespacePath, NamePath: m.namePath,
+		})
 	case "impersonation":
-		options.Credentials = credential.Impersonation(credential.ImpersonationOptions{NamespacePath: m.namespacePath, NamePath: m.namePath})
+		options.Credentials = credential.Impersonation(credential.ImpersonationOptions{
+			NamespacePath: m.namespacePath, NamePath: m.namePath,
+		})
 	case "kubeconfigs":
 		secrets := credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey}
 		if m.guarded {
@@ -95,7 +115,8 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		}
 		options.Credentials = credential.KubeconfigSecrets(secrets)
 	default:
-		return clustercache.Options{}, errors.Errorf("--credentials: %q is none of tokens, impersonation and kubeconfigs", m.credentials)
+		return clustercache.Options{},
+			errors.Errorf("--credentials: %q is none of tokens, impersonation and kubeconfigs", m.credentials)
 	}
 	if m.guarded && m.credentials != "kubeconfigs" {
 		options.AllowIdentity = clustercache.GuardedByAdmission
@@ -155,13 +176,15 @@ const (
 	permissionInterval = 10 * time.Second
 )
 
-// inCluster reports whether this program runs as a ServiceAccount of a cluster, and so in a namespace of it.
+// inCluster reports whether this program runs as a ServiceAccount of a cluster, and so in a
+// namespace of it.
 func inCluster() bool {
 	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	return err == nil
 }
 
-// mayRead is a readiness check that fails while the cache may not read a kind. It says what is missing.
+// mayRead is a readiness check that fails while the cache may not read a kind. It says what is
+// missing.
 func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 	return func(*http.Request) error {
 		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
@@ -172,7 +195,9 @@ func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 			case scope.State == scopedcache.NotServed:
 				return errors.Wrapf(scope.LastError, "%s is not served; install its CustomResourceDefinition", kind)
 			case apierrors.IsForbidden(scope.LastError):
-				return errors.Wrapf(scope.LastError, "this program needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for another kind)", kind)
+				return errors.Wrapf(scope.LastError,
+					"this program needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for "+
+						"another kind)", kind)
 			}
 		}
 		return nil
@@ -205,7 +230,8 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		needed = append(needed, schema.GroupKind{Kind: "ServiceAccount"})
 	}
 	for _, kind := range needed {
-		// The name says it too, for the answer to /readyz withholds what the check says. /readyz/<name> does not.
+		// The name says it too, for the answer to /readyz withholds what the check says.
+		// /readyz/<name> does not.
 		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, kind)); err != nil {
 			return err
 		}
@@ -215,7 +241,8 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		case !m.guarded && strings.Contains(text, "Allow"):
 			return errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
 		case strings.Contains(text, "OLMClusterExtension"):
-			return errors.WithMessage(err, "say --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
+			return errors.WithMessage(err,
+				"say --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
 		case strings.Contains(text, "NamespacePath"):
 			return errors.WithMessage(err, "--namespace-path")
 		case strings.Contains(text, "NamePath"):

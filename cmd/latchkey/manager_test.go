@@ -32,7 +32,9 @@ func kubeconfigFile(t *testing.T, c *rest.Config) string {
 		CurrentContext: "it",
 		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
 		Clusters:       map[string]*clientcmdapi.Cluster{"it": {Server: c.Host, CertificateAuthorityData: c.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"it": {ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{
+			"it": {ClientCertificateData: c.CertData, ClientKeyData: c.KeyData},
+		},
 	}, name)).To(Succeed())
 	return name
 }
@@ -82,7 +84,8 @@ func startManager(t *testing.T, args ...string) *runningManager {
 	return m
 }
 
-// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are granted, and ends on SIGTERM.
+// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are
+// granted, and ends on SIGTERM.
 func TestManagerWithoutPermissions(t *testing.T) {
 	g := NewWithT(t)
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
@@ -90,7 +93,8 @@ func TestManagerWithoutPermissions(t *testing.T) {
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
 	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/clusterextensions.latchkey.dev")
 	g.Expect(err).NotTo(HaveOccurred())
 	powerless, err := cp.UserConfig("powerless")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -106,10 +110,13 @@ func TestManagerWithoutPermissions(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	ready := func() int { status, _ := get("/readyz"); return status }
-	for _, check := range []string{"may-list-and-watch-ClusterExtension.latchkey.dev", "may-list-and-watch-ServiceAccount"} {
-		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
+	for _, check := range []string{"may-list-and-watch-ClusterExtension.latchkey.dev",
+		"may-list-and-watch-ServiceAccount"} {
+		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).
+			WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
 		// First it says that it is being read.
-		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(
+		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).
+			WithPolling(100*time.Millisecond).Should(
 			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")), "%s", m.printed)
 	}
 	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
@@ -119,19 +126,23 @@ func TestManagerWithoutPermissions(t *testing.T) {
 	lost := func() int { return strings.Count(m.printed.String(), `"Extensions cannot be read"`) }
 	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(1), "%s", m.printed)
 
-	_, err = cp.Kubectl(t.Context(), "create", "clusterrolebinding", "powerful", "--clusterrole=latchkey-operator", "--user=powerless")
+	_, err = cp.Kubectl(t.Context(), "create", "clusterrolebinding", "powerful", "--clusterrole=latchkey-operator",
+		"--user=powerless")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).Should(Equal(http.StatusOK), "%s", m.printed)
+	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100*time.Millisecond).
+		Should(Equal(http.StatusOK), "%s", m.printed)
 	g.Eventually(m.printed.String).WithTimeout(time.Minute).Should(ContainSubstring(`"Extensions can be read"`))
 
 	_, err = cp.Kubectl(t.Context(), "delete", "clusterrolebinding", "powerful")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).Should(Equal(http.StatusInternalServerError))
+	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).
+		Should(Equal(http.StatusInternalServerError))
 	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(2), "%s", m.printed)
 	g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
 	g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(BeNil()), "%s", m.printed)
 	g.Expect(lost()).To(Equal(2), "once each time: %s", m.printed)
-	g.Expect(m.printed.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("stacktrace")), "no stack traces: a permission is nothing to debug")
+	g.Expect(m.printed.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("stacktrace")),
+		"no stack traces: a permission is nothing to debug")
 }
 
 // SIGTERM ends the manager soon though the API server hangs, and a second signal at once.
@@ -164,11 +175,13 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 		for len(asked) > 0 {
 			<-asked
 		}
-		m := startManager(t, append([]string{"--kubeconfig", kubeconfigFile(t, hangs), "--health-probe-bind-address=0"}, args...)...)
+		m := startManager(t,
+			append([]string{"--kubeconfig", kubeconfigFile(t, hangs), "--health-probe-bind-address=0"}, args...)...)
 		NewWithT(t).Eventually(asked).WithTimeout(time.Minute).Should(Receive(), "%s", m.printed)
 		return m
 	}
-	for name, args := range map[string][]string{"alone": nil, "with leader election": {"--leader-elect", "--leader-election-namespace=default"}} {
+	for name, args := range map[string][]string{"alone": nil,
+		"with leader election": {"--leader-elect", "--leader-election-namespace=default"}} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			m := start(t, args...)
@@ -188,7 +201,8 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			default:
 				return nil
 			}
-		}).WithTimeout(shutdownPatience / 3).WithPolling(50 * time.Millisecond).Should(MatchError(ContainSubstring("signal: terminated")))
+		}).WithTimeout(shutdownPatience / 3).WithPolling(50 * time.Millisecond).
+			Should(MatchError(ContainSubstring("signal: terminated")))
 	})
 }
 
@@ -200,7 +214,9 @@ func TestManagerFlags(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			g := NewWithT(t)
-			out, err := latchkey(t, append([]string{"manager", "--guarded-by-admission", "--kubeconfig", kubeconfigFile(t, &rest.Config{Host: "https://127.0.0.1:1"})}, args...)...).CombinedOutput()
+			out, err := latchkey(t,
+				append([]string{"manager", "--guarded-by-admission", "--kubeconfig",
+					kubeconfigFile(t, &rest.Config{Host: "https://127.0.0.1:1"})}, args...)...).CombinedOutput()
 			g.Expect(err).To(HaveOccurred())
 			g.Expect(string(out)).To(ContainSubstring(want))
 			g.Expect(string(out)).NotTo(ContainSubstring("LeaderElectionNamespace"))

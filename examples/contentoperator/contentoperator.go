@@ -38,11 +38,13 @@ const (
 	// Installed says whether all of the content is applied.
 	Installed = "Installed"
 
-	// ownerLabel marks what was applied for an extension, by its UID: a name may be too long for a label.
+	// ownerLabel marks what was applied for an extension, by its UID: a name may be too long for a
+	// label.
 	ownerLabel = "contentoperator.latchkey.dev/extension"
 )
 
-// errAnotherIdentity: the extension names another ServiceAccount than it is connected as. It will be in a moment.
+// errAnotherIdentity: the extension names another ServiceAccount than it is connected as. It will
+// be in a moment.
 var errAnotherIdentity = errors.New("the extension is connected as another ServiceAccount")
 
 // reconciler installs the content of extensions.
@@ -58,21 +60,24 @@ func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache
 	r := &reconciler{extensions: mgr.GetCache(), status: mgr.GetClient().Status(), connections: connections}
 	options.Reconciler = r
 	if options.RateLimiter == nil { // what is forbidden now may be granted soon
-		options.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond, 30*time.Second)
+		options.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond,
+			30*time.Second)
 	}
 	var err error
 	if r.controller, err = controller.New(name, mgr, options); err != nil {
 		return err
 	}
-	extensions := source.Kind(mgr.GetCache(), newExtension(), &handler.TypedEnqueueRequestForObject[*unstructured.Unstructured]{},
+	extensions := source.Kind(mgr.GetCache(), newExtension(),
+		&handler.TypedEnqueueRequestForObject[*unstructured.Unstructured]{},
 		predicate.TypedGenerationChangedPredicate[*unstructured.Unstructured]{})
 	if err := r.controller.Watch(extensions); err != nil {
 		return err
 	}
 	// Called when an extension connects, disconnects, or stays disconnected for another reason.
-	return r.controller.Watch(connections.GetExtensionSource(name, func(_ context.Context, extension client.Object) []ctrl.Request {
-		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
-	}))
+	return r.controller.Watch(connections.GetExtensionSource(name,
+		func(_ context.Context, extension client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
+		}))
 }
 
 func newExtension() *unstructured.Unstructured {
@@ -109,17 +114,20 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	}
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
 	serviceAccount, _, _ := unstructured.NestedString(extension.Object, "spec", "serviceAccount", "name")
-	// The extension that we read may name another ServiceAccount than the one it is still connected as; its content must
-	// not be applied with those rights. If the connection changes after this, c fails.
+	// The extension that we read may name another ServiceAccount than the one it is still connected
+	// as; its content must not be applied with those rights. If the connection changes after this,
+	// c fails.
 	state, _ := r.connections.GetConnectionState(ctx, key)
 	if state.Identity.Username != "system:serviceaccount:"+namespace+":"+serviceAccount {
 		return errAnotherIdentity
 	}
 
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
-	// Of the whole namespace, for that is what the cached read below uses: one informer serves both.
+	// Of the whole namespace, for that is what the cached read below uses: one informer serves
+	// both.
 	isContent := predicate.NewPredicateFuncs(func(object client.Object) bool { return object.GetName() == key.Name })
-	if err := r.watch(ctx, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent}, content); err != nil {
+	if err := r.watch(ctx, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent},
+		content); err != nil {
 		return err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
@@ -141,7 +149,8 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		}
 		with[ownerLabel] = string(extension.GetUID())
 		object.SetLabels(with)
-		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name), client.ForceOwnership); err != nil {
+		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name),
+			client.ForceOwnership); err != nil {
 			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
 		}
 		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
@@ -149,15 +158,17 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		kind.SetNamespace(object.GetNamespace())
 		kinds = append(kinds, kind)
 	}
-	// Exactly the kinds of the content are watched from here on, where the content is, and nothing but what is ours: the
-	// API server sends, and we keep, no more than that.
+	// Exactly the kinds of the content are watched from here on, where the content is, and nothing
+	// but what is ours: the API server sends, and we keep, no more than that.
 	owned := clustercache.Scope{LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())})}
 	return r.watch(ctx, extension, "content", owned, nil, kinds...)
 }
 
-// watch makes events about objects of these kinds reconcile the extension. Kinds that were watched for the same purpose
-// before, and are not among them, are not any more; nor is anything when the extension is gone, or was recreated.
-func (r *reconciler) watch(ctx context.Context, extension client.Object, what string, scope clustercache.Scope, predicates []predicate.Predicate, kinds ...client.Object) error {
+// watch makes events about objects of these kinds reconcile the extension. Kinds that were watched
+// for the same purpose before, and are not among them, are not any more; nor is anything when the
+// extension is gone, or was recreated.
+func (r *reconciler) watch(ctx context.Context, extension client.Object, what string, scope clustercache.Scope,
+	predicates []predicate.Predicate, kinds ...client.Object) error {
 	key := client.ObjectKeyFromObject(extension)
 	return r.connections.WatchContent(ctx, key, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 		Name:      name + "/" + what,
@@ -169,9 +180,11 @@ func (r *reconciler) watch(ctx context.Context, extension client.Object, what st
 			return []ctrl.Request{{NamespacedName: key}}
 		}),
 		Predicates: predicates,
-		// What the ServiceAccount may not watch is watched when it may; until then nobody notices drift of it.
+		// What the ServiceAccount may not watch is watched when it may; until then nobody notices
+		// drift of it.
 		OnError: func(ctx context.Context, problem clustercache.WatchError) {
-			log.FromContext(ctx).Info("A watch changed its state", "extension", key, "kind", problem.Kind, "state", problem.State, "error", problem.Err)
+			log.FromContext(ctx).Info("A watch changed its state", "extension", key, "kind", problem.Kind, "state",
+				problem.State, "error", problem.Err)
 		},
 	}))
 }
@@ -228,7 +241,8 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 	patch := newExtension()
 	patch.SetName(extension.GetName())
 	patch.Object["status"] = written
-	return r.status.Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(name), client.ForceOwnership)
+	return r.status.Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(name),
+		client.ForceOwnership)
 }
 
 // conditions say what an attempt to install means.
@@ -240,14 +254,18 @@ func conditions(err error) []metav1.Condition {
 		return []metav1.Condition{connected, {Type: Installed, Status: metav1.ConditionTrue, Reason: "Applied"}}
 	case errors.As(err, &notConnected):
 		return []metav1.Condition{
-			{Type: Connected, Status: metav1.ConditionFalse, Reason: string(notConnected.Reason), Message: notConnected.Error()},
-			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected", Message: "what is installed cannot be seen while the extension is not connected"},
+			{Type: Connected, Status: metav1.ConditionFalse, Reason: string(notConnected.Reason),
+				Message: notConnected.Error()},
+			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected",
+				Message: "what is installed cannot be seen while the extension is not connected"},
 		}
 	default:
 		reason := string(apierrors.ReasonForError(err)) // Forbidden, NotFound, …
 		if reason == "" {
 			reason = "Failed"
 		}
-		return []metav1.Condition{connected, {Type: Installed, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()}}
+		return []metav1.Condition{
+			connected, {Type: Installed, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()},
+		}
 	}
 }

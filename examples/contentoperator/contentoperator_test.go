@@ -41,7 +41,8 @@ func TestContentOperator(t *testing.T) {
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
 	_, err = cp.KubectlInput(ctx, config.Manifests(config.RBAC), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=latchkey-operator", "--user=operator")
+	_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=latchkey-operator",
+		"--user=operator")
 	g.Expect(err).NotTo(HaveOccurred())
 	admin, err := client.New(cp.Config(), client.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
@@ -97,23 +98,30 @@ func TestContentOperator(t *testing.T) {
 	g.Expect(condition(Installed)()).To(Satisfy(is(metav1.ConditionUnknown, "NotConnected")))
 
 	// Connected, but it may not even read its content.
-	g.Expect(admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"}})).To(Succeed())
+	g.Expect(admin.Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"}})).To(Succeed())
 	eventually(condition(Connected)).Should(Satisfy(is(metav1.ConditionTrue, "Connected")))
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "Forbidden")))
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("system:serviceaccount:default:red"))
 
 	// Granted, without content.
 	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "services"}, Verbs: []string{"*"}}}})).To(Succeed())
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps", "services"}, Verbs: []string{"*"}},
+		}})).To(Succeed())
 	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "red"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "red"}}})).To(Succeed())
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "red"}, Subjects: []rbacv1.Subject{
+			{Kind: "ServiceAccount", Namespace: "default", Name: "red"},
+		}})).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "NotFound")))
 
 	// Content comes and is installed; who did it is red.
-	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"}, Data: map[string]string{
-		"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\ndata: {hello: world}\n---\n",
-		"b.yaml": "apiVersion: v1\nkind: Service\nmetadata: {name: shop}\nspec: {selector: {app: shop}, ports: [{port: 80}]}\n",
-	}}
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
+		Data: map[string]string{
+			"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\ndata: {hello: world}\n---\n",
+			"b.yaml": "apiVersion: v1\nkind: Service\nmetadata: {name: shop}\nspec: {selector: {app: shop}, ports: " +
+				"[{port: 80}]}\n",
+		}}
 	g.Expect(admin.Create(ctx, content)).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
 	greeting := &corev1.ConfigMap{}
@@ -146,10 +154,13 @@ func TestContentOperator(t *testing.T) {
 		}
 		return names
 	}
-	g.Expect(watches()).To(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default", "contentoperator/content Service/default"))
+	g.Expect(watches()).
+		To(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default",
+			"contentoperator/content Service/default"))
 	delete(content.Data, "b.yaml")
 	g.Expect(admin.Update(ctx, content)).To(Succeed())
-	eventually(watches).Should(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default"))
+	eventually(watches).
+		Should(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default"))
 
 	// Content that is no content.
 	content.Data["a.yaml"] = "{"
@@ -157,30 +168,38 @@ func TestContentOperator(t *testing.T) {
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "Failed")))
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("a.yaml"))
 
-	// The ServiceAccount may be changed, also to one in another namespace; what is said of it follows.
+	// The ServiceAccount may be changed, also to one in another namespace; what is said of it
+	// follows.
 	_, err = cp.Kubectl(ctx, "create", "namespace", "elsewhere")
 	g.Expect(err).NotTo(HaveOccurred())
 	moveTo := func(serviceAccount string) {
 		g.Expect(admin.Get(ctx, client.ObjectKey{Name: "red"}, extension)).To(Succeed())
 		g.Expect(unstructured.SetNestedField(extension.Object, "elsewhere", "spec", "namespace")).To(Succeed())
-		g.Expect(unstructured.SetNestedField(extension.Object, serviceAccount, "spec", "serviceAccount", "name")).To(Succeed())
+		g.Expect(unstructured.SetNestedField(extension.Object, serviceAccount, "spec", "serviceAccount", "name")).
+			To(Succeed())
 		g.Expect(admin.Update(ctx, extension)).To(Succeed())
 	}
 	for _, wrong := range []string{"bleu", "bloo"} {
 		moveTo(wrong)
 		eventually(func() string { return condition(Connected)().Message }).Should(ContainSubstring("elsewhere/" + wrong))
 	}
-	g.Expect(admin.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"}})).To(Succeed())
+	g.Expect(admin.Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"}})).To(Succeed())
 	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}})).To(Succeed())
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}})).
+		To(Succeed())
 	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "blue"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "elsewhere", Name: "blue"}}})).To(Succeed())
-	g.Expect(admin.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "red"}, Data: map[string]string{
-		"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\n",
-	}})).To(Succeed())
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "blue"}, Subjects: []rbacv1.Subject{
+			{Kind: "ServiceAccount", Namespace: "elsewhere", Name: "blue"},
+		}})).To(Succeed())
+	g.Expect(admin.Create(ctx,
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "red"}, Data: map[string]string{
+			"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\n",
+		}})).To(Succeed())
 	moveTo("blue")
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
-	eventually(watches).Should(ConsistOf("contentoperator/manifests ConfigMap/elsewhere", "contentoperator/content ConfigMap/elsewhere"))
+	eventually(watches).
+		Should(ConsistOf("contentoperator/manifests ConfigMap/elsewhere", "contentoperator/content ConfigMap/elsewhere"))
 }
 
 func TestConditions(t *testing.T) {
@@ -190,10 +209,12 @@ func TestConditions(t *testing.T) {
 		connected, installed metav1.ConditionStatus
 		reason               string
 	}{
-		"installed":     {nil, metav1.ConditionTrue, metav1.ConditionTrue, "Applied"},
-		"not connected": {errors.WithMessage(&clustercache.NotConnectedError{Reason: clustercache.Unreachable}, "x"), metav1.ConditionFalse, metav1.ConditionUnknown, "NotConnected"},
-		"forbidden":     {errors.WithMessage(apierrors.NewForbidden(configMaps, "x", nil), "x"), metav1.ConditionTrue, metav1.ConditionFalse, "Forbidden"},
-		"anything":      {errors.New("x"), metav1.ConditionTrue, metav1.ConditionFalse, "Failed"},
+		"installed": {nil, metav1.ConditionTrue, metav1.ConditionTrue, "Applied"},
+		"not connected": {errors.WithMessage(&clustercache.NotConnectedError{Reason: clustercache.Unreachable}, "x"),
+			metav1.ConditionFalse, metav1.ConditionUnknown, "NotConnected"},
+		"forbidden": {errors.WithMessage(apierrors.NewForbidden(configMaps, "x", nil), "x"), metav1.ConditionTrue,
+			metav1.ConditionFalse, "Forbidden"},
+		"anything": {errors.New("x"), metav1.ConditionTrue, metav1.ConditionFalse, "Failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -17,8 +17,8 @@ import (
 
 const module = "github.com/latchkey-dev/latchkey"
 
-// mayImport are the arrows: for each package of ours, the packages of ours that it may import. What is not listed
-// may not exist.
+// mayImport are the arrows: for each package of ours, the packages of ours that it may import. What
+// is not listed may not exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "credential", "scopedcache", "healthprobe"},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
@@ -26,10 +26,13 @@ var mayImport = map[string][]string{
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "scopedcache", "examples/contentoperator"},
 
-	"fake":         {"clustercache", "scopedcache", "internal/watches", "internal/extensionsource", "internal/replay", "internal/objectlist"},
-	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe", "internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics"},
+	"fake": {"clustercache", "scopedcache", "internal/watches", "internal/extensionsource", "internal/replay",
+		"internal/objectlist"},
+	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe",
+		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics"},
 	"accessor": {
-		"credential", "accessor/internal/lifecycle", "accessor/internal/targets", "accessor/internal/workpool", "scopedcache", "internal/watches",
+		"credential", "accessor/internal/lifecycle", "accessor/internal/targets", "accessor/internal/workpool",
+		"scopedcache", "internal/watches",
 		"healthprobe", "internal/untrusted", "internal/connstate", "internal/replay", "internal/metrics",
 	},
 	"accessor/internal/targets":    {"internal/untrusted", "internal/connstate"},
@@ -109,16 +112,19 @@ func TestNothingImportsUpwards(t *testing.T) {
 	g.Expect(violations(list)).To(BeEmpty())
 	g.Expect(list).To(HaveLen(len(mayImport)), "the layers name only what exists")
 
-	upwards := append(list, goPackage{ImportPath: module + "/healthprobe", Imports: []string{module + "/clustercache"}}, goPackage{ImportPath: module + "/util"})
-	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"), "the check sees one")
+	upwards := append(list, goPackage{ImportPath: module + "/healthprobe", Imports: []string{module + "/clustercache"}},
+		goPackage{ImportPath: module + "/util"})
+	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"),
+		"the check sees one")
 }
 
-// pure are the packages that decide and do nothing else. What they may not import directly, or call, would make their
-// decisions depend on more than their input.
+// pure are the packages that decide and do nothing else. What they may not import directly, or
+// call, would make their decisions depend on more than their input.
 var (
 	pure      = []string{"accessor/internal/lifecycle", "scopedcache/internal/monitor"}
 	impure    = []string{"sync", "context", "net", "math/rand", "os", "k8s.io/klog", "k8s.io/client-go"}
-	impureUse = regexp.MustCompile(`\btime\.(Now|Since|Until|After|AfterFunc|Sleep|Tick|NewTimer|NewTicker)\b|\bwait\.(Jitter|Poll)|\bgo func\b|<-`)
+	impureUse = regexp.MustCompile(
+		`\btime\.(Now|Since|Until|After|AfterFunc|Sleep|Tick|NewTimer|NewTicker)\b|\bwait\.(Jitter|Poll)|\bgo func\b|<-`)
 )
 
 func impureImports(list []goPackage) (found []string) {
@@ -142,7 +148,8 @@ func TestPurePackages(t *testing.T) {
 	g := NewWithT(t)
 	list := packages(t)
 	g.Expect(impureImports(list)).To(BeEmpty())
-	impureOne := append(list, goPackage{ImportPath: module + "/" + pure[0], Imports: []string{"sync/atomic", "time", "net/http", "network"}})
+	impureOne := append(list,
+		goPackage{ImportPath: module + "/" + pure[0], Imports: []string{"sync/atomic", "time", "net/http", "network"}})
 	g.Expect(impureImports(impureOne)).To(HaveLen(2), "the check sees one")
 	found := 0
 	for _, p := range list {
@@ -167,7 +174,8 @@ func TestPurePackages(t *testing.T) {
 // isPublic reports whether users import the package.
 func isPublic(name string) bool {
 	first, _, _ := strings.Cut(name, "/")
-	return !slices.Contains([]string{"accessor", "test", "examples"}, first) && !slices.Contains(strings.Split(name, "/"), "internal")
+	return !slices.Contains([]string{"accessor", "test", "examples"}, first) &&
+		!slices.Contains(strings.Split(name, "/"), "internal")
 }
 
 func TestEveryPackageHasItsDoc(t *testing.T) {
@@ -198,7 +206,8 @@ func TestREADMECompiles(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	var examples string
-	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go", "../../scopedcache/example_test.go"} {
+	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go",
+		"../../scopedcache/example_test.go"} {
 		example, err := os.ReadFile(file)
 		g.Expect(err).NotTo(HaveOccurred())
 		examples += string(example)
@@ -209,7 +218,8 @@ func TestREADMECompiles(t *testing.T) {
 		code, _, _ := strings.Cut(block, "```")
 		code = strings.TrimSpace(code)
 		indented := func(by string) string { return "\n" + by + strings.ReplaceAll(code, "\n", "\n"+by) + "\n" }
-		g.Expect(examples).To(Or(ContainSubstring(indented("\t\t")), ContainSubstring(indented("\t")), ContainSubstring(indented(""))))
+		g.Expect(examples).
+			To(Or(ContainSubstring(indented("\t\t")), ContainSubstring(indented("\t")), ContainSubstring(indented(""))))
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package architecture checks that the code is built as docs/architecture.md says: which package may import which,
-// that every package is on that page and has a doc.go that tells setup, usage and considerations, and that the
-// README's Go compiles.
+// Package architecture checks that the code is built as docs/architecture.md says: which package
+// may import which, that every package is on that page and has a doc.go that tells setup, usage and
+// considerations, and that the README's Go compiles.
 //
 // # Setup
 //

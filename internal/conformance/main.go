@@ -1,8 +1,8 @@
-// Command conformance runs controller-runtime's own tests of its cache against scopedcache.New. Run it from the root of the
-// repository; "make conformance" does.
+// Command conformance runs controller-runtime's own tests of its cache against scopedcache.New. Run
+// it from the root of the repository; "make conformance" does.
 //
-// It copies the tests of the version in go.mod from the module cache into a temporary module, puts scopedcache.New in the
-// place of cache.New, and runs them. Nothing of it stays.
+// It copies the tests of the version in go.mod from the module cache into a temporary module, puts
+// scopedcache.New in the place of cache.New, and runs them. Nothing of it stays.
 package main
 
 import (
@@ -23,7 +23,8 @@ const (
 	ginkgo            = "github.com/onsi/ginkgo/v2"
 )
 
-// difference is a test that does not hold on purpose. Each is explained in doc.go of package scopedcache.
+// difference is a test that does not hold on purpose. Each is explained in doc.go of package
+// scopedcache.
 type difference struct {
 	test   string // a regular expression
 	ginkgo bool   // matched with the text of specs rather than names of tests
@@ -34,8 +35,9 @@ var differences = []difference{
 	{test: "^TestReaderWaitsForCacheSync$", reason: "it has no API server that could be asked for rights"},
 }
 
-// ready makes each of their specs wait for an object that some of them read first. A kube-apiserver makes it just after it
-// has said that it is ready; without this, a spec that happens to be the first one fails now and then.
+// ready makes each of their specs wait for an object that some of them read first. A kube-apiserver
+// makes it just after it has said that it is ready; without this, a spec that happens to be the
+// first one fails now and then.
 const ready = `package cache_test
 
 import (
@@ -106,7 +108,8 @@ func run() (err error) {
 	return test.Run()
 }
 
-// writeModule makes dir a module that uses this repository's code and versions, and the test framework of theirs.
+// writeModule makes dir a module that uses this repository's code and versions, and the test
+// framework of theirs.
 func writeModule(dir, root, theirs string) error {
 	module, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
@@ -121,7 +124,8 @@ func writeModule(dir, root, theirs string) error {
 		return fmt.Errorf("the go.mod of controller-runtime does not name %s", ginkgo)
 	}
 	module = regexp.MustCompile(`(?m)^module .*$`).ReplaceAll(module, []byte("module conformance"))
-	module = fmt.Appendf(module, "\nrequire %s v0.0.0\nreplace %s => %s\nrequire %s %s\n", ours, ours, root, ginkgo, version)
+	module = fmt.Appendf(module, "\nrequire %s v0.0.0\nreplace %s => %s\nrequire %s %s\n", ours, ours, root, ginkgo,
+		version)
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), module, 0o600); err != nil {
 		return err
 	}
@@ -166,7 +170,8 @@ func copyTests(from, to string) (copied int, err error) {
 		if constructor.Match(source) {
 			replaced++
 			source = constructor.ReplaceAll(source, []byte("scopedcache.New"))
-			source = bytes.Replace(source, []byte("import (\n"), []byte("import (\n\t\"github.com/latchkey-dev/latchkey/scopedcache\"\n"), 1)
+			source = bytes.Replace(source, []byte("import (\n"),
+				[]byte("import (\n\t\"github.com/latchkey-dev/latchkey/scopedcache\"\n"), 1)
 		}
 		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), source, 0o600); err != nil {
 			return copied, err

@@ -5,11 +5,11 @@ import "time"
 // Health is what the probes of a connection, or of a target, found. It is a value; copies are
 // independent.
 type Health struct {
-	// LastProbeTime is when the last probe ended. A connect counts as a probe, and so does a successful
-	// request of the identity's own.
+	// LastProbeTime is when the last probe ended. A connect counts as a probe, and so does a
+	// successful request of the identity's own.
 	LastProbeTime time.Time
-	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request of
-	// the identity's own.
+	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request
+	// of the identity's own.
 	LastProbeSuccessTime time.Time
 	// ConsecutiveFailures counts the probes and connects that failed since the last success. While
 	// connected, a review that is answered 403 is neither a failure nor a success: it sets
@@ -37,8 +37,8 @@ func (h Health) Inconclusive(now time.Time, err error) Health {
 	return h
 }
 
-// Served returns the health of an identity whose own request was last served at served. A request that
-// is newer than the last probe counts as a probe.
+// Served returns the health of an identity whose own request was last served at served. A request
+// that is newer than the last probe counts as a probe.
 func (h Health) Served(served time.Time) Health {
 	if served.After(h.LastProbeTime) {
 		return h.After(served, nil)
@@ -61,16 +61,16 @@ func (h Health) WithTarget(target Health) Health {
 
 // ProbeOptions say how often to probe and when to give up.
 type ProbeOptions struct {
-	// Interval is how long a target may be silent before a probe asks whether it is up, and the time
-	// between probes while they fail. Defaults to 10 s.
+	// Interval is how long a target may be silent before a probe asks whether it is up, and the
+	// time between probes while they fail. Defaults to 10 s.
 	Interval time.Duration
-	// IdentityInterval is how long an identity may go without a successful request before a probe asks
-	// who it is. Defaults to 60 s.
+	// IdentityInterval is how long an identity may go without a successful request before a probe
+	// asks who it is. Defaults to 60 s.
 	IdentityInterval time.Duration
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration
-	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A 401 to the
-	// probe disconnects at once.
+	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A 401 to
+	// the probe disconnects at once.
 	FailureThreshold int
 }
 
@@ -91,9 +91,9 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 	return o
 }
 
-// Due returns when the identity with this health is to be probed next: IdentityInterval after its last
-// success, or Interval after a probe that failed or was inconclusive. spread in [0,1) brings a probe
-// forward by up to a tenth, so that identities that connected together drift apart.
+// Due returns when the identity with this health is to be probed next: IdentityInterval after its
+// last success, or Interval after a probe that failed or was inconclusive. spread in [0,1) brings a
+// probe forward by up to a tenth, so that identities that connected together drift apart.
 func (o ProbeOptions) Due(h Health, spread float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)

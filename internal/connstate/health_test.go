@@ -18,7 +18,8 @@ func TestHealthAfter(t *testing.T) {
 	s := Health{}.After(t0, nil)
 	g.Expect(s).To(Equal(Health{LastProbeTime: t0, LastProbeSuccessTime: t0}))
 	s = s.After(t0.Add(1), errDown).After(t0.Add(2), errDown)
-	g.Expect(s).To(Equal(Health{LastProbeTime: t0.Add(2), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
+	g.Expect(s).
+		To(Equal(Health{LastProbeTime: t0.Add(2), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
 	g.Expect(s.After(t0.Add(3), nil)).To(Equal(Health{LastProbeTime: t0.Add(3), LastProbeSuccessTime: t0.Add(3)}))
 }
 
@@ -29,11 +30,14 @@ func TestDue(t *testing.T) {
 		spread float64
 		want   time.Time
 	}{
-		"after a success":             {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
-		"spread forward":              {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0.5, t0.Add(57 * time.Second)},
-		"after a failure":             {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 0.5, t0.Add(70 * time.Second)},
-		"after an inconclusive probe": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute), LastError: errDown}, 0, t0.Add(70 * time.Second)},
-		"served since":                {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0, LastError: errDown}, 0, t0.Add(61 * time.Second)},
+		"after a success": {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
+		"spread forward":  {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0.5, t0.Add(57 * time.Second)},
+		"after a failure": {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 0.5,
+			t0.Add(70 * time.Second)},
+		"after an inconclusive probe": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute),
+			LastError: errDown}, 0, t0.Add(70 * time.Second)},
+		"served since": {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0,
+			LastError: errDown}, 0, t0.Add(61 * time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			NewWithT(t).Expect(o.Due(tc.state, tc.spread)).To(Equal(tc.want))
@@ -45,7 +49,10 @@ func TestDue(t *testing.T) {
 func TestFailed(t *testing.T) {
 	g := NewWithT(t)
 	o := ProbeOptions{}.WithDefaults()
-	g.Expect(o).To(Equal(ProbeOptions{Interval: 10 * time.Second, IdentityInterval: time.Minute, Timeout: 5 * time.Second, FailureThreshold: 5}))
+	g.Expect(o).
+		To(
+			Equal(ProbeOptions{Interval: 10 * time.Second, IdentityInterval: time.Minute, Timeout: 5 * time.Second,
+				FailureThreshold: 5}))
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 4})).To(BeFalse())
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 5})).To(BeTrue())
 }
@@ -73,7 +80,8 @@ func TestServed(t *testing.T) {
 	g := NewWithT(t)
 	failed := Health{}.After(t0, nil).After(t0.Add(10), errDown)
 	g.Expect(failed.Served(time.Time{})).To(Equal(failed))
-	g.Expect(failed.Served(t0.Add(20))).To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0.Add(20)}), "a request of its own counts as a probe")
+	g.Expect(failed.Served(t0.Add(20))).To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0.Add(20)}),
+		"a request of its own counts as a probe")
 	earlier := failed.Served(t0.Add(5))
 	g.Expect(earlier.ConsecutiveFailures).To(Equal(1), "but not one before the failure")
 	g.Expect(earlier.LastProbeSuccessTime).To(Equal(t0.Add(5)))
@@ -83,7 +91,9 @@ func TestWithTarget(t *testing.T) {
 	g := NewWithT(t)
 	healthy := Health{}.After(t0, nil)
 	silent := Health{}.After(t0.Add(10), errDown).After(t0.Add(20), errDown)
-	g.Expect(healthy.WithTarget(silent)).To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
-	g.Expect(healthy.After(t0.Add(30), nil).WithTarget(silent).ConsecutiveFailures).To(BeZero(), "what was before our last success does not count")
+	g.Expect(healthy.WithTarget(silent)).
+		To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
+	g.Expect(healthy.After(t0.Add(30), nil).WithTarget(silent).ConsecutiveFailures).
+		To(BeZero(), "what was before our last success does not count")
 	g.Expect(healthy.WithTarget(Health{})).To(Equal(healthy))
 }

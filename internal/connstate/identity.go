@@ -13,8 +13,8 @@ type Identity struct {
 	Groups   []string
 }
 
-// Matches reports whether seen is acceptable where i is expected. Fields that i leaves empty are not
-// compared. Groups never are: they may change while the identity stays the same.
+// Matches reports whether seen is acceptable where i is expected. Fields that i leaves empty are
+// not compared. Groups never are: they may change while the identity stays the same.
 func (i Identity) Matches(seen Identity) bool {
 	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
 }
@@ -31,15 +31,15 @@ func (i Identity) SameGroups(seen Identity) bool {
 type Verdict int
 
 const (
-	// Silent means that no answer came: the connection was refused, hung or broke off, or the server is
-	// not one that the target's certificate authorities vouch for.
+	// Silent means that no answer came: the connection was refused, hung or broke off, or the
+	// server is not one that the target's certificate authorities vouch for.
 	Silent Verdict = iota
 	// Valid means that the server stated the identity.
 	Valid
 	// Unauthorized means that the server does not accept the credential (401).
 	Unauthorized
-	// Denied means that the server answers but refuses the review (403). A 403 says nothing about the
-	// credential.
+	// Denied means that the server answers but refuses the review (403). A 403 says nothing about
+	// the credential.
 	Denied
 	// Failing means that the server answers with an error of its own (429, 5xx), or with something
 	// that no API server sends.

@@ -22,13 +22,14 @@ const (
 	Connected Phase = "Connected"
 )
 
-// Reason says in one word why an extension is not connected. It is "" when the extension is connected.
+// Reason says in one word why an extension is not connected. It is "" when the extension is
+// connected.
 type Reason string
 
 const (
-	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, deleted, or filtered
-	// out), or the replica does not lead, or the first connect is under way, or its credential is being
-	// read, or the manager has stopped.
+	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, deleted, or
+	// filtered out), or the replica does not lead, or the first connect is under way, or its
+	// credential is being read, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
 	// InvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
 	InvalidReference Reason = "InvalidReference"
@@ -40,24 +41,25 @@ const (
 	InvalidCredential Reason = "InvalidCredential"
 	// NotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
 	NotAllowed Reason = "NotAllowed"
-	// OperatorForbidden: the host operator itself lacks a permission: to list and watch the extensions,
-	// the ServiceAccounts or the Secrets that they name. The message says which permission, and which
-	// role to bind.
+	// OperatorForbidden: the host operator itself lacks a permission: to list and watch the
+	// extensions, the ServiceAccounts or the Secrets that they name. The message says which
+	// permission, and which role to bind.
 	OperatorForbidden Reason = "OperatorForbidden"
-	// UnauthorizedCredential: the API server does not accept the credential, or not the impersonation.
+	// UnauthorizedCredential: the API server does not accept the credential, or not the
+	// impersonation.
 	UnauthorizedCredential Reason = "Unauthorized"
-	// IdentityMismatch: the API server accepts the credential as another identity's, or the extension
-	// refers to another identity, or credential, than the one it was connected with.
+	// IdentityMismatch: the API server accepts the credential as another identity's, or the
+	// extension refers to another identity, or credential, than the one it was connected with.
 	IdentityMismatch Reason = "IdentityMismatch"
 	// Unreachable: no answer from the API server.
 	Unreachable Reason = "Unreachable"
 	// ProbeFailed: the API server answers, but does not state the identity.
 	ProbeFailed Reason = "ProbeFailed"
-	// Filtered: the extension does not match Options.WatchFilterValue or Options.Filter any more. Only
-	// handles from before get it; the extension itself is unknown then.
+	// Filtered: the extension does not match Options.WatchFilterValue or Options.Filter any more.
+	// Only handles from before get it; the extension itself is unknown then.
 	Filtered Reason = "Filtered"
-	// Deleted: the extension is gone. Only handles from before get it; the extension itself is unknown
-	// then.
+	// Deleted: the extension is gone. Only handles from before get it; the extension itself is
+	// unknown then.
 	Deleted Reason = "Deleted"
 )
 
@@ -73,12 +75,12 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 	}
 }
 
-// ErrNotConnected is in the chain of every error that is due to an extension not being connected, for
-// errors.Is.
+// ErrNotConnected is in the chain of every error that is due to an extension not being connected,
+// for errors.Is.
 var ErrNotConnected = errors.New("not connected")
 
-// NotConnectedError says which extension is not connected, why and since when. Values are shared: do
-// not change them.
+// NotConnectedError says which extension is not connected, why and since when. Values are shared:
+// do not change them.
 type NotConnectedError struct {
 	Extension types.NamespacedName
 	Reason    Reason
@@ -108,7 +110,8 @@ func KeyString(key types.NamespacedName) string {
 	return key.String()
 }
 
-// ErrorText returns the error's text, shortened, because a server may have written it. It is "" for nil.
+// ErrorText returns the error's text, shortened, because a server may have written it. It is "" for
+// nil.
 func ErrorText(err error) string {
 	if err == nil {
 		return ""

@@ -10,11 +10,13 @@ import (
 
 func TestNotConnectedError(t *testing.T) {
 	g := NewWithT(t)
-	err := errors.Wrap(&NotConnectedError{Extension: types.NamespacedName{Name: "red"}, Reason: Unreachable, Since: t0, Cause: errDown}, "getting a client")
+	err := errors.Wrap(&NotConnectedError{Extension: types.NamespacedName{Name: "red"}, Reason: Unreachable, Since: t0,
+		Cause: errDown}, "getting a client")
 	g.Expect(err).To(MatchError(ErrNotConnected))
 	g.Expect(errors.Is(err, errDown)).To(BeTrue())
 	g.Expect(err.Error()).To(Equal("getting a client: extension red: not connected (Unreachable): down"))
-	g.Expect((&NotConnectedError{Extension: types.NamespacedName{Namespace: "ns", Name: "red"}, Reason: NotStarted}).Error()).To(Equal("extension ns/red: not connected (NotStarted)"))
+	g.Expect((&NotConnectedError{Extension: types.NamespacedName{Namespace: "ns", Name: "red"}, Reason: NotStarted}).
+		Error()).To(Equal("extension ns/red: not connected (NotStarted)"))
 }
 
 func TestReasonOfVerdict(t *testing.T) {

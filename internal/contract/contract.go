@@ -30,7 +30,8 @@ import (
 // patience bounds every wait.
 const patience = 60 * time.Second
 
-// World is where a ClusterCache is tested. Its methods return when what they do has begun; the tests wait.
+// World is where a ClusterCache is tested. Its methods return when what they do has begun; the
+// tests wait.
 type World interface {
 	// Cache is what is tested.
 	Cache() clustercache.ClusterCache
@@ -61,8 +62,10 @@ type Failing interface {
 // Test tests what every ClusterCache promises, each in a world of its own.
 func Test(t *testing.T, newWorld func(t *testing.T) World) {
 	for name, test := range map[string]func(*testing.T, World){
-		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict, "WatchDependents": watchDependents,
-		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states, "Source": extensionSource, "TypedSource": typedSource,
+		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict,
+		"WatchDependents":       watchDependents,
+		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
+		"Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
 	}
@@ -76,7 +79,8 @@ func connect(t *testing.T, w World, names ...string) {
 		w.Connect(t, name)
 	}
 	for _, name := range names {
-		NewWithT(t).Eventually(func() error { _, err := w.Cache().GetClient(t.Context(), key(name)); return err }).WithTimeout(patience).Should(Succeed(), name)
+		NewWithT(t).Eventually(func() error { _, err := w.Cache().GetClient(t.Context(), key(name)); return err }).
+			WithTimeout(patience).Should(Succeed(), name)
 	}
 }
 
@@ -92,13 +96,20 @@ func disconnect(t *testing.T, w World, name string) {
 func remove(t *testing.T, w World, name string) {
 	t.Helper()
 	w.Delete(t, name)
-	NewWithT(t).Eventually(func() bool { _, known := w.Cache().GetConnectionState(t.Context(), key(name)); return known }).WithTimeout(patience).Should(BeFalse())
+	NewWithT(t).
+		Eventually(func() bool { _, known := w.Cache().GetConnectionState(t.Context(), key(name)); return known }).
+		WithTimeout(patience).Should(BeFalse())
 }
 
 // getters ask for everything that needs a connection.
 func getters(cc clustercache.ClusterCache, name string) map[string]func(context.Context) error {
-	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "getters", Kind: &corev1.ConfigMap{}, Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{}})
-	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{}})
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "getters", Kind: &corev1.ConfigMap{}, Watcher: newController(),
+		EventHandler: &handler.EnqueueRequestForObject{},
+	})
+	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+	})
 	return map[string]func(context.Context) error{
 		"GetClient":         func(ctx context.Context) error { _, err := cc.GetClient(ctx, key(name)); return err },
 		"GetReader":         func(ctx context.Context) error { _, err := cc.GetReader(ctx, key(name)); return err },
@@ -149,7 +160,8 @@ func handles(t *testing.T, w World) {
 	g.Expect(err).NotTo(HaveOccurred())
 	config, err := cc.GetRESTConfig(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(config.BearerToken+config.Password+config.BearerTokenFile+string(config.KeyData)).To(BeEmpty(), "it carries no secret")
+	g.Expect(config.BearerToken+config.Password+config.BearerTokenFile+string(config.KeyData)).
+		To(BeEmpty(), "it carries no secret")
 	config.Host = "changed"
 	again, err := cc.GetRESTConfig(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -196,7 +208,8 @@ func handles(t *testing.T, w World) {
 	g.Expect(fresh.Get(ctx, name, &corev1.ConfigMap{})).To(Succeed())
 }
 
-// Watches feed their controller with copies, survive a reconnect, and end with Unwatch and with the extension.
+// Watches feed their controller with copies, survive a reconnect, and end with Unwatch and with the
+// extension.
 func watch(t *testing.T, w World) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -269,23 +282,31 @@ func watchConflict(t *testing.T, w World) {
 	connect(t, w, "red")
 	c := newController()
 	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.ConfigMap{}, ""))).To(Succeed())
-	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.Secret{}, ""))).To(MatchError(clustercache.ErrWatchConflict))
-	everywhere := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "watch", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: c})
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.Secret{}, ""))).
+		To(MatchError(clustercache.ErrWatchConflict))
+	everywhere := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "watch", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: c,
+	})
 	g.Expect(w.Cache().Watch(ctx, key("red"), everywhere)).To(MatchError(clustercache.ErrWatchConflict))
 	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "watch"))).To(MatchError(clustercache.ErrWatchConflict))
 	gadget := &unstructured.Unstructured{}
 	gadget.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.test", Version: "v1", Kind: "Gadget"})
 	// A kind that is not served is no error of Watch: it is waited for.
 	told := make(chan clustercache.WatchError, 10)
-	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "gadgets", Watcher: c, Kind: gadget, EventHandler: c,
-		OnError: func(_ context.Context, err clustercache.WatchError) { told <- err }}))).To(Succeed())
+	g.Expect(w.Cache().
+		Watch(ctx, key("red"),
+			clustercache.NewWatcher(clustercache.WatcherOptions{Name: "gadgets", Watcher: c, Kind: gadget, EventHandler: c,
+				OnError: func(_ context.Context, err clustercache.WatchError) { told <- err }}))).To(Succeed())
 	var missing clustercache.WatchError
 	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
 	g.Expect(meta.IsNoMatchError(missing.Err)).To(BeTrue())
 	g.Expect(string(missing.State)).To(Equal("NotServed"))
 	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
 	g.Expect(state.Watches).To(HaveLen(2))
-	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "incomplete", Kind: &corev1.ConfigMap{}}))).NotTo(Succeed())
+	g.Expect(w.Cache().
+		Watch(ctx, key("red"),
+			clustercache.NewWatcher(clustercache.WatcherOptions{Name: "incomplete", Kind: &corev1.ConfigMap{}}))).
+		NotTo(Succeed())
 }
 
 func watchDependents(t *testing.T, w World) {
@@ -293,7 +314,8 @@ func watchDependents(t *testing.T, w World) {
 	ctx := t.Context()
 	connect(t, w, "red")
 	for _, dependent := range []types.UID{"b", "a", "b"} {
-		g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, newController(), "watch", &corev1.ConfigMap{}, dependent))).To(Succeed())
+		g.Expect(w.Cache().
+			Watch(ctx, key("red"), watcherOf(w, newController(), "watch", &corev1.ConfigMap{}, dependent))).To(Succeed())
 	}
 	dependents := func() (list []types.UID) {
 		state, _ := w.Cache().GetConnectionState(ctx, key("red"))
@@ -326,7 +348,8 @@ func unwatchInsideAHandler(t *testing.T, w World) {
 	state, _ := w.Cache().GetConnectionState(t.Context(), key("red"))
 	g.Expect(state.Watches).To(BeEmpty())
 	other := newController()
-	g.Expect(w.Cache().Watch(t.Context(), key("red"), watcherOf(w, other, "other", &corev1.ConfigMap{}, ""))).To(Succeed())
+	g.Expect(w.Cache().Watch(t.Context(), key("red"), watcherOf(w, other, "other", &corev1.ConfigMap{}, ""))).
+		To(Succeed())
 	g.Eventually(other.heard).WithTimeout(patience).Should(ContainElements("create one", "create two", "create three"))
 	g.Expect(c.heard()).To(HaveLen(1))
 }
@@ -344,14 +367,16 @@ func watchContent(t *testing.T, w World) {
 		return list
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: "secret"}}
-	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "content", configMap(w, "a"), configMap(w, "b"), secret))).To(Succeed())
+	g.Expect(w.Cache().WatchContent(ctx, key("red"),
+		contentOf(c, "content", configMap(w, "a"), configMap(w, "b"), secret))).To(Succeed())
 	g.Expect(kinds()).To(Equal([]string{"ConfigMap", "Secret"}))
 	g.Expect(w.Content().Create(ctx, secret)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create secret"))
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: "service"}}
 	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "content", configMap(w, "a"), service))).To(Succeed())
 	g.Expect(kinds()).To(Equal([]string{"ConfigMap", "Service"}))
-	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "content", &corev1.ConfigMap{}, ""))).To(MatchError(clustercache.ErrWatchConflict))
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "content", &corev1.ConfigMap{}, ""))).
+		To(MatchError(clustercache.ErrWatchConflict))
 
 	disconnect(t, w, "red")
 	connect(t, w, "red")
@@ -454,7 +479,8 @@ func extensionSource(t *testing.T, w World) {
 	connect(t, w, "red")
 	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected")) // so this connect has been told
 	late := listen(t, w)
-	g.Eventually(late.heard).WithTimeout(patience).Should(Equal([]string{"red Connected"}), "one event per known extension")
+	g.Eventually(late.heard).WithTimeout(patience).Should(Equal([]string{"red Connected"}),
+		"one event per known extension")
 	disconnect(t, w, "red")
 	for _, l := range []*listener{early, late} {
 		g.Eventually(l.last).WithTimeout(patience).Should(Equal("red DisconnectedServiceAccountNotFound"))
@@ -479,14 +505,16 @@ func typedSource(t *testing.T, w World) {
 	t.Cleanup(queue.ShutDown)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	src := clustercache.TypedExtensionSource(w.Cache(), "contract", func(_ context.Context, extension client.Object) []typedRequest {
-		return []typedRequest{{extension.GetName()}}
-	})
+	src := clustercache.TypedExtensionSource(w.Cache(), "contract",
+		func(_ context.Context, extension client.Object) []typedRequest {
+			return []typedRequest{{extension.GetName()}}
+		})
 	g.Expect(src.Start(ctx, queue)).To(Succeed())
 	connect(t, w, "red")
 	request, _ := queue.Get()
 	g.Expect(request).To(Equal(typedRequest{"red"}))
-	g.Expect(clustercache.TypedExtensionSource[typedRequest](w.Cache(), "contract", nil).Start(ctx, queue)).To(MatchError(ContainSubstring("no map function")))
+	g.Expect(clustercache.TypedExtensionSource[typedRequest](w.Cache(), "contract", nil).Start(ctx, queue)).
+		To(MatchError(ContainSubstring("no map function")))
 }
 
 // TestProbeFailure tests that an episode of no success is told once, to those that asked.
@@ -510,7 +538,8 @@ func TestProbeFailure(t *testing.T, newWorld func(t *testing.T) Failing) {
 		g.Consistently(asked.heard, 3*w.Long()).Should(HaveLen(1+episode), "an episode is told once")
 		g.Expect(asked.last()).To(Equal("red Connected"), "it is not disconnected")
 		w.Recover(t)
-		g.Eventually(func() int { return w.Cache().GetHealthCheckingState(t.Context(), key("red")).ConsecutiveFailures }).WithTimeout(patience).Should(BeZero())
+		g.Eventually(func() int { return w.Cache().GetHealthCheckingState(t.Context(), key("red")).ConsecutiveFailures }).
+			WithTimeout(patience).Should(BeZero())
 	}
 	g.Expect(other.heard()).To(HaveLen(1), "who did not ask is not told")
 }
@@ -521,13 +550,16 @@ func configMap(w World, name string) *corev1.ConfigMap {
 
 // watcherOf makes a watcher of a kind in the world's namespace, which notes what it hears.
 func watcherOf(w World, c *controller, name string, kind client.Object, dependent types.UID) clustercache.Watcher {
-	return clustercache.NewWatcher(clustercache.WatcherOptions{Name: name, Watcher: c, Kind: kind, EventHandler: c, Dependent: dependent,
-		Scope: clustercache.Scope{Namespace: w.Namespace()}})
+	return clustercache.NewWatcher(clustercache.WatcherOptions{Name: name, Watcher: c, Kind: kind, EventHandler: c,
+		Dependent: dependent,
+		Scope:     clustercache.Scope{Namespace: w.Namespace()}})
 }
 
 // contentOf makes a content watch that notes what it hears.
 func contentOf(c *controller, name string, objects ...client.Object) clustercache.ContentWatch {
-	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{Name: name, Watcher: c, Objects: objects, EventHandler: c})
+	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name: name, Watcher: c, Objects: objects, EventHandler: c,
+	})
 }
 
 // controller is a started controller without a queue: it handles events by noting them.
@@ -563,19 +595,23 @@ func (c *controller) note(ctx context.Context, what string, object client.Object
 	object.SetName("handlers get copies") // and may do this
 }
 
-func (c *controller) Create(ctx context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (c *controller) Create(ctx context.Context, e event.CreateEvent,
+	_ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	c.note(ctx, "create", e.Object)
 }
 
-func (c *controller) Update(ctx context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (c *controller) Update(ctx context.Context, e event.UpdateEvent,
+	_ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	c.note(ctx, "update", e.ObjectNew)
 }
 
-func (c *controller) Delete(ctx context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (c *controller) Delete(ctx context.Context, e event.DeleteEvent,
+	_ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	c.note(ctx, "delete", e.Object)
 }
 
-func (c *controller) Generic(context.Context, event.GenericEvent, workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (c *controller) Generic(context.Context, event.GenericEvent,
+	workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 }
 
 func (c *controller) heard() []string {

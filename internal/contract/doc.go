@@ -1,5 +1,5 @@
-// Package contract is the tests that every clustercache.ClusterCache must pass: the real one, against a real API server,
-// and the fake.
+// Package contract is the tests that every clustercache.ClusterCache must pass: the real one,
+// against a real API server, and the fake.
 //
 // # Setup
 //
@@ -11,5 +11,6 @@
 //
 // # Considerations
 //
-//   - A new promise of the interface is tested here first, so that unit tests with the fake keep meaning something.
+//   - A new promise of the interface is tested here first, so that unit tests with the fake keep
+//     meaning something.
 package contract

@@ -36,8 +36,9 @@ rules:
 type Options struct {
 	// CRDs are files or directories whose CustomResourceDefinitions are installed.
 	CRDs []string
-	// ControllerManager also starts kube-controller-manager. Without it namespaces that are deleted stay
-	// Terminating, aggregated roles stay empty, and nothing creates the default ServiceAccounts.
+	// ControllerManager also starts kube-controller-manager. Without it namespaces that are deleted
+	// stay Terminating, aggregated roles stay empty, and nothing creates the default
+	// ServiceAccounts.
 	ControllerManager bool
 }
 
@@ -144,25 +145,28 @@ func (c *ControlPlane) KubectlInput(ctx context.Context, stdin string, args ...s
 	cmd := exec.CommandContext(ctx, c.kubectl, append([]string{"--kubeconfig", c.kubeconfig}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), errors.Wrapf(err, "kubectl %s: %s", strings.Join(args, " "), strings.TrimSpace(stderr.String()))
+		return stdout.String(),
+			errors.Wrapf(err, "kubectl %s: %s", strings.Join(args, " "), strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }
 
-// KillAPIServer ends the API server within about 2 s, without the minute that it gives to open watches; etcd keeps
-// its data. StartAPIServer brings it back at the same address, with the same certificates and signing keys.
+// KillAPIServer ends the API server within about 2 s, without the minute that it gives to open
+// watches; etcd keeps its data. StartAPIServer brings it back at the same address, with the same
+// certificates and signing keys.
 func (c *ControlPlane) KillAPIServer(ctx context.Context) error {
 	server := c.env.ControlPlane.APIServer
 	_ = server.Stop() // it kills what does not end in time, and says no more than that
 	address := net.JoinHostPort(server.SecureServing.Address, server.SecureServing.Port)
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		var dialer net.Dialer
-		conn, err := dialer.DialContext(ctx, "tcp", address)
-		if err != nil {
-			return true, nil // nobody listens any more
-		}
-		return false, conn.Close()
-	})
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			var dialer net.Dialer
+			conn, err := dialer.DialContext(ctx, "tcp", address)
+			if err != nil {
+				return true, nil // nobody listens any more
+			}
+			return false, conn.Close()
+		})
 	return errors.Wrap(err, "killing kube-apiserver")
 }
 
@@ -174,8 +178,8 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx)
 }
 
-// RotateServiceAccountKey gives the API server another key to sign tokens with and to verify them, from its next start on:
-// no token that it issued before counts any more.
+// RotateServiceAccountKey gives the API server another key to sign tokens with and to verify them,
+// from its next start on: no token that it issued before counts any more.
 func (c *ControlPlane) RotateServiceAccountKey() error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -189,7 +193,8 @@ func (c *ControlPlane) RotateServiceAccountKey() error {
 		"sa-signer.key": {Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)},
 		"sa-signer.crt": {Type: "PUBLIC KEY", Bytes: public}, // envtest calls it so; the API server reads both forms
 	} {
-		if err := os.WriteFile(filepath.Join(c.env.ControlPlane.APIServer.CertDir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(c.env.ControlPlane.APIServer.CertDir, name), pem.EncodeToMemory(block),
+			0o600); err != nil {
 			return errors.Wrap(err, "replacing the signing key")
 		}
 	}
@@ -221,20 +226,22 @@ func (c *ControlPlane) waitReady(ctx context.Context) error {
 	}
 	defer utilnet.CloseIdleConnectionsFor(httpClient.Transport)
 	last := "no answer"
-	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(c.env.Config.Host, "/")+"/readyz", nil)
-		if err != nil {
-			return false, err
-		}
-		resp, err := httpClient.Do(req)
-		if err != nil {
-			last = err.Error()
-			return false, nil
-		}
-		defer resp.Body.Close()
-		last = resp.Status
-		return resp.StatusCode == http.StatusOK, nil
-	})
+	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(c.env.Config.Host, "/")+"/readyz",
+				nil)
+			if err != nil {
+				return false, err
+			}
+			resp, err := httpClient.Do(req)
+			if err != nil {
+				last = err.Error()
+				return false, nil
+			}
+			defer resp.Body.Close()
+			last = resp.Status
+			return resp.StatusCode == http.StatusOK, nil
+		})
 	return errors.Wrapf(err, "waiting for kube-apiserver to be ready, last seen: %s", last)
 }
 

@@ -14,7 +14,7 @@
 //
 // # Considerations
 //
-// RBAC is on, ServiceAccount tokens are signed and checked, and every request is written to an audit log, which is
-// how tests prove who asked for what. Everything listens on loopback. A control plane takes about 3 s to be ready
-// and 300 MB of memory.
+// RBAC is on, ServiceAccount tokens are signed and checked, and every request is written to an
+// audit log, which is how tests prove who asked for what. Everything listens on loopback. A control
+// plane takes about 3 s to be ready and 300 MB of memory.
 package controlplane

@@ -19,14 +19,15 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// Hub knows the consumers that listen. The zero value is ready. Its methods may be called from any goroutine.
+// Hub knows the consumers that listen. The zero value is ready. Its methods may be called from any
+// goroutine.
 type Hub struct {
 	mu        sync.Mutex
 	consumers map[*pending]struct{} // guarded by mu
 }
 
-// Changed tells every consumer that something happened to the extension. It never blocks. object is shared: do not
-// change it.
+// Changed tells every consumer that something happened to the extension. It never blocks. object is
+// shared: do not change it.
 func (h *Hub) Changed(object client.Object) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,21 +77,24 @@ type Unhealthy struct {
 	Since  time.Time // of the last success, or else since the extension is known
 }
 
-// Listen delivers what happens to extensions until ctx is done: first every known one, then what changes. With a
-// probeFailure it also delivers an extension once per episode of no success for so long. deliver gets shared objects.
+// Listen delivers what happens to extensions until ctx is done: first every known one, then what
+// changes. With a probeFailure it also delivers an extension once per episode of no success for so
+// long. deliver gets shared objects.
 func (h *Hub) Listen(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
 	h.begin(known).run(ctx, known, probeFailure, deliver)
 }
 
 // begin is the part of Listen that must not be late: from here on nothing is missed.
 func (h *Hub) begin(known Known) *pending {
-	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1), look: make(chan struct{}, 1)}
+	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1),
+		look: make(chan struct{}, 1)}
 	h.add(p) // before Objects, so that nothing falls between
 	p.putKnown(known.Objects())
 	return p
 }
 
-// pending holds the extensions about which one consumer was not told yet: one entry each, however much happens to it.
+// pending holds the extensions about which one consumer was not told yet: one entry each, however
+// much happens to it.
 type pending struct {
 	hub *Hub
 
@@ -177,7 +181,8 @@ func (p *pending) run(ctx context.Context, known Known, probeFailure time.Durati
 // episodes are the episodes without success that were told, by the time they began.
 type episodes map[client.ObjectKey]time.Time
 
-// next returns the episodes that last for so long now, and the extensions of those that were not told yet.
+// next returns the episodes that last for so long now, and the extensions of those that were not
+// told yet.
 func (e episodes) next(unhealthy []Unhealthy, now time.Time, long time.Duration) (told episodes, news []client.Object) {
 	told = episodes{}
 	for _, u := range unhealthy {
@@ -208,7 +213,8 @@ type extensionSource[request comparable] struct {
 }
 
 // New makes a source.
-func New[request comparable](hub *Hub, known Known, options Options, mapFunc handler.TypedMapFunc[client.Object, request]) source.TypedSource[request] {
+func New[request comparable](hub *Hub, known Known, options Options,
+	mapFunc handler.TypedMapFunc[client.Object, request]) source.TypedSource[request] {
 	return &extensionSource[request]{options: options, mapFunc: mapFunc, hub: hub, known: known}
 }
 
@@ -218,7 +224,8 @@ func (s *extensionSource[request]) String() string {
 }
 
 // Start delivers until ctx is done. It does not block.
-func (s *extensionSource[request]) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+func (s *extensionSource[request]) Start(ctx context.Context,
+	queue workqueue.TypedRateLimitingInterface[request]) error {
 	if s.mapFunc == nil {
 		return errors.Errorf("%s has no map function", s)
 	}
@@ -228,11 +235,13 @@ func (s *extensionSource[request]) Start(ctx context.Context, queue workqueue.Ty
 }
 
 // deliver maps one extension. A map function that panics loses its own event and nothing else.
-func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request], object client.Object) {
+func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
+	object client.Object) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			s.logger(ctx).Error(errors.Errorf("%v", cause), "The map function of an extension source panicked; its event is lost",
+			s.logger(ctx).Error(errors.Errorf("%v", cause),
+				"The map function of an extension source panicked; its event is lost",
 				"extension", klog.KObj(object), "stack", string(debug.Stack()))
 		}
 	}()

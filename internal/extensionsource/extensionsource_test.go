@@ -37,7 +37,8 @@ func object(name, version string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
 }
 
-// A consumer that hangs holds up nobody, and hears of each extension once when it comes back, in its last state.
+// A consumer that hangs holds up nobody, and hears of each extension once when it comes back, in
+// its last state.
 func TestSourceCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -45,13 +46,14 @@ func TestSourceCoalesces(t *testing.T) {
 		release := make(chan struct{})
 		heard := map[string]string{}
 		calls := 0
-		src := New(all, extensions{objects: []client.Object{object("known", "1")}}, Options{ControllerName: "slow"}, func(_ context.Context, o client.Object) []ctrl.Request {
-			<-release
-			calls++
-			heard[o.GetName()] = o.GetResourceVersion()
-			o.SetName("renamed")
-			return nil
-		})
+		src := New(all, extensions{objects: []client.Object{object("known", "1")}}, Options{ControllerName: "slow"},
+			func(_ context.Context, o client.Object) []ctrl.Request {
+				<-release
+				calls++
+				heard[o.GetName()] = o.GetResourceVersion()
+				o.SetName("renamed")
+				return nil
+			})
 		queue := priorityqueue.New[ctrl.Request]("test")
 		ctx, cancel := context.WithCancel(t.Context())
 		g.Expect(src.Start(ctx, queue)).To(Succeed())
@@ -81,12 +83,13 @@ func TestSourceSurvivesItsMapFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		all := &Hub{}
-		src := New(all, extensions{}, Options{ControllerName: "panics"}, func(_ context.Context, o client.Object) []ctrl.Request {
-			if o.GetName() == "bad" {
-				panic("no")
-			}
-			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
-		})
+		src := New(all, extensions{}, Options{ControllerName: "panics"},
+			func(_ context.Context, o client.Object) []ctrl.Request {
+				if o.GetName() == "bad" {
+					panic("no")
+				}
+				return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+			})
 		queue := priorityqueue.New[ctrl.Request]("test")
 		ctx, cancel := context.WithCancel(t.Context())
 		g.Expect(src.Start(ctx, queue)).To(Succeed())
@@ -184,7 +187,8 @@ func TestStopWhileDelivering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		heard := 0
-		(&Hub{}).Listen(ctx, extensions{objects: []client.Object{object("red", "1"), object("blue", "1")}}, 0, func(client.Object) { heard++; cancel() })
+		(&Hub{}).Listen(ctx, extensions{objects: []client.Object{object("red", "1"), object("blue", "1")}}, 0,
+			func(client.Object) { heard++; cancel() })
 		NewWithT(t).Expect(heard).To(Equal(1))
 	})
 }

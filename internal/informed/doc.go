@@ -10,6 +10,7 @@
 //
 // # Considerations
 //
-//   - A scopedcache may have several informers of a kind. One that handlers do not hear of may be behind, or ahead, of them.
+//   - A scopedcache may have several informers of a kind. One that handlers do not hear of may be
+//     behind, or ahead, of them.
 //   - A cache that is no scopedcache has one informer of a kind, and reads as it does.
 package informed

@@ -12,9 +12,10 @@ import (
 
 var _ client.Reader = Reader{}
 
-// Reader reads the host operator's cache from the very informers that feed handlers. What a handler was called for is there to
-// be read, and what may be read is known as soon as handlers know it. With a scopedcache a plain read could use another informer, of
-// one namespace, where the one of all namespaces is Forbidden. It may be used from any goroutine.
+// Reader reads the host operator's cache from the very informers that feed handlers. What a handler
+// was called for is there to be read, and what may be read is known as soon as handlers know it.
+// With a scopedcache a plain read could use another informer, of one namespace, where the one of
+// all namespaces is Forbidden. It may be used from any goroutine.
 type Reader struct {
 	cache cache.Cache
 
@@ -57,7 +58,8 @@ func (r Reader) List(ctx context.Context, list client.ObjectList, opts ...client
 	return r.cache.List(ctx, list, opts...)
 }
 
-// Readable reports whether objects of that kind can be read, or why not; false if the cache does not say.
+// Readable reports whether objects of that kind can be read, or why not; false if the cache does
+// not say.
 func (r Reader) Readable(ctx context.Context, object client.Object) (bool, error) {
 	informer := r.informer(ctx, object)
 	if informer == nil {

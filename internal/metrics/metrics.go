@@ -20,42 +20,60 @@ var (
 	}, []string{"result"})
 	// ConnectDuration is how long connects took, waiting for their turn excepted.
 	ConnectDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_connect_duration_seconds", Help: "How long connects took from TokenRequest to SelfSubjectReview, waiting for their turn excepted.", Buckets: seconds,
+		Name:    "latchkey_connect_duration_seconds",
+		Help:    "How long connects took from TokenRequest to SelfSubjectReview, waiting for their turn excepted.",
+		Buckets: seconds,
 	})
 	// Rotations counts the answers to whose a newer credential of a connection is, by result.
 	Rotations = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_rotations_total", Help: "Newer credentials of connections, by what the API server said of them: TakenUp, or why not.",
+		Name: "latchkey_rotations_total",
+		Help: "Newer credentials of connections, by what the API server said of them: TakenUp, or why not.",
 	}, []string{"result"})
 	// Probes counts probes that ended, by result.
 	Probes = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_probes_total", Help: "Probes that ended, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or NoCredential.",
+		Name: "latchkey_probes_total",
+		Help: "Probes that ended, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or " +
+			"NoCredential.",
 	}, []string{"result"})
 	// ProbeDuration is how long probes took, waiting for their turn excepted.
 	ProbeDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, waiting for their turn excepted.", Buckets: seconds,
+		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, waiting for their turn excepted.",
+		Buckets: seconds,
 	})
 	// PoolWait is how long connects and probes waited for their turn.
 	PoolWait = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_pool_wait_seconds", Help: "How long connects and probes waited for their turn in the pool.", Buckets: append(slices.Clone(seconds), 30, 60, 300),
+		Name: "latchkey_pool_wait_seconds", Help: "How long connects and probes waited for their turn in the pool.",
+		Buckets: append(slices.Clone(seconds), 30, 60, 300),
 	})
 	// TokenRequests counts TokenRequests that ended, by result.
 	TokenRequests = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_token_requests_total", Help: "TokenRequests that ended, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
+		Name: "latchkey_token_requests_total",
+		Help: "TokenRequests that ended, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
 	}, []string{"result"})
 	// HandlerPanics counts panics of the host operator's functions.
 	HandlerPanics = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "latchkey_handler_panics_total", Help: "Panics of the host operator's functions: event handlers, OnError, map functions (an event is lost), Filter, AllowIdentity, RESTConfigMappers (the answer is no).",
+		Name: "latchkey_handler_panics_total",
+		Help: "Panics of the host operator's functions: event handlers, OnError, map functions (an event is lost), " +
+			"Filter, AllowIdentity, RESTConfigMappers (the answer is no).",
 	})
 )
 
 var (
-	connections = prometheus.NewDesc("latchkey_connections", "Extensions by phase of their connection and reason for not being connected.", []string{"phase", "reason"}, nil)
-	watches     = prometheus.NewDesc("latchkey_watches", "Watches of other controllers, by informer that they need.", nil, nil)
-	informers   = prometheus.NewDesc("latchkey_informers", "Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", []string{"state"}, nil)
-	objects     = prometheus.NewDesc("latchkey_objects", "Objects in the caches of all connections.", nil, nil)
+	connections = prometheus.NewDesc("latchkey_connections",
+		"Extensions by phase of their connection and reason for not being connected.", []string{"phase", "reason"}, nil)
+	watches = prometheus.NewDesc("latchkey_watches", "Watches of other controllers, by informer that they need.",
+		nil, nil)
+	informers = prometheus.NewDesc("latchkey_informers",
+		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", []string{"state"}, nil)
+	objects = prometheus.NewDesc("latchkey_objects", "Objects in the caches of all connections.", nil, nil)
 
-	extensionConnected = prometheus.NewDesc("latchkey_extension_connected", "Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
-	extensionSuccess   = prometheus.NewDesc("latchkey_extension_last_success_timestamp_seconds", "When a probe or request of the extension last succeeded, in Unix time; 0 if never. Only with Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
+	extensionConnected = prometheus.NewDesc("latchkey_extension_connected",
+		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", []string{
+			"namespace", "name",
+		}, nil)
+	extensionSuccess = prometheus.NewDesc("latchkey_extension_last_success_timestamp_seconds",
+		"When a probe or request of the extension last succeeded, in Unix time; 0 if never. Only with "+
+			"Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
 )
 
 // Snapshot is what there is.
@@ -77,8 +95,8 @@ type Extension struct {
 	LastSuccess     time.Time
 }
 
-// Add has the snapshot looked at whenever somebody collects metrics, until remove is called. snapshot may be called from
-// any goroutine.
+// Add has the snapshot looked at whenever somebody collects metrics, until remove is called.
+// snapshot may be called from any goroutine.
 func Add(snapshot func() Snapshot) (remove func()) {
 	return all.add(snapshot)
 }
@@ -93,7 +111,8 @@ type collector struct {
 var all = &collector{snapshots: map[int]func() Snapshot{}}
 
 // everything is what is registered.
-var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait, TokenRequests, HandlerPanics, all}
+var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait,
+	TokenRequests, HandlerPanics, all}
 
 func init() { metrics.Registry.MustRegister(everything...) }
 
@@ -112,7 +131,8 @@ func (c *collector) add(snapshot func() Snapshot) (remove func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{connections, watches, informers, objects, extensionConnected, extensionSuccess} {
+	for _, desc := range []*prometheus.Desc{connections, watches, informers, objects, extensionConnected,
+		extensionSuccess} {
 		ch <- desc
 	}
 }

@@ -12,7 +12,8 @@ import (
 )
 
 // described parses a description, for Prometheus has no other way to read it.
-var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "([^"]*)", unit: "[a-z]*", constLabels: \{\}, variableLabels: \{([^}]*)\}`)
+var described = regexp.MustCompile(
+	`^Desc\{fqName: "([^"]+)", help: "([^"]*)", unit: "[a-z]*", constLabels: \{\}, variableLabels: \{([^}]*)\}`)
 
 // docs/operations.md explains every metric, with its labels, and no other.
 func TestOperationsPageListsEveryMetric(t *testing.T) {
@@ -32,7 +33,8 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 	page, err := os.ReadFile("../../docs/operations.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	explained := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(latchkey_[a-z_]+)` \\| ([a-z]+) \\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `(latchkey_[a-z_]+)` \\| ([a-z]+) \\|([^|]*)\\|").
+		FindAllStringSubmatch(string(page), -1) {
 		explained[row[1]] = strings.NewReplacer("`", "", " ", "").Replace(row[3])
 	}
 	g.Expect(explained).To(Equal(told))
@@ -45,8 +47,10 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{snapshots: map[int]func() Snapshot{}}
-	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5, Informers: map[string]int{"Synced": 1},
-		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)}, {Name: "blue"}}}
+	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5,
+		Informers: map[string]int{"Synced": 1},
+		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
+			{Name: "blue"}}}
 	removeFirst := c.add(func() Snapshot { return one })
 	removeSecond := c.add(func() Snapshot { return one })
 	gather := func() map[string]float64 {
@@ -62,8 +66,10 @@ func TestCollect(t *testing.T) {
 		}
 		return values
 	}
-	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_connections": 4, "latchkey_watches": 6, "latchkey_objects": 10, "latchkey_informers": 2,
-		"latchkey_extension_connected": 1, "latchkey_extension_last_success_timestamp_seconds": 1_000_000_000.5}))
+	g.Expect(gather()).
+		To(Equal(map[string]float64{"latchkey_connections": 4, "latchkey_watches": 6, "latchkey_objects": 10,
+			"latchkey_informers":           2,
+			"latchkey_extension_connected": 1, "latchkey_extension_last_success_timestamp_seconds": 1_000_000_000.5}))
 	removeFirst()
 	removeSecond()
 	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_watches": 0, "latchkey_objects": 0}))

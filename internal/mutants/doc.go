@@ -1,5 +1,6 @@
-// Command mutants shows that the tests of the pure machines can fail. For each patch under testdata/mutants of their
-// packages, it runs the package's tests on the patched code, and fails if they pass.
+// Command mutants shows that the tests of the pure machines can fail. For each patch under
+// testdata/mutants of their packages, it runs the package's tests on the patched code, and fails if
+// they pass.
 //
 //	go run ./internal/mutants
 //

@@ -52,7 +52,8 @@ func run(only string) error {
 				survivors++
 				by = "SURVIVES"
 			}
-			fmt.Printf("%s %s: %s (%.0f s)\n", machine, strings.TrimSuffix(filepath.Base(patch), ".patch"), by, time.Since(begun).Seconds())
+			fmt.Printf("%s %s: %s (%.0f s)\n", machine, strings.TrimSuffix(filepath.Base(patch), ".patch"), by,
+				time.Since(begun).Seconds())
 		}
 	}
 	if survivors > 0 {
@@ -75,7 +76,8 @@ func try(machine, patch string) (caught bool, by string, err error) {
 	if err != nil {
 		return false, "", err
 	}
-	out, err := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-overlay", overlay, "./"+machine).CombinedOutput()
+	out, err := exec.Command("go", "test", "-count=1", "-timeout", "10m", "-overlay", overlay, "./"+machine).
+		CombinedOutput()
 	if err == nil {
 		return false, "", nil
 	}
@@ -95,7 +97,8 @@ func try(machine, patch string) (caught bool, by string, err error) {
 	return true, "caught by" + by, nil
 }
 
-// patched applies a patch to a copy of the package's files, and returns the overlay that puts them in place.
+// patched applies a patch to a copy of the package's files, and returns the overlay that puts them
+// in place.
 func patched(machine, patch, dir string) (overlay string, err error) {
 	files, err := filepath.Glob(filepath.Join(machine, "*.go"))
 	if err != nil {

@@ -25,12 +25,13 @@ type Object struct {
 
 // Remember returns what is remembered of an object, whose labels and owners are shared.
 func Remember(shown client.Object) Object {
-	return Object{gvk: shown.GetObjectKind().GroupVersionKind(), uid: shown.GetUID(), resourceVersion: shown.GetResourceVersion(),
-		labels: shown.GetLabels(), owners: shown.GetOwnerReferences()}
+	return Object{gvk: shown.GetObjectKind().GroupVersionKind(), uid: shown.GetUID(),
+		resourceVersion: shown.GetResourceVersion(),
+		labels:          shown.GetLabels(), owners: shown.GetOwnerReferences()}
 }
 
-// lastKnown is how client-go tells of a deletion that nobody saw: with an object that has nothing but what is remembered,
-// and shares nothing.
+// lastKnown is how client-go tells of a deletion that nobody saw: with an object that has nothing
+// but what is remembered, and shares nothing.
 func (o Object) lastKnown(example client.Object, key client.ObjectKey) toolscache.DeletedFinalStateUnknown {
 	made := reflect.New(reflect.TypeOf(example).Elem()).Interface().(client.Object)
 	made.GetObjectKind().SetGroupVersionKind(o.gvk)

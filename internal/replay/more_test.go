@@ -8,7 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// What was told as gone is not told again by the next one; and what is known of an object is the latest.
+// What was told as gone is not told again by the next one; and what is known of an object is the
+// latest.
 func TestRemembersTheLatest(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()

@@ -12,13 +12,14 @@ import (
 type Options struct {
 	// Known is what the handler was told of by an earlier feed. The new one owns it.
 	Known Known
-	// Call calls f unless the handler must not be called, or note says no. note must be called if f would be, before it,
-	// with nothing in between that could keep f from being called; it does not block. Defaults to just that.
+	// Call calls f unless the handler must not be called, or note says no. note must be called if f
+	// would be, before it, with nothing in between that could keep f from being called; it does not
+	// block. Defaults to just that.
 	Call func(note func() bool, f func())
 }
 
-// Feed passes the events of one informer after another to one handler, one call at a time. Its methods may be called
-// from any goroutine, and do not wait for the handler.
+// Feed passes the events of one informer after another to one handler, one call at a time. Its
+// methods may be called from any goroutine, and do not wait for the handler.
 type Feed struct {
 	handler toolscache.ResourceEventHandler
 	example client.Object // of the kind
@@ -33,7 +34,8 @@ type Feed struct {
 
 // New returns a feed without a source.
 func New(handler toolscache.ResourceEventHandler, example client.Object, options Options) *Feed {
-	f := &Feed{handler: handler, example: example, call: options.Call, missing: options.Known, turn: make(chan struct{}, 1)}
+	f := &Feed{handler: handler, example: example, call: options.Call, missing: options.Known,
+		turn: make(chan struct{}, 1)}
 	if f.call == nil {
 		f.call = func(note func() bool, call func()) {
 			if note() {
@@ -116,8 +118,9 @@ func (s *Source) OnDelete(object any) {
 	s.pass(func() bool { s.forgetLocked(object); return true }, func() { s.feed.handler.OnDelete(object) })
 }
 
-// TellMissing tells the handler of what was deleted since it was told of it by an earlier informer. Call it once the
-// handler was told of all that is there. has tells whether the informer has an object of that key.
+// TellMissing tells the handler of what was deleted since it was told of it by an earlier informer.
+// Call it once the handler was told of all that is there. has tells whether the informer has an
+// object of that key.
 func (s *Source) TellMissing(has func(key string) bool) {
 	for _, key := range s.feed.missingNow() {
 		var gone toolscache.DeletedFinalStateUnknown
@@ -133,8 +136,8 @@ func (s *Source) TellMissing(has func(key string) bool) {
 	}
 }
 
-// pass calls the handler in its turn, unless another source took over, or note, which is called before that under the
-// feed's mu, says no.
+// pass calls the handler in its turn, unless another source took over, or note, which is called
+// before that under the feed's mu, says no.
 func (s *Source) pass(note func() bool, call func()) {
 	select {
 	case s.feed.turn <- struct{}{}:
@@ -159,8 +162,8 @@ func (f *Feed) missingNow() (keys []client.ObjectKey) {
 	return keys
 }
 
-// toldLocked notes that the handler is being told of an object. If it was told of another one of the same name by an
-// earlier informer, that one is returned, for it is gone.
+// toldLocked notes that the handler is being told of an object. If it was told of another one of
+// the same name by an earlier informer, that one is returned, for it is gone.
 func (s *Source) toldLocked(object any) *toolscache.DeletedFinalStateUnknown {
 	shown, ok := object.(client.Object)
 	if !ok {

@@ -20,7 +20,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // object is a ConfigMap that is known by name and UID.
 func object(name, uid string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
-		Labels: map[string]string{"l": "v"}, Annotations: map[string]string{"a": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}},
+		Labels: map[string]string{"l": "v"}, Annotations: map[string]string{
+			"a": "v",
+		}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}},
 		Data: map[string]string{"content": "secret"}}
 }
 
@@ -31,7 +33,8 @@ func newRecorder() *testutil.Recorder {
 
 func nothing(string) bool { return false }
 
-// The next informer tells what there is, and then the feed what has gone: with what handlers find the owner by.
+// The next informer tells what there is, and then the feed what has gone: with what handlers find
+// the owner by.
 func TestTellsWhatHasGone(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
@@ -53,8 +56,11 @@ func TestTellsWhatHasGone(t *testing.T) {
 	g.Expect(h.Reset()).To(Equal([]string{"add stays", "delete unseen is another", "add anew"}))
 	second.TellMissing(func(key string) bool { return key == "ns/comes" }) // its creation is on the way
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen goes"}))
-	g.Expect(h.Last()).To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{"l": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
+	g.Expect(h.Last()).
+		To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{
+				"l": "v",
+			}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
 	second.TellMissing(func(key string) bool { return key == "ns/comes" })
 	g.Expect(h.Reset()).To(BeEmpty(), "once")
 	second.OnAdd(object("comes", "comes"), true)
@@ -98,7 +104,8 @@ func TestCallSaysNo(t *testing.T) {
 	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion it was not told of, and b")
 }
 
-// A handler that hangs is called by one informer at a time; those that are superseded do not wait for it.
+// A handler that hangs is called by one informer at a time; those that are superseded do not wait
+// for it.
 func TestHandlerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -12,7 +12,8 @@ import (
 // Diagram collects which events lead from one state to another.
 type Diagram map[[2]string]map[string]bool
 
-// Add notes that the event leads from one state to another. A step that stays in its state is not drawn.
+// Add notes that the event leads from one state to another. A step that stays in its state is not
+// drawn.
 func (d Diagram) Add(from, to, event string) {
 	if from == to {
 		return
@@ -40,8 +41,8 @@ func (d Diagram) Mermaid(start string) string {
 	return strings.Join(append(append(lines, edges...), "```"), "\n")
 }
 
-// Put puts a diagram into a page, between the lines "<!-- name -->" and "<!-- /name -->". If update is false, it returns an
-// error where the page has another one.
+// Put puts a diagram into a page, between the lines "<!-- name -->" and "<!-- /name -->". If update
+// is false, it returns an error where the page has another one.
 func Put(page, name, diagram string, update bool) error {
 	content, err := os.ReadFile(page)
 	if err != nil {

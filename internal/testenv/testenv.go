@@ -25,8 +25,8 @@ type Env struct {
 	AdminHTTP *http.Client
 }
 
-// Run starts a control plane, sets *env, calls prepare unless it is nil, runs the tests, and stops the control plane. The
-// result is the exit code.
+// Run starts a control plane, sets *env, calls prepare unless it is nil, runs the tests, and stops
+// the control plane. The result is the exit code.
 func Run(m *testing.M, options controlplane.Options, env *Env, prepare func(context.Context) error) int {
 	ctx := context.Background()
 	if err := env.start(ctx, options); err != nil {
@@ -56,7 +56,8 @@ func (e *Env) start(ctx context.Context, options controlplane.Options) (err erro
 	return err
 }
 
-// apiServerWait is the goroutine that waits for the API server's process to end; a test that restarts it makes another.
+// apiServerWait is the goroutine that waits for the API server's process to end; a test that
+// restarts it makes another.
 const apiServerWait = "sigs.k8s.io/controller-runtime/pkg/internal/testing/process.(*State).Start.func1"
 
 // NewGoroutines returns the options with which goleak finds what is started from now on.

@@ -16,8 +16,8 @@ type RoundTripperFunc func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f RoundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-// Recorder is an event handler that keeps a line for each event: "add a", "update a", "delete a", or, for an informer that
-// missed the deletion, "delete unseen a". It is safe for concurrent use.
+// Recorder is an event handler that keeps a line for each event: "add a", "update a", "delete a",
+// or, for an informer that missed the deletion, "delete unseen a". It is safe for concurrent use.
 type Recorder struct {
 	// Namespace restricts what is recorded, unless it is empty.
 	Namespace string

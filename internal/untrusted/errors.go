@@ -23,8 +23,8 @@ func Show(text string, cause error) error {
 	return &shownError{shown: Shorten(text), cause: cause}
 }
 
-// StatusText returns what may be shown of a server's answer if the server's own words may not: the text of its
-// status. ok is false if err is no answer with a status.
+// StatusText returns what may be shown of a server's answer if the server's own words may not: the
+// text of its status. ok is false if err is no answer with a status.
 func StatusText(err error) (text string, ok bool) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -36,7 +36,8 @@ func StatusText(err error) (text string, ok bool) {
 // maxName is how long a name may be that a server states.
 const maxName = 1024
 
-// IsPresentable reports whether a name that a server states may be shown: it is short, and has no control characters.
+// IsPresentable reports whether a name that a server states may be shown: it is short, and has no
+// control characters.
 func IsPresentable(name string) bool {
 	return len(name) <= maxName && !strings.ContainsFunc(name, unicode.IsControl)
 }

@@ -45,8 +45,8 @@ type Budget struct {
 	Values   int64 // of JSON, by what separates them: a short text may hold many, and each takes memory
 }
 
-// LimitAll returns a RoundTripper for as many requests, whose answers are of no more than that together: reading on fails. It may
-// be used from any goroutine.
+// LimitAll returns a RoundTripper for as many requests, whose answers are of no more than that
+// together: reading on fails. It may be used from any goroutine.
 func LimitAll(next http.RoundTripper, limit Budget) http.RoundTripper {
 	b := &budget{next: next, limit: limit}
 	b.requests.Store(limit.Requests)
@@ -95,7 +95,8 @@ func (b *budgetedBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.ReadCloser.Read(p)
 	b.budget.bytes.Add(-int64(n))
-	b.budget.values.Add(-int64(bytes.Count(p[:n], []byte{','}) + bytes.Count(p[:n], []byte{'{'}) + bytes.Count(p[:n], []byte{'['})))
+	b.budget.values.Add(-int64(bytes.Count(p[:n], []byte{','}) + bytes.Count(p[:n], []byte{'{'}) +
+		bytes.Count(p[:n], []byte{'['})))
 	return n, err
 }
 

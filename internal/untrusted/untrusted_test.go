@@ -17,14 +17,19 @@ func TestQuote(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(Quote("a\nb")).To(Equal(`"a\nb"`))
 	g.Expect(Quote(strings.Repeat("x", 1<<20))).To(Equal(`"` + strings.Repeat("x", 64) + `…" (1048576 bytes)`))
-	g.Expect(Quote(strings.Repeat("x", 63) + strings.Repeat("é", 9))).To(Equal(`"` + strings.Repeat("x", 63) + `…" (81 bytes)`))
+	g.Expect(Quote(strings.Repeat("x", 63) + strings.Repeat("é", 9))).
+		To(Equal(`"` + strings.Repeat("x", 63) + `…" (81 bytes)`))
 }
 
 func TestLimitAll(t *testing.T) {
 	g := NewWithT(t)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 600)) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(make([]byte, 600))
+	}))
 	defer server.Close()
-	limited := &http.Client{Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000, Values: 1000})}
+	limited := &http.Client{
+		Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000, Values: 1000}),
+	}
 	read := func() (int, error) {
 		resp, err := limited.Get(server.URL)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -43,9 +48,13 @@ func TestLimitAll(t *testing.T) {
 
 func TestLimitAllByRequestsAndValues(t *testing.T) {
 	g := NewWithT(t)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(strings.Repeat("{},", 100))) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(strings.Repeat("{},", 100)))
+	}))
 	defer server.Close()
-	limited := &http.Client{Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 1 << 20, Values: 300})}
+	limited := &http.Client{
+		Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 1 << 20, Values: 300}),
+	}
 	read := func() error {
 		resp, err := limited.Get(server.URL)
 		if err != nil {

@@ -31,13 +31,16 @@ const unwatchPatience = time.Second
 
 // Connection is what feeds watches. It ends once and for ever.
 type Connection interface {
-	// Hold returns the informer of the object's kind and representation in scope; see scopedcache.Cache. name is whose it is.
-	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string, observe func(scopedcache.ScopeState)) (Informer, error)
+	// Hold returns the informer of the object's kind and representation in scope; see
+	// scopedcache.Cache. name is whose it is.
+	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
+		observe func(scopedcache.ScopeState)) (Informer, error)
 	// Life ends with the connection.
 	Life() context.Context
 	// Err is why the connection ended, nil while it lives.
 	Err() error
-	// Go runs f in a goroutine that the connection waits for, unless it has ended. f must end when the connection does.
+	// Go runs f in a goroutine that the connection waits for, unless it has ended. f must end when
+	// the connection does.
 	Go(f func())
 	// Generation is greater than that of every earlier connection of the extension.
 	Generation() int64
@@ -47,7 +50,8 @@ type Connection interface {
 
 // Informer is what a watch needs of an informer.
 type Informer interface {
-	// Feed calls the handler for what there is, for what changes, and for what options.Known has and is not there any more.
+	// Feed calls the handler for what there is, for what changes, and for what options.Known has
+	// and is not there any more.
 	Feed(handler toolscache.ResourceEventHandler, options replay.Options) (Feeding, error)
 	// Release gives the informer back.
 	Release()
@@ -55,13 +59,15 @@ type Informer interface {
 
 // Feeding is a handler that is fed.
 type Feeding interface {
-	// Known is what the handler was told of. It is told nothing any more. It does not wait for the handler.
+	// Known is what the handler was told of. It is told nothing any more. It does not wait for the
+	// handler.
 	Known() replay.Known
 	// Remove ends it. While the informer stops it may wait until all handlers have returned.
 	Remove()
 }
 
-// WatchState is a snapshot of one informer's worth of watch. A WatchContent has one per kind and namespace.
+// WatchState is a snapshot of one informer's worth of watch. A WatchContent has one per kind and
+// namespace.
 type WatchState struct {
 	Name       string
 	Kind       schema.GroupVersionKind
@@ -69,8 +75,8 @@ type WatchState struct {
 	Dependents []types.UID // sorted; a watch without a dependent has the empty one
 }
 
-// Registry keeps the watches of one extension. Extension, Scheme and Logger must be set before use. Its methods may be
-// called from any goroutine.
+// Registry keeps the watches of one extension. Extension, Scheme and Logger must be set before use.
+// Its methods may be called from any goroutine.
 type Registry struct {
 	Extension client.ObjectKey
 	Scheme    *runtime.Scheme
@@ -82,7 +88,8 @@ type Registry struct {
 	names   map[string]*registration // guarded by mu
 }
 
-// Connected feeds all watches from conn, and those to come. Call it before anybody can get hold of conn.
+// Connected feeds all watches from conn, and those to come. Call it before anybody can get hold of
+// conn.
 func (r *Registry) Connected(conn Connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,11 +128,13 @@ func (r *Registry) End() {
 func (r *Registry) States() (states []WatchState) {
 	r.mu.Lock()
 	for _, w := range r.watchesLocked() {
-		states = append(states, WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
+		states = append(states,
+			WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
 	}
 	r.mu.Unlock()
 	slices.SortFunc(states, func(x, y WatchState) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Kind.String(), y.Kind.String()), cmp.Compare(x.Scope.String(), y.Scope.String()))
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Kind.String(), y.Kind.String()),
+			cmp.Compare(x.Scope.String(), y.Scope.String()))
 	})
 	return states
 }
@@ -149,8 +158,8 @@ func (r *Registry) watchesLocked() (all []*watch) {
 	return all
 }
 
-// Watch registers a watch with the connection that the caller has seen, or adds its dependent to the one of that name.
-// An error means that nothing was registered.
+// Watch registers a watch with the connection that the caller has seen, or adds its dependent to
+// the one of that name. An error means that nothing was registered.
 func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) error {
 	wanted, err := watcher.spec(r.Scheme)
 	if err != nil {
@@ -159,8 +168,9 @@ func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) 
 	return r.register(ctx, conn, wanted)
 }
 
-// WatchContent makes the parts of the content what is watched under its name for its dependent. What is gone ends,
-// whatever becomes of what is new; the error tells of each kind that could not be watched.
+// WatchContent makes the parts of the content what is watched under its name for its dependent.
+// What is gone ends, whatever becomes of what is new; the error tells of each kind that could not
+// be watched.
 func (r *Registry) WatchContent(ctx context.Context, conn Connection, content ContentWatch) error {
 	wanted, err := content.spec(r.Scheme)
 	if err != nil {
@@ -169,9 +179,10 @@ func (r *Registry) WatchContent(ctx context.Context, conn Connection, content Co
 	return r.register(ctx, conn, wanted)
 }
 
-// Unwatch takes dependents from the watches of that name, all if none are given, and ends those that are left with
-// none. Then no handler or OnError of theirs is called any more: it waits for one that is being called, but for no more
-// than a second, not after ctx has ended, and not at all inside of a handler or OnError, which is known by its context.
+// Unwatch takes dependents from the watches of that name, all if none are given, and ends those
+// that are left with none. Then no handler or OnError of theirs is called any more: it waits for
+// one that is being called, but for no more than a second, not after ctx has ended, and not at all
+// inside of a handler or OnError, which is known by its context.
 func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
 	r.mu.Lock()
 	var gone []*watch
@@ -189,8 +200,8 @@ func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types
 	endAll(ctx, gone)
 }
 
-// withoutLocked takes dependents from a watch, all if none are given, and the watch from its registration if that was
-// the last one.
+// withoutLocked takes dependents from a watch, all if none are given, and the watch from its
+// registration if that was the last one.
 func (r *Registry) withoutLocked(w *watch, dependents []types.UID) (gone bool) {
 	if w.dependents = withoutDependents(w.dependents, dependents); len(w.dependents) > 0 {
 		return false
@@ -228,7 +239,8 @@ func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) e
 	}
 }
 
-// takeTurn returns the registration of the wanted name, made if need be. Only who has its turn adds to it.
+// takeTurn returns the registration of the wanted name, made if need be. Only who has its turn adds
+// to it.
 func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (*registration, error) {
 	for {
 		r.mu.Lock()
@@ -277,25 +289,30 @@ func (r *Registry) isCurrent(reg *registration) bool {
 	return r.names[reg.name] == reg
 }
 
-// conflictLocked is ErrConflict, with what is registered, what was asked for, and what to do. The registry's mu is held.
+// conflictLocked is ErrConflict, with what is registered, what was asked for, and what to do. The
+// registry's mu is held.
 func (reg *registration) conflictLocked(wanted spec) error {
 	switch {
 	case reg.content:
 		return errors.WithMessage(ErrConflict, "WatchContent has registered it; Unwatch it first, or take another name")
 	case wanted.content:
-		return errors.WithMessage(ErrConflict, "Watch has registered it, not WatchContent; Unwatch it first, or take another name")
+		return errors.WithMessage(ErrConflict,
+			"Watch has registered it, not WatchContent; Unwatch it first, or take another name")
 	}
 	registered := ""
 	for part := range reg.parts { // one, as it is no content
 		registered = part.String()
 	}
-	return errors.WithMessagef(ErrConflict, "it watches %s, and %s was asked for; Unwatch it first, take another name, or use WatchContent for kinds and namespaces that change",
+	return errors.WithMessagef(ErrConflict,
+		"it watches %s, and %s was asked for; Unwatch it first, take another name, or use WatchContent for kinds and "+
+			"namespaces that change",
 		registered, wanted.parts[0].part)
 }
 
-// registerInTurn ends what is not wanted any more, starts what is not there yet, and gives the controller its source
-// if it has none. retry is true if the registration was ended meanwhile.
-func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool, err error) {
+// registerInTurn ends what is not wanted any more, starts what is not there yet, and gives the
+// controller its source if it has none. retry is true if the registration was ended meanwhile.
+func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool,
+	err error) {
 	failed := true // also by a panic
 	defer func() {
 		r.mu.Lock()
@@ -326,7 +343,8 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	var gone []*watch
 	if wanted.content {
 		for part, w := range reg.parts {
-			if !slices.ContainsFunc(wanted.parts, func(p partObject) bool { return p.part == part }) && r.withoutLocked(w, []types.UID{wanted.dependent}) {
+			if !slices.ContainsFunc(wanted.parts, func(p partObject) bool { return p.part == part }) &&
+				r.withoutLocked(w, []types.UID{wanted.dependent}) {
 				gone = append(gone, w)
 			}
 		}
@@ -377,9 +395,11 @@ func (r *Registry) giveUp(ctx context.Context, reg *registration, begun []part, 
 	endAll(ctx, gone)
 }
 
-// add makes a part of the registration that is fed from conn, or adds the dependent to the one that is there. added tells
-// whether the dependent is new; retry that the registration was ended meanwhile.
-func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject, dependent types.UID) (added, retry bool, err error) {
+// add makes a part of the registration that is fed from conn, or adds the dependent to the one that
+// is there. added tells whether the dependent is new; retry that the registration was ended
+// meanwhile.
+func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject,
+	dependent types.UID) (added, retry bool, err error) {
 	r.mu.Lock()
 	if w := reg.parts[p.part]; w != nil {
 		before := len(w.dependents)
@@ -417,8 +437,8 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	return true, false, nil
 }
 
-// resume feeds a watch from a new connection. What fails is tried again as long as the connection lives: the kind may
-// be served again.
+// resume feeds a watch from a new connection. What fails is tried again as long as the connection
+// lives: the kind may be served again.
 func (r *Registry) resume(conn Connection, w *watch) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
 	for conn.Err() == nil && w.live() {
@@ -429,7 +449,8 @@ func (r *Registry) resume(conn Connection, w *watch) {
 		if err == nil {
 			return
 		}
-		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "error", err.Error())
+		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name),
+			"watch", w.of.name, "kind", w.part.kind, "error", err.Error())
 		select {
 		case <-conn.Life().Done():
 		case <-w.done:

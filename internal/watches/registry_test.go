@@ -64,7 +64,8 @@ func (c *connection) disconnect(r *Registry) {
 	c.running.Wait()
 }
 
-func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string, observe func(scopedcache.ScopeState)) (Informer, error) {
+func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string,
+	observe func(scopedcache.ScopeState)) (Informer, error) {
 	kind := object.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {
 		gvks, _, _ := scheme.Scheme.ObjectKinds(object)
@@ -178,7 +179,8 @@ func (f *feeding) Remove() {
 
 func (i *informer) Release() { i.released() }
 
-// add delivers a creation to every handler there ever was: a removed one may still be called by client-go.
+// add delivers a creation to every handler there ever was: a removed one may still be called by
+// client-go.
 func (i *informer) add(name string) {
 	i.mu.Lock()
 	handlers := slices.Clone(i.handlers)
@@ -216,7 +218,8 @@ func (c *ctl) run(g *WithT) {
 
 // onAdd makes a handler of creations.
 func onAdd(f func(ctx context.Context, name string)) handler.TypedEventHandler[client.Object, reconcile.Request] {
-	return handler.Funcs{CreateFunc: func(ctx context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+	return handler.Funcs{CreateFunc: func(ctx context.Context, e event.CreateEvent,
+		_ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 		f(ctx, e.Object.GetName())
 	}}
 }
@@ -228,7 +231,8 @@ func newRegistry() *Registry {
 func nothing(context.Context, string) {}
 
 func configMaps(c *ctl, f func(context.Context, string), dependent types.UID) Watcher {
-	return NewWatcher(WatcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(f), Dependent: dependent})
+	return NewWatcher(WatcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(f),
+		Dependent: dependent})
 }
 
 func names(states []WatchState) (names []string) {
@@ -280,7 +284,8 @@ func TestUnwatchOfAHandlerThatHangs(t *testing.T) {
 		conn := connect(r, 1)
 		release := make(chan struct{})
 		for _, patience := range []time.Duration{time.Hour, 100 * time.Millisecond} {
-			g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, func(context.Context, string) { <-release }, ""))).To(Succeed())
+			g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, func(context.Context, string) { <-release }, ""))).
+				To(Succeed())
 			go conn.informer("ConfigMap/").add("x")
 			synctest.Wait()
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -317,15 +322,17 @@ func TestUnwatchInsideAHandler(t *testing.T) {
 	})
 }
 
-// While an informer stops, client-go makes whoever removes a handler wait until all handlers have returned. Unwatch does
-// not: neither inside of such a handler, which would wait for itself, nor outside for longer than its second.
+// While an informer stops, client-go makes whoever removes a handler wait until all handlers have
+// returned. Unwatch does not: neither inside of such a handler, which would wait for itself, nor
+// outside for longer than its second.
 func TestUnwatchWhileTheInformerStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		conn := connect(r, 1)
 		stopping := make(chan struct{})
-		g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, func(ctx context.Context, _ string) { r.Unwatch(ctx, "w") }, ""))).To(Succeed())
+		g.Expect(r.Watch(t.Context(), conn,
+			configMaps(&ctl{}, func(ctx context.Context, _ string) { r.Unwatch(ctx, "w") }, ""))).To(Succeed())
 		i := conn.informer("ConfigMap/")
 		i.stopping = stopping
 		start := time.Now()
@@ -364,7 +371,10 @@ func TestHandlerPanics(t *testing.T) {
 	i.add("bad")
 	i.add("good")
 	g.Expect(called).To(Equal([]string{"good"}))
-	g.Expect(logged).To(HaveExactElements(And(ContainSubstring("A handler panicked"), ContainSubstring("I do not like it"), ContainSubstring(`"watch"="w"`))))
+	g.Expect(logged).
+		To(
+			HaveExactElements(And(ContainSubstring("A handler panicked"), ContainSubstring("I do not like it"),
+				ContainSubstring(`"watch"="w"`))))
 	r.Unwatch(t.Context(), "w") // the panic was counted out
 	conn.disconnect(r)
 }
@@ -380,22 +390,30 @@ func TestConflict(t *testing.T) {
 	g.Expect(r.Watch(ctx, conn, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "whoever the controller is")
 	g.Expect(c.sources).To(Equal(1), "a controller gets one source per name")
 	for what, other := range map[string]WatcherOptions{
-		"kind":           {Kind: &corev1.Secret{}},
-		"scope":          {Kind: &corev1.ConfigMap{}, Scope: scopedcache.Scope{Namespace: "n"}},
-		"representation": {Kind: &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}}},
+		"kind":  {Kind: &corev1.Secret{}},
+		"scope": {Kind: &corev1.ConfigMap{}, Scope: scopedcache.Scope{Namespace: "n"}},
+		"representation": {Kind: &metav1.PartialObjectMetadata{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		}},
 	} {
 		other.Name, other.Watcher, other.EventHandler = "w", c, onAdd(nothing)
 		err := r.Watch(ctx, conn, NewWatcher(other))
 		g.Expect(err).To(MatchError(ErrConflict), what)
-		g.Expect(err).To(MatchError(And(ContainSubstring("it watches ConfigMap (*v1.ConfigMap) everywhere, and "), ContainSubstring("Unwatch it first, take another name, or use WatchContent"))), what)
+		g.Expect(err).
+			To(
+				MatchError(And(ContainSubstring("it watches ConfigMap (*v1.ConfigMap) everywhere, and "),
+					ContainSubstring("Unwatch it first, take another name, or use WatchContent"))), what)
 		if what == "scope" {
 			g.Expect(err).To(MatchError(ContainSubstring("ConfigMap (*v1.ConfigMap) in namespace n was asked for")))
 		}
 	}
-	content := NewContentWatch(ContentWatchOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing), Objects: []client.Object{&corev1.ConfigMap{}}})
+	content := NewContentWatch(ContentWatchOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing),
+		Objects: []client.Object{&corev1.ConfigMap{}}})
 	err := r.WatchContent(ctx, conn, content)
 	g.Expect(err).To(MatchError(ErrConflict), "a content is not a watch")
-	g.Expect(err).To(MatchError(ContainSubstring("Watch has registered it, not WatchContent; Unwatch it first, or take another name")))
+	g.Expect(err).
+		To(
+			MatchError(ContainSubstring("Watch has registered it, not WatchContent; Unwatch it first, or take another name")))
 	g.Expect(names(r.States())).To(Equal([]string{"w ConfigMap/  b"}), "conflicts change nothing")
 	r.End()
 	conn.disconnect(r)
@@ -438,8 +456,9 @@ func TestWatchContent(t *testing.T) {
 	c := &ctl{}
 	var heard []string
 	watch := func(dependent types.UID, objects ...client.Object) error {
-		return r.WatchContent(t.Context(), conn, NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
-			EventHandler: onAdd(func(_ context.Context, name string) { heard = append(heard, name) })}))
+		return r.WatchContent(t.Context(), conn,
+			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
+				EventHandler: onAdd(func(_ context.Context, name string) { heard = append(heard, name) })}))
 	}
 	g.Expect(watch("a", object("ConfigMap", "n"), object("ConfigMap", "n"), object("Secret", "n"))).To(Succeed())
 	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n", "Secret/n"}))
@@ -481,7 +500,8 @@ func TestWatchContentInPart(t *testing.T) {
 	}
 	c := &ctl{}
 	watch := func(objects ...client.Object) error {
-		return r.WatchContent(t.Context(), conn, NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
+		return r.WatchContent(t.Context(), conn,
+			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
 	}
 	err := watch(object("Gadget", "n"))
 	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
@@ -500,14 +520,16 @@ func TestWatchContentInPart(t *testing.T) {
 	conn.disconnect(r)
 }
 
-// Whose connection ends in the middle of a content has registered nothing of it, and loses nothing that it had.
+// Whose connection ends in the middle of a content has registered nothing of it, and loses nothing
+// that it had.
 func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	first := connect(r, 1)
 	c := &ctl{}
 	watch := func(conn *connection, objects ...client.Object) error {
-		return r.WatchContent(t.Context(), conn, NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
+		return r.WatchContent(t.Context(), conn,
+			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
 	}
 	endsAt := func(conn *connection, last string) {
 		conn.hold = func(kind string) error {
@@ -526,7 +548,8 @@ func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
 	second := connect(r, 2)
 	g.Expect(watch(second, object("ConfigMap", "n"))).To(Succeed())
 	endsAt(second, "Secret")
-	g.Expect(watch(second, object("ConfigMap", "n"), object("Service", "n"), object("Secret", "n"))).To(MatchError(errEnded))
+	g.Expect(watch(second, object("ConfigMap", "n"), object("Service", "n"), object("Secret", "n"))).
+		To(MatchError(errEnded))
 	g.Expect(names(r.States())).To(Equal([]string{"c ConfigMap/n "}))
 	second.disconnect(r)
 	r.End()
@@ -542,7 +565,9 @@ func TestReconnect(t *testing.T) {
 		started, late := &ctl{}, &ctl{late: true}
 		hear := func(_ context.Context, name string) { heard = append(heard, name) }
 		g.Expect(r.Watch(t.Context(), first, configMaps(started, hear, ""))).To(Succeed())
-		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(hear)}))).To(Succeed())
+		g.Expect(r.Watch(t.Context(), first,
+			NewWatcher(WatcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(hear)}))).
+			To(Succeed())
 		old := first.informer("ConfigMap/")
 		first.disconnect(r)
 		old.add("of the old connection")
@@ -586,8 +611,9 @@ func TestWhileRegistering(t *testing.T) {
 		fails     bool
 		held      int
 	}{
-		"nothing":    {func(*Registry, *connection) {}, false, 1},
-		"unwatch":    {func(r *Registry, _ *connection) { r.Unwatch(context.Background(), "w") }, false, 1}, // whoever watches now wants it
+		"nothing": {func(*Registry, *connection) {}, false, 1},
+		// whoever watches now wants it
+		"unwatch":    {func(r *Registry, _ *connection) { r.Unwatch(context.Background(), "w") }, false, 1},
 		"end":        {func(r *Registry, _ *connection) { r.End() }, true, 0},
 		"disconnect": {func(r *Registry, conn *connection) { conn.end(); r.Disconnected(conn) }, true, 0},
 	} {
@@ -634,9 +660,11 @@ func TestControllerThatRefuses(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	conn := connect(r, 1)
-	refusing := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing)})
+	refusing := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{},
+		EventHandler: onAdd(nothing)})
 	g.Expect(r.Watch(t.Context(), conn, refusing)).To(MatchError(ContainSubstring("adding a source to the controller")))
-	panicking := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing)})
+	panicking := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{},
+		EventHandler: onAdd(nothing)})
 	g.Expect(func() { _ = r.Watch(t.Context(), conn, panicking) }).To(Panic())
 	g.Expect(r.names).To(BeEmpty())
 	g.Expect(conn.held()).To(BeEmpty())
@@ -663,7 +691,9 @@ func TestOnError(t *testing.T) {
 		var told []WatchError
 		release := make(chan struct{})
 		g.Expect(r.Watch(t.Context(), conn, NewWatcher(WatcherOptions{
-			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing), Scope: scopedcache.Scope{Namespace: "n"},
+			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing), Scope: scopedcache.Scope{
+				Namespace: "n",
+			},
 			OnError: func(ctx context.Context, err WatchError) {
 				<-release
 				told = append(told, err)
@@ -749,17 +779,18 @@ func TestHandlersGetCopies(t *testing.T) {
 			object.SetName("renamed")
 		}
 	}
-	g.Expect(r.Watch(t.Context(), conn, NewWatcher(WatcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-			rename(e.Object)
-		},
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-			rename(e.ObjectOld, e.ObjectNew)
-		},
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-			rename(e.Object)
-		},
-	}}))).To(Succeed())
+	g.Expect(r.Watch(t.Context(), conn,
+		NewWatcher(WatcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				rename(e.Object)
+			},
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				rename(e.ObjectOld, e.ObjectNew)
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				rename(e.Object)
+			},
+		}}))).To(Succeed())
 	kept := func() *corev1.ConfigMap { return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}} }
 	objects := []*corev1.ConfigMap{kept(), kept(), kept(), kept(), kept()}
 	h := conn.informer("ConfigMap/").handlers[0]
@@ -779,12 +810,14 @@ func TestLateConnections(t *testing.T) {
 		r := newRegistry()
 		first := connect(r, 1)
 		var heard []string
-		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, func(_ context.Context, name string) { heard = append(heard, name) }, ""))).To(Succeed())
+		g.Expect(r.Watch(t.Context(), first,
+			configMaps(&ctl{}, func(_ context.Context, name string) { heard = append(heard, name) }, ""))).To(Succeed())
 		first.end() // but nobody has said so yet
 		second := connect(r, 2)
 		synctest.Wait()
 		r.Disconnected(first)
-		g.Expect(r.Watch(t.Context(), second, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "the second is the current one")
+		g.Expect(r.Watch(t.Context(), second, configMaps(&ctl{}, nothing, "b"))).
+			To(Succeed(), "the second is the current one")
 		second.informer("ConfigMap/").add("one")
 		w := r.watchesLocked()[0]
 		late := &informer{released: func() { heard = append(heard, "released") }}
@@ -817,7 +850,8 @@ func TestInformerThatRefuses(t *testing.T) {
 	var h toolscache.ResourceEventHandler = toolscache.ResourceEventHandlerFuncs{}
 	w.of.handler.Store(&h)
 	released := false
-	g.Expect(w.attach(conn, refusing{&informer{released: func() { released = true }}})).To(MatchError(ContainSubstring("no handler, please")))
+	g.Expect(w.attach(conn, refusing{&informer{released: func() { released = true }}})).
+		To(MatchError(ContainSubstring("no handler, please")))
 	g.Expect(released).To(BeTrue())
 	conn.disconnect(r)
 }
@@ -830,7 +864,9 @@ func TestUnwatchWhileResuming(t *testing.T) {
 		first := connect(r, 1)
 		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, nothing, ""))).To(Succeed())
 		first.disconnect(r)
-		second := &connection{generation: 2, informers: map[string]*informer{}, hold: func(string) error { return errors.New("not served") }}
+		second := &connection{generation: 2, informers: map[string]*informer{}, hold: func(string) error {
+			return errors.New("not served")
+		}}
 		second.life, second.end = context.WithCancel(context.Background())
 		r.Connected(second)
 		<-time.After(time.Minute)
@@ -881,8 +917,9 @@ func TestOnErrorTellsErrors(t *testing.T) {
 	})
 }
 
-// What is deleted while nobody watches is told once the next informer has shown that it is not there: with what handlers
-// find its owner by, and nothing of its content. It does not matter how often the connection changes meanwhile.
+// What is deleted while nobody watches is told once the next informer has shown that it is not
+// there: with what handlers find its owner by, and nothing of its content. It does not matter how
+// often the connection changes meanwhile.
 func TestMissedDeletions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -907,13 +944,15 @@ func TestMissedDeletions(t *testing.T) {
 		}
 		type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 		c := &ctl{}
-		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
-			CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
-		}}))).To(Succeed())
+		g.Expect(r.Watch(t.Context(), first,
+			NewWatcher(WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
+				CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
+				DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
+			}}))).To(Succeed())
 		labels := map[string]string{"l": "v"}
 		object := func(name, uid string) *corev1.ConfigMap {
-			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid), Labels: labels, Annotations: map[string]string{"a": "v"},
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
+				Labels: labels, Annotations: map[string]string{"a": "v"},
 				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}, Data: map[string]string{"content": "secret"}}
 		}
 		began := first.informer("ConfigMap/").handlers[0]
@@ -923,7 +962,8 @@ func TestMissedDeletions(t *testing.T) {
 		began.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: object("was deleted", "1")})
 		seen()
 		first.disconnect(r)
-		// What an informer that has ended still delivers is not told, and so is not known to be there.
+		// What an informer that has ended still delivers is not told, and so is not known to be
+		// there.
 		began.OnAdd(object("goes", "1"), false)
 
 		// The second connection ends in the middle of its first list.
@@ -942,8 +982,10 @@ func TestMissedDeletions(t *testing.T) {
 		informer.has = map[string]bool{"ns/comes back": true} // its creation is on the way
 		close(informer.synced)
 		g.Expect(seen()).To(ConsistOf("delete goes", "delete goes too"))
-		g.Expect(last).To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "1", Labels: map[string]string{"l": "v"},
-			OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}))
+		g.Expect(last).
+			To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "1",
+				Labels:          map[string]string{"l": "v"},
+				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}))
 		last.GetLabels()["l"] = "changed"
 		g.Expect(labels).To(HaveKeyWithValue("l", "v"), "handlers get copies")
 		informer.handlers[0].OnDelete(object("stays", "1"))

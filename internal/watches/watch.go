@@ -38,7 +38,8 @@ func newRegistration(registry *Registry, wanted spec) *registration {
 		turn: make(chan struct{}, 1), parts: map[part]*watch{}}
 }
 
-// ready takes the handler from the controller and attaches it to what is there. What comes later finds it.
+// ready takes the handler from the controller and attaches it to what is there. What comes later
+// finds it.
 func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 	reg.handler.Store(&handler)
 	reg.registry.mu.Lock()
@@ -80,11 +81,13 @@ type watch struct {
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
-	return &watch{of: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object), dependents: []types.UID{dependent},
-		done: make(chan struct{}), released: make(chan struct{})}
+	return &watch{of: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object),
+		dependents: []types.UID{dependent},
+		done:       make(chan struct{}), released: make(chan struct{})}
 }
 
-// attach feeds the watch from the informer of a connection; it then owns the informer, unless it fails.
+// attach feeds the watch from the informer of a connection; it then owns the informer, unless it
+// fails.
 func (w *watch) attach(conn Connection, informer Informer) error {
 	w.mu.Lock()
 	if w.ended || w.conn != nil && w.conn.Generation() > conn.Generation() {
@@ -118,7 +121,8 @@ func (w *watch) feedLocked() error {
 		return nil // if the connection ended, the next one feeds the handler
 	}
 	conn := w.conn
-	feeding, err := w.informer.Feed(copying{*handler}, replay.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
+	feeding, err := w.informer.Feed(copying{*handler},
+		replay.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil
@@ -161,8 +165,8 @@ func (w *watch) end() {
 		close(w.released) // an informer whose connection has ended has stopped
 		return
 	}
-	// Not here: while an informer stops, client-go has whoever removes a handler wait until every handler has returned,
-	// and the caller may be one of them.
+	// Not here: while an informer stops, client-go has whoever removes a handler wait until every
+	// handler has returned, and the caller may be one of them.
 	go func() {
 		defer close(w.released)
 		if feeding != nil {
@@ -178,8 +182,8 @@ func (w *watch) live() bool {
 	return !w.ended
 }
 
-// call calls f, a handler or OnError, unless the watch or the connection has ended, or note, which is called before that
-// under mu and may be nil, says no. A panic costs the call.
+// call calls f, a handler or OnError, unless the watch or the connection has ended, or note, which
+// is called before that under mu and may be nil, says no. A panic costs the call.
 func (w *watch) call(conn Connection, note func() bool, f func()) {
 	w.mu.Lock()
 	if w.ended || conn.Err() != nil || note != nil && !note() {
@@ -192,7 +196,8 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
 			w.of.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
-				"extension", klog.KRef(w.of.registry.Extension.Namespace, w.of.registry.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "stack", string(debug.Stack()))
+				"extension", klog.KRef(w.of.registry.Extension.Namespace,
+					w.of.registry.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "stack", string(debug.Stack()))
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -204,7 +209,8 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 	f()
 }
 
-// awaitIdle waits until no call is under way and the informer was given back, or ctx has ended. Use it after end.
+// awaitIdle waits until no call is under way and the informer was given back, or ctx has ended. Use
+// it after end.
 func (w *watch) awaitIdle(ctx context.Context) {
 	w.mu.Lock()
 	if w.calls > 0 && w.idle == nil {
@@ -267,8 +273,8 @@ func (w *watch) tellAll(conn Connection) {
 	}
 }
 
-// nextToTell takes what is to be told, nil if there is nothing more for the goroutine of conn. It is no news that a
-// watch begins as it should.
+// nextToTell takes what is to be told, nil if there is nothing more for the goroutine of conn. It
+// is no news that a watch begins as it should.
 func (w *watch) nextToTell(conn Connection) (state *scopedcache.ScopeState, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,8 +39,8 @@ type Watcher interface {
 	spec(scheme *runtime.Scheme) (spec, error)
 }
 
-// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes one; the interface is
-// sealed.
+// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes one;
+// the interface is sealed.
 type ContentWatch interface {
 	// Name of the watch, unique within an extension.
 	Name() string
@@ -50,8 +50,8 @@ type ContentWatch interface {
 	spec(scheme *runtime.Scheme) (spec, error)
 }
 
-// WatchError is what OnError is told: that the informer of a watch changed its state, and why; also that it has
-// recovered. It is no error value, Err is.
+// WatchError is what OnError is told: that the informer of a watch changed its state, and why; also
+// that it has recovered. It is no error value, Err is.
 type WatchError struct {
 	Extension client.ObjectKey
 	// Name of the watch.
@@ -61,33 +61,37 @@ type WatchError struct {
 	Scope scopedcache.Scope
 	// Identity is who watches.
 	Identity healthprobe.Identity
-	// State is how the informer does now: scopedcache.Syncing, Synced (it has recovered), Forbidden, NotServed, or Failing.
+	// State is how the informer does now: scopedcache.Syncing, Synced (it has recovered),
+	// Forbidden, NotServed, or Failing.
 	State scopedcache.State
 	// Err is why, nil when Syncing or Synced. It never holds a secret.
 	Err error
 }
 
-// TypedWatcherOptions say what to watch with an extension's connection, and which controller is told.
+// TypedWatcherOptions say what to watch with an extension's connection, and which controller is
+// told.
 type TypedWatcherOptions[object client.Object, request comparable] struct {
-	// Name of the watch, unique within the extension. Choose one per controller and kind; a scope that may change
-	// belongs in the name.
+	// Name of the watch, unique within the extension. Choose one per controller and kind; a scope
+	// that may change belongs in the name.
 	Name string
 	// Watcher is the controller whose queue gets the requests.
 	Watcher SourceWatcher[request]
 	// Kind of the objects; for unstructured objects and metadata, with its GroupVersionKind set.
 	Kind object
-	// EventHandler turns events into requests. It gets objects of its own, which it may change. It must not block: it
-	// would hold up its own events. A panic loses the event and is logged. One that serves several extensions is called
-	// by all of them at the same time; so are Predicates.
+	// EventHandler turns events into requests. It gets objects of its own, which it may change. It
+	// must not block: it would hold up its own events. A panic loses the event and is logged. One
+	// that serves several extensions is called by all of them at the same time; so are Predicates.
 	EventHandler handler.TypedEventHandler[object, request]
 	// Predicates filter the events before that.
 	Predicates []predicate.TypedPredicate[object]
 	// Scope restricts the watch; zero means all namespaces.
 	Scope scopedcache.Scope
-	// Dependent is who needs the watch: it ends when its last dependent is gone. "" stands for the name itself.
+	// Dependent is who needs the watch: it ends when its last dependent is gone. "" stands for the
+	// name itself.
 	Dependent types.UID
-	// OnError, if set, is told when the informer fails, is forbidden, its kind is not served, or recovers: the latest state, once per change,
-	// from a goroutine of its own. ctx ends with the connection. It may call Unwatch. A panic is logged.
+	// OnError, if set, is told when the informer fails, is forbidden, its kind is not served, or
+	// recovers: the latest state, once per change, from a goroutine of its own. ctx ends with the
+	// connection. It may call Unwatch. A panic is logged.
 	OnError func(ctx context.Context, err WatchError)
 }
 
@@ -115,33 +119,36 @@ func (w *typedWatcher[object, request]) spec(scheme *runtime.Scheme) (spec, erro
 	if err != nil {
 		return spec{}, errors.WithMessagef(err, "watch %q", w.options.Name)
 	}
-	made := spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent, onError: w.options.OnError,
-		start: starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
+	made := spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent,
+		onError: w.options.OnError,
+		start:   starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
 	return made, made.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
 }
 
-// TypedContentWatchOptions say what an extension's content is, and which controller is told when objects of its kinds
-// change.
+// TypedContentWatchOptions say what an extension's content is, and which controller is told when
+// objects of its kinds change.
 type TypedContentWatchOptions[request comparable] struct {
-	// Name of the watch, unique within the extension. Under it exactly the kinds of Objects are watched.
+	// Name of the watch, unique within the extension. Under it exactly the kinds of Objects are
+	// watched.
 	Name string
 	// Watcher is the controller whose queue gets the requests.
 	Watcher SourceWatcher[request]
-	// Objects are the content: typed, unstructured, or metadata, with their GroupVersionKinds known to the scheme or
-	// set. Each kind is watched in the representation of its objects. They are read during WatchContent only, and must not
-	// change meanwhile.
+	// Objects are the content: typed, unstructured, or metadata, with their GroupVersionKinds known
+	// to the scheme or set. Each kind is watched in the representation of its objects. They are
+	// read during WatchContent only, and must not change meanwhile.
 	Objects []client.Object
-	// EventHandler turns events about all objects of these kinds into requests, in and out of the content: choose with
-	// Predicates, or by owner. It is called for all kinds and namespaces at the same time. Otherwise it is as in
-	// TypedWatcherOptions.
+	// EventHandler turns events about all objects of these kinds into requests, in and out of the
+	// content: choose with Predicates, or by owner. It is called for all kinds and namespaces at
+	// the same time. Otherwise it is as in TypedWatcherOptions.
 	EventHandler handler.TypedEventHandler[client.Object, request]
 	// Predicates filter the events before that.
 	Predicates []predicate.TypedPredicate[client.Object]
-	// Scope restricts the watches, by labels of the owner for example. Without a Namespace they are where the objects are,
-	// each namespace on its own, so that rights in these namespaces suffice. Objects that name no namespace are watched
-	// everywhere.
+	// Scope restricts the watches, by labels of the owner for example. Without a Namespace they are
+	// where the objects are, each namespace on its own, so that rights in these namespaces suffice.
+	// Objects that name no namespace are watched everywhere.
 	Scope scopedcache.Scope
-	// Dependent is whose content it is. Contents of several dependents under one name are watched together.
+	// Dependent is whose content it is. Contents of several dependents under one name are watched
+	// together.
 	Dependent types.UID
 	// OnError is as in TypedWatcherOptions.
 	OnError func(ctx context.Context, err WatchError)
@@ -173,7 +180,8 @@ func (w *typedContentWatch[request]) spec(scheme *runtime.Scheme) (spec, error) 
 		}
 		p, err := partOf(object, scope, scheme)
 		if err != nil {
-			return spec{}, errors.WithMessagef(err, "content %q, object %s", w.options.Name, client.ObjectKeyFromObject(object))
+			return spec{},
+				errors.WithMessagef(err, "content %q, object %s", w.options.Name, client.ObjectKeyFromObject(object))
 		}
 		if !seen[p.part] {
 			seen[p.part] = true
@@ -190,7 +198,8 @@ type spec struct {
 	parts     []partObject
 	dependent types.UID
 	onError   func(context.Context, WatchError)
-	// start gives the controller a source. When the controller starts it, ready gets the handler to feed.
+	// start gives the controller a source. When the controller starts it, ready gets the handler to
+	// feed.
 	start func(inside func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error
 }
 
@@ -235,18 +244,21 @@ func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Schem
 	if err != nil {
 		return partObject{}, errors.WithStack(err)
 	}
-	return partObject{part: part{kind: kind, goType: reflect.TypeOf(object), scope: scope.String()}, scope: scope, object: object}, nil
+	return partObject{part: part{kind: kind, goType: reflect.TypeOf(object), scope: scope.String()}, scope: scope,
+		object: object}, nil
 }
 
 // starter returns the start of a spec.
 func starter[object client.Object, request comparable](name string, watcher SourceWatcher[request],
-	eventHandler handler.TypedEventHandler[object, request], predicates []predicate.TypedPredicate[object]) func(func(context.Context) context.Context, func(toolscache.ResourceEventHandler) error) error {
+	eventHandler handler.TypedEventHandler[object,
+		request], predicates []predicate.TypedPredicate[object]) func(func(context.Context) context.Context,
+	func(toolscache.ResourceEventHandler) error) error {
 	return func(inside func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error {
 		return watcher.Watch(watchSource[request]{
 			name: name,
 			start: func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
-				// controller-runtime's own adapter from informer to handler, predicates included; it asks an
-				// informer to register it, so it gets one that only hands it over.
+				// controller-runtime's own adapter from informer to handler, predicates included;
+				// it asks an informer to register it, so it gets one that only hands it over.
 				adapter := &source.TypedInformer[object, request]{
 					Informer:   handOver{ready: ready},
 					Handler:    eventHandler,
@@ -277,6 +289,7 @@ type handOver struct {
 	ready func(toolscache.ResourceEventHandler) error
 }
 
-func (h handOver) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler, _ toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+func (h handOver) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
+	_ toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
 	return nil, h.ready(handler)
 }

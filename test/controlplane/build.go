@@ -24,7 +24,8 @@ var programs = []string{"etcd", "kubectl", "kube-apiserver", "kube-controller-ma
 //go:embed go.mod
 var goMod string
 
-// kubernetesVersion is what the built programs report; without it they would call themselves v0.0.0.
+// kubernetesVersion is what the built programs report; without it they would call themselves
+// v0.0.0.
 var kubernetesVersion = regexp.MustCompile(`k8s\.io/kubernetes (v\S+)`).FindStringSubmatch(goMod)[1]
 
 // builder makes a directory of programs. compile and now are replaced by tests.
@@ -73,7 +74,8 @@ func (b builder) build(ctx context.Context, dst string, programs []string) (err 
 	fmt.Fprintf(b.out, "This happens once per machine and takes about 5 minutes on 2 cores.\n")
 	start := b.now()
 	for i, program := range programs {
-		if err := b.buildOne(ctx, fmt.Sprintf("[%d/%d] %s", i+1, len(programs), program), program, filepath.Join(tmp, program)); err != nil {
+		if err := b.buildOne(ctx, fmt.Sprintf("[%d/%d] %s", i+1, len(programs), program), program,
+			filepath.Join(tmp, program)); err != nil {
 			return fmt.Errorf("building %s: %w", program, err)
 		}
 	}
@@ -114,12 +116,14 @@ func (b builder) buildOne(ctx context.Context, label, program, file string) erro
 			}
 			return err
 		case <-tick.C:
-			fmt.Fprintf(b.out, "%s: %d packages compiled, %s\n", label, packages.Load(), b.now().Sub(start).Round(time.Second))
+			fmt.Fprintf(b.out, "%s: %d packages compiled, %s\n", label, packages.Load(),
+				b.now().Sub(start).Round(time.Second))
 		}
 	}
 }
 
-// goBuild compiles cmd/<program> of this module. It runs in the module's directory, where "go run" put us.
+// goBuild compiles cmd/<program> of this module. It runs in the module's directory, where "go run"
+// put us.
 func goBuild(ctx context.Context, program, file string, progress func(packages int)) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-trimpath",
 		"-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion="+kubernetesVersion,
@@ -134,7 +138,8 @@ func goBuild(ctx context.Context, program, file string, progress func(packages i
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	// With -v the go command names each package it compiles on a line; what else it says is a download or an error.
+	// With -v the go command names each package it compiles on a line; what else it says is a
+	// download or an error.
 	var said []string
 	packages := 0
 	for lines := bufio.NewScanner(stderr); lines.Scan(); {

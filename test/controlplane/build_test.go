@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// childEnv makes the test binary build into that directory and hang in the middle, for TestKilledBuild.
+// childEnv makes the test binary build into that directory and hang in the middle, for
+// TestKilledBuild.
 const childEnv = "CONTROLPLANE_TEST_HANG_IN"
 
 func TestMain(m *testing.M) {

@@ -51,13 +51,15 @@ func TestAdmissionPolicy(t *testing.T) {
 	})
 }
 
-// A definition that is laxer than ours lets an extension be written that names nobody, or in two versions.
+// A definition that is laxer than ours lets an extension be written that names nobody, or in two
+// versions.
 func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns := namespace(t)
 	k := guarded{
-		gvk:      defineKind(t, "LaxExtension", "Cluster", "namespace: {type: string}, serviceAccount: {type: object, properties: {name: {type: string}}}"),
+		gvk: defineKind(t, "LaxExtension", "Cluster",
+			"namespace: {type: string}, serviceAccount: {type: object, properties: {name: {type: string}}}"),
 		resource: "laxextensions", namespace: ns,
 		path: []string{"spec", "serviceAccount", "name"},
 	}
@@ -68,12 +70,16 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 		return e
 	}
 	k.allowUsers(t)
-	k.apply(t, strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group, "["+clustercache.ClusterExtensionGVK.Version+"]", "["+k.gvk.Version+"]", "clusterextension", "laxextension").Replace(config.Manifests(config.Admission)))
+	k.apply(t,
+		strings.NewReplacer(clustercache.ClusterExtensionGVK.Group, k.gvk.Group,
+			"["+clustercache.ClusterExtensionGVK.Version+"]", "["+k.gvk.Version+"]", "clusterextension", "laxextension").
+			Replace(config.Manifests(config.Admission)))
 
 	expectEmptyRefused := func(err error) {
 		t.Helper()
 		g.Expect(apierrors.IsInvalid(err)).To(BeTrue(), "%v", err)
-		g.Expect(err).To(MatchError(ContainSubstring("denied request: spec.namespace and spec.serviceAccount.name must both be set")))
+		g.Expect(err).
+			To(MatchError(ContainSubstring("denied request: spec.namespace and spec.serviceAccount.name must both be set")))
 	}
 	expectEmptyRefused(k.rich.Create(ctx, k.object("")))
 	noNamespace := k.object("target")
@@ -91,20 +97,28 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 	expectRefused(t, edits["update in another version"](k.poor, k.object("target"), k.object("next")), "poor", ns, "next")
 
 	g.Expect(edits["merge patch"](k.poor, k.object("target"), k.object(strings.Repeat("long", 2000)))).To(
-		MatchError(ContainSubstring("denied request: you may not act as the ServiceAccount that spec.namespace and spec.serviceAccount.name refer to")),
+		MatchError(
+			ContainSubstring(
+				"denied request: you may not act as the ServiceAccount that spec.namespace and spec.serviceAccount.name "+
+					"refer to")),
 		"the API server does not tell messages of more than 5 kB")
 }
 
-// The second form of the policy: the ServiceAccount is one of the object's namespace, and may be left out.
+// The second form of the policy: the ServiceAccount is one of the object's namespace, and may be
+// left out.
 func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
-	NewWithT(t).Expect(strings.Contains(config.Manifests(), "latchkey-tenant-serviceaccount")).To(BeFalse(), "an example is nothing to install")
+	NewWithT(t).Expect(strings.Contains(config.Manifests(), "latchkey-tenant-serviceaccount")).
+		To(BeFalse(), "an example is nothing to install")
 	ns, elsewhere := namespace(t), namespace(t)
 	k := guarded{
-		gvk: defineKind(t, "Tenant", "Namespaced", "serviceAccountName: {type: string}, size: {type: integer}"), resource: "tenants", namespace: ns,
+		gvk: defineKind(t, "Tenant", "Namespaced",
+			"serviceAccountName: {type: string}, size: {type: integer}"), resource: "tenants", namespace: ns,
 		path: []string{"spec", "serviceAccountName"},
 	}
 	k.object = func(serviceAccount string) *unstructured.Unstructured {
-		o := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"serviceAccountName": serviceAccount, "size": int64(1)}}}
+		o := &unstructured.Unstructured{
+			Object: map[string]any{"spec": map[string]any{"serviceAccountName": serviceAccount, "size": int64(1)}},
+		}
 		o.SetGroupVersionKind(k.gvk)
 		o.SetNamespace(ns)
 		o.SetName("guarded")
@@ -116,7 +130,8 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 
 	t.Run("another version of the kind", func(t *testing.T) {
 		create(t, k.object("target"))
-		expectRefused(t, edits["update in another version"](k.poor, k.object("target"), k.object("next")), "poor", ns, "next")
+		expectRefused(t, edits["update in another version"](k.poor, k.object("target"), k.object("next")), "poor", ns,
+			"next")
 	})
 	t.Run("another field of the spec", func(t *testing.T) {
 		g := NewWithT(t)
@@ -134,7 +149,8 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 		expectRefused(t, edits["merge patch"](k.poor, o, k.object("target")), "poor", ns, "target")
 		g.Expect(edits["merge patch"](k.rich, o, k.object("target"))).To(Succeed())
 
-		g.Expect(k.poor.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"serviceAccountName":null}}`)))).To(Succeed())
+		g.Expect(k.poor.Patch(t.Context(), o,
+			client.RawPatch(types.MergePatchType, []byte(`{"spec":{"serviceAccountName":null}}`)))).To(Succeed())
 		_, found, _ := unstructured.NestedString(o.Object, k.path...)
 		g.Expect(found).To(BeFalse())
 		expectRefused(t, edits["merge patch"](k.poor, o, k.object("target")), "poor", ns, "target")
@@ -154,10 +170,12 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
-	gvk := defineKind(t, "Cluster", "Namespaced", "kubeconfig: {type: object, properties: {name: {type: string}}}, size: {type: integer}")
+	gvk := defineKind(t, "Cluster", "Namespaced",
+		"kubeconfig: {type: object, properties: {name: {type: string}}}, size: {type: integer}")
 	everything := rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{"clusters"}, Verbs: []string{"*"}}
 	mayRead := func(name string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{name}, Verbs: []string{"get"}}
+		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{name},
+			Verbs: []string{"get"}}
 	}
 	for user, secret := range map[string]string{"poor": "nothing", "neighbour": "own", "rich": "target"} {
 		allowUser(t, user, ns, everything)
@@ -206,9 +224,9 @@ func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
 	g.Expect(replaceSpec(poor, object(""), object("target"))).To(refused("poor"))
 }
 
-// guarded is a kind whose reference to a ServiceAccount a policy guards. Its users may do everything with its objects. To
-// impersonate, poor may nobody, neighbour the ServiceAccount "own" and rich "target" and "next". reporter may only write
-// the status.
+// guarded is a kind whose reference to a ServiceAccount a policy guards. Its users may do
+// everything with its objects. To impersonate, poor may nobody, neighbour the ServiceAccount "own"
+// and rich "target" and "next". reporter may only write the status.
 type guarded struct {
 	gvk       schema.GroupVersionKind
 	resource  string
@@ -223,22 +241,29 @@ type guarded struct {
 func (k *guarded) allowUsers(t *testing.T) {
 	t.Helper()
 	for _, user := range []string{"poor", "neighbour", "rich"} {
-		allowUser(t, user, "", rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource}, Verbs: []string{"*"}})
+		allowUser(t, user, "",
+			rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource}, Verbs: []string{"*"}})
 	}
-	allowUser(t, "reporter", "", rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource + "/status"}, Verbs: []string{"update"}})
+	allowUser(t, "reporter", "",
+		rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource + "/status"},
+			Verbs: []string{"update"}})
 	mayActAs := func(names ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names, Verbs: []string{"impersonate"}}
+		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names,
+			Verbs: []string{"impersonate"}}
 	}
 	allowUser(t, "neighbour", k.namespace, mayActAs("own"))
 	allowUser(t, "rich", k.namespace, mayActAs("target", "next"))
-	k.poor, k.neighbour, k.rich, k.reporter = clientOf(t, "poor"), clientOf(t, "neighbour"), clientOf(t, "rich"), clientOf(t, "reporter")
+	k.poor, k.neighbour, k.rich, k.reporter = clientOf(t, "poor"), clientOf(t, "neighbour"), clientOf(t, "rich"),
+		clientOf(t, "reporter")
 }
 
-// apply applies a policy for the test. It reaches the API server's cache, and leaves it, a moment later; then this returns.
+// apply applies a policy for the test. It reaches the API server's cache, and leaves it, a moment
+// later; then this returns.
 func (k *guarded) apply(t *testing.T, policy string) {
 	t.Helper()
 	dryRun := func() error { return k.poor.Create(context.Background(), k.object("target"), client.DryRunAll) }
-	NewWithT(t).Eventually(dryRun).WithTimeout(patience).Should(Succeed(), "without the policy, the right to edit is enough")
+	NewWithT(t).Eventually(dryRun).WithTimeout(patience).
+		Should(Succeed(), "without the policy, the right to edit is enough")
 	_, err := cp.KubectlInput(t.Context(), policy, "apply", "-f", "-")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() {
@@ -273,7 +298,8 @@ var edits = map[string]func(c client.Client, from, to *unstructured.Unstructured
 		return c.Patch(context.Background(), from.DeepCopy(), client.RawPatch(types.JSONPatchType, patch))
 	},
 	"server-side apply": func(c client.Client, _, to *unstructured.Unstructured) error {
-		return c.Apply(context.Background(), client.ApplyConfigurationFromUnstructured(to.DeepCopy()), client.FieldOwner("editor"), client.ForceOwnership)
+		return c.Apply(context.Background(), client.ApplyConfigurationFromUnstructured(to.DeepCopy()),
+			client.FieldOwner("editor"), client.ForceOwnership)
 	},
 }
 
@@ -319,7 +345,8 @@ func (k *guarded) expectGuarded(t *testing.T) {
 
 			g.Expect(edits[way](k.rich, k.object("target"), k.object("next"))).To(Succeed())
 			g.Expect(reference(t)).To(Equal("next"))
-			g.Expect(edits[way](k.neighbour, k.object("next"), k.object("own"))).To(Succeed(), "the right on the one before is not asked for")
+			g.Expect(edits[way](k.neighbour, k.object("next"), k.object("own"))).
+				To(Succeed(), "the right on the one before is not asked for")
 			expectRefused(t, edits[way](k.poor, k.object("own"), k.object("target")), "poor", k.namespace, "target")
 		})
 	}
@@ -329,7 +356,8 @@ func (k *guarded) expectGuarded(t *testing.T) {
 		create(t, o)
 		o.SetLabels(map[string]string{"unrelated": "edit"})
 		g.Expect(k.poor.Update(t.Context(), o)).To(Succeed())
-		g.Expect(k.poor.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"unrelated":"patch"}}}`)))).To(Succeed())
+		g.Expect(k.poor.Patch(t.Context(), o,
+			client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"unrelated":"patch"}}}`)))).To(Succeed())
 		o = k.object("target")
 		o.SetLabels(map[string]string{"unrelated": "apply"})
 		g.Expect(edits["server-side apply"](k.poor, nil, o)).To(Succeed(), "naming the same ServiceAccount again")
@@ -340,7 +368,8 @@ func (k *guarded) expectGuarded(t *testing.T) {
 		create(t, o)
 		o.Object["spec"] = k.object("next").Object["spec"]
 		o.Object["status"] = map[string]any{"conditions": []any{map[string]any{
-			"type": "Installed", "status": "True", "reason": "Fine", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+			"type": "Installed", "status": "True", "reason": "Fine", "message": "",
+			"lastTransitionTime": "2026-01-01T00:00:00Z",
 		}}}
 		g.Expect(k.reporter.Status().Update(t.Context(), o)).To(Succeed())
 		g.Expect(o.Object).To(HaveKey("status"))
@@ -370,8 +399,8 @@ func clientOf(t *testing.T, user string) client.Client {
 	return c
 }
 
-// allowUser gives a user the right that the rule says, in the namespace or, without one, everywhere, and waits until the API
-// server knows.
+// allowUser gives a user the right that the rule says, in the namespace or, without one,
+// everywhere, and waits until the API server knows.
 func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 	t.Helper()
 	meta := metav1.ObjectMeta{GenerateName: user + "-", Namespace: namespace}
@@ -393,7 +422,9 @@ func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 		attributes.Name = rule.ResourceNames[0]
 	}
 	NewWithT(t).Eventually(func() (bool, error) {
-		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: attributes}}
+		review := &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: attributes},
+		}
 		err := admin.Create(t.Context(), review)
 		return review.Status.Allowed, err
 	}).WithTimeout(patience).Should(BeTrue())
@@ -402,7 +433,8 @@ func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 // otherVersion is the version of what defineKind defines that the policies do not mention.
 var otherVersion = schema.GroupVersion{Group: "example.com", Version: "v1beta1"}
 
-// defineKind defines a kind for the test, in two versions, and returns the first. Its spec may have those fields.
+// defineKind defines a kind for the test, in two versions, and returns the first. Its spec may have
+// those fields.
 func defineKind(t *testing.T, kind, scope, fields string) schema.GroupVersionKind {
 	t.Helper()
 	g := NewWithT(t)
@@ -450,14 +482,17 @@ func TestAllowIdentity(t *testing.T) {
 	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(mgr.GetHTTPClient().CloseIdleConnections)
-	_, err = clustercache.SetupWithManager(t.Context(), mgr, clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent}}, unnamed())
+	_, err = clustercache.SetupWithManager(t.Context(), mgr,
+		clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent}}, unnamed())
 	g.Expect(err).To(MatchError(ContainSubstring("AllowIdentity must be set for a cluster-scoped kind")))
 
-	// Any kind can be an extension. Namespaced ones are confined to their namespace unless the author says otherwise;
-	// here a ConfigMap names its ServiceAccount in two of its keys.
+	// Any kind can be an extension. Namespaced ones are confined to their namespace unless the
+	// author says otherwise; here a ConfigMap names its ServiceAccount in two of its keys.
 	extensions := clustercache.Options{
-		Object:      &corev1.ConfigMap{},
-		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamespacePath: ".data.namespace", NamePath: ".data.serviceAccount"}),
+		Object: &corev1.ConfigMap{},
+		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+			NamespacePath: ".data.namespace", NamePath: ".data.serviceAccount",
+		}),
 	}
 	grantOperatorConfigMaps(t)
 	named := func(name, namespace string) *corev1.ConfigMap {
@@ -487,5 +522,6 @@ func grantOperatorConfigMaps(t *testing.T) {
 	}}
 	create(t, role)
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "configmaps-"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
+			Name: role.Name}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
 }

@@ -22,9 +22,9 @@ var thing = schema.GroupVersionKind{Group: "aggregated.example.test", Version: "
 // things is their path.
 const things = "/apis/aggregated.example.test/v1/namespaces/default/things"
 
-// aggregate serves an API behind the API server: discovery by itself, things by handler. It returns once the API server
-// takes it for available. Every authenticated user may do everything with things. quiet closes the TCP connections of the
-// API server to it.
+// aggregate serves an API behind the API server: discovery by itself, things by handler. It returns
+// once the API server takes it for available. Every authenticated user may do everything with
+// things. quiet closes the TCP connections of the API server to it.
 func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	t.Helper()
 	g := NewWithT(t)
@@ -51,18 +51,26 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	ns := namespace(t)
 	// An external name needs no endpoints and no proxy to be reached.
 	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "aggregated"},
-		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(number)}}}})
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost",
+			Ports: []corev1.ServicePort{{Port: int32(number)}}}})
 	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"group": thing.Group, "version": thing.Version, "groupPriorityMinimum": int64(100), "versionPriority": int64(100), "insecureSkipTLSVerify": true,
+		"group": thing.Group, "version": thing.Version, "groupPriorityMinimum": int64(100), "versionPriority": int64(
+			100), "insecureSkipTLSVerify": true,
 		"service": map[string]any{"namespace": ns, "name": "aggregated", "port": int64(number)},
 	}}}
-	service.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"})
+	service.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService",
+	})
 	service.SetName(thing.Version + "." + thing.Group)
 	create(t, service)
-	create(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "things"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{thing.Group}, Resources: []string{"*"}, Verbs: []string{"*"}}}})
+	create(t,
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "things"},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{thing.Group}, Resources: []string{"*"}, Verbs: []string{"*"}}}})
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "things"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "things"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}}})
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Available", "--timeout=60s", "apiservice/"+service.GetName())
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
+			Name: "things"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}}})
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Available", "--timeout=60s",
+		"apiservice/"+service.GetName())
 	g.Expect(err).NotTo(HaveOccurred())
 	return server.CloseClientConnections
 }

@@ -27,7 +27,8 @@ import (
 // base is the config of a host operator, which authenticates in its own way.
 type base struct {
 	config *rest.Config
-	// quiet is called when the host operator is connected; what it returns says how often it was used since.
+	// quiet is called when the host operator is connected; what it returns says how often it was
+	// used since.
 	quiet func() (since func() int)
 }
 
@@ -68,12 +69,14 @@ func bases(t *testing.T) map[string]base {
 	withPassword.Username, withPassword.Password = "somebody", "secret"
 	all["basic-auth"] = base{config: withPassword}
 
-	answer, err := json.Marshal(map[string]any{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": map[string]any{"token": own}})
+	answer, err := json.Marshal(map[string]any{"apiVersion": "client.authentication.k8s.io/v1",
+		"kind": "ExecCredential", "status": map[string]any{"token": own}})
 	g.Expect(err).NotTo(HaveOccurred())
 	runs := file("runs", "", 0o600)
 	withExec := anonymous()
-	withExec.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
-		Command: file("credential", fmt.Sprintf("#!/bin/sh\necho run >> '%s'\necho '%s'\n", runs, answer), 0o700)}
+	withExec.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1",
+		InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+		Command:         file("credential", fmt.Sprintf("#!/bin/sh\necho run >> '%s'\necho '%s'\n", runs, answer), 0o700)}
 	count := func() int {
 		content, err := os.ReadFile(runs)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -95,7 +98,9 @@ func bases(t *testing.T) map[string]base {
 			}
 		}}
 	}
-	all["http-client"] = base{config: wrapped, quiet: func() func() int { return func() int { return int(passed.Load()) } }}
+	all["http-client"] = base{config: wrapped, quiet: func() func() int {
+		return func() int { return int(passed.Load()) }
+	}}
 
 	impersonating := cp.Config()
 	impersonating.Impersonate = rest.ImpersonationConfig{UserName: operatorUser}
@@ -136,8 +141,8 @@ func (l *sharedLimit) Wait(context.Context) error { l.taken.Add(1); return nil }
 func (*sharedLimit) Stop()                        {}
 func (*sharedLimit) QPS() float32                 { return 1 }
 
-// Whatever a host operator's own config carries, none of it reaches the connections of its tenants: no other identity acts
-// for them, nothing is run for them, and no limit is shared.
+// Whatever a host operator's own config carries, none of it reaches the connections of its tenants:
+// no other identity acts for them, nothing is run for them, and no limit is shared.
 func TestBaseConfigsLendNothing(t *testing.T) {
 	for name, base := range bases(t) {
 		t.Run(name, func(t *testing.T) {
@@ -147,7 +152,9 @@ func TestBaseConfigsLendNothing(t *testing.T) {
 			extensions := map[string]allowed{}
 			for _, tenantName := range []string{"red", "blue"} {
 				tenant(t, ns, tenantName)
-				extensions[tenantName] = allowed{{username: "system:serviceaccount:" + ns + ":" + tenantName, uid: uidOf(t, ns, tenantName), begin: begin}}
+				extensions[tenantName] = allowed{
+					{username: "system:serviceaccount:" + ns + ":" + tenantName, uid: uidOf(t, ns, tenantName), begin: begin},
+				}
 			}
 			o := newOperatorAt(t, base.config, clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission}).start(t)
 			for tenantName := range extensions {
@@ -165,11 +172,13 @@ func TestBaseConfigsLendNothing(t *testing.T) {
 				g.Expect(h.config.ExecProvider).To(BeNil())
 				g.Expect(h.config.RateLimiter).NotTo(BeIdenticalTo(base.config.RateLimiter))
 				c := newFakeController(t)
-				g.Expect(o.Watch(t.Context(), key(tenantName), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+				g.Expect(o.Watch(t.Context(), key(tenantName),
+					clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
 				create(t, configMap(ns, "for-"+tenantName))
 				g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create for-" + tenantName))
 				for range 50 {
-					g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns), client.Limit(1))).To(Succeed())
+					g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns), client.Limit(1))).
+						To(Succeed())
 				}
 				c.close()
 			}

@@ -18,13 +18,14 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-var churning = flag.Duration("churning", 40*time.Second, "how long RBAC that concerns others changes, while 100 permissions are revoked")
+var churning = flag.Duration("churning", 40*time.Second,
+	"how long RBAC that concerns others changes, while 100 permissions are revoked")
 
 // soonRevoked is within what time a revocation is seen with WatchRBAC.
 const soonRevoked = 5 * time.Second
 
-// Whatever happens to the roles and bindings of others, a revocation is seen as soon as ever: a change makes only those ask whom
-// it concerns.
+// Whatever happens to the roles and bindings of others, a revocation is seen as soon as ever: a
+// change makes only those ask whom it concerns.
 func TestRevocationsWhileRBACChanges(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -37,7 +38,8 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	for i := range tenants {
 		tenant(t, ns, name(i))
 	}
-	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
+	o := startOperator(t,
+		clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	readers := make([]client.Reader, tenants)
 	for i := range readers {
 		o.waitConnected(t, name(i))
@@ -47,10 +49,12 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 		g.Expect(readers[i].List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 	}
 
-	// What concerns others changes every two seconds, in each of the four kinds, in the same namespace too.
+	// What concerns others changes every two seconds, in each of the four kinds, in the same
+	// namespace too.
 	other := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "another"}
 	clusterRole := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}}
-	clusterBinding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "churn-" + ns}}
+	clusterBinding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "churn-" + ns}}
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "churn"}}
 	binding := roleBinding(ns, "churn", other)
 	for _, object := range []client.Object{clusterRole, clusterBinding, role, binding} {
@@ -67,8 +71,12 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 				return
 			case <-ticker.C:
 			}
-			rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{fmt.Sprintf("things-%d", changes)}, Verbs: []string{"get"}}}
-			subjects := []rbacv1.Subject{other, {Kind: "User", APIGroup: rbacv1.GroupName, Name: fmt.Sprintf("user-%d", changes)}}
+			rules := []rbacv1.PolicyRule{
+				{APIGroups: []string{""}, Resources: []string{fmt.Sprintf("things-%d", changes)}, Verbs: []string{"get"}},
+			}
+			subjects := []rbacv1.Subject{
+				other, {Kind: "User", APIGroup: rbacv1.GroupName, Name: fmt.Sprintf("user-%d", changes)},
+			}
 			var changed client.Object
 			switch changes % 4 {
 			case 0:
@@ -110,7 +118,8 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 			soon++
 		}
 	}
-	t.Logf("%d of %d revocations were seen within %s, the last after %s, beside %d changes that concern others", soon, tenants, soonRevoked, worst.Round(10*time.Millisecond), changes)
+	t.Logf("%d of %d revocations were seen within %s, the last after %s, beside %d changes that concern others", soon,
+		tenants, soonRevoked, worst.Round(10*time.Millisecond), changes)
 	g.Expect(soon).To(BeNumerically(">=", tenants-1))
 	g.Expect(changes).To(BeNumerically(">=", int(*churning/(4*time.Second))))
 }

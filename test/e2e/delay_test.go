@@ -42,7 +42,8 @@ func createMany(t testing.TB, objects []client.Object) {
 			t.Error(err)
 		}
 	})
-	NewWithT(t).Expect(each(func(object client.Object) error { return admin.Create(context.Background(), object) })).To(Succeed())
+	NewWithT(t).Expect(each(func(object client.Object) error { return admin.Create(context.Background(), object) })).
+		To(Succeed())
 }
 
 // countPhase is how many extensions are in that phase.
@@ -57,8 +58,8 @@ func (o *operator) countPhase(phase clustercache.Phase) func() int {
 	}
 }
 
-// TestOneNeverDelaysAnother: whatever hangs or panics, the others are probed on time, their getters do not wait and their
-// events arrive.
+// TestOneNeverDelaysAnother: whatever hangs or panics, the others are probed on time, their getters
+// do not wait and their events arrive.
 func TestOneNeverDelaysAnother(t *testing.T) {
 	const healthy, hung = 200, 200
 	const period = 5 * time.Second
@@ -80,8 +81,10 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	createMany(t, objects)
 	o := startOperator(t, clustercache.Options{
 		Credentials: elsewhere(token(t, ns, "fine"), hosts),
-		// Connects to servers that hang take longer than the time between them, so there are always more of them than places.
-		HealthProbe: healthprobe.Options{Interval: period / 5, IdentityInterval: period, Timeout: 2 * period, FailureThreshold: 3},
+		// Connects to servers that hang take longer than the time between them, so there are always
+		// more of them than places.
+		HealthProbe: healthprobe.Options{Interval: period / 5, IdentityInterval: period, Timeout: 2 * period,
+			FailureThreshold: 3},
 	})
 
 	// A source that nobody reads, one whose map function panics, a handler that hangs.
@@ -97,10 +100,12 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { <-release; return nil })
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { panic("this map function panics") })
 	told := listen(t, o, "")
-	g.Eventually(func() int { return o.countPhase(clustercache.Connected)() }).WithTimeout(patience).Should(BeNumerically(">=", healthy+1))
+	g.Eventually(func() int { return o.countPhase(clustercache.Connected)() }).WithTimeout(patience).
+		Should(BeNumerically(">=", healthy+1))
 	hang := newFakeController(t)
 	hangs := hang.watch("hangs", &corev1.ConfigMap{}, ns)
-	hangs.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+	hangs.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent,
+		workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 		<-release
 	}}
 	for _, name := range names[:5] {
@@ -112,10 +117,12 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	watching := map[string]*fakeController{}
 	for _, name := range names[:10] {
 		watching[name] = newFakeController(t)
-		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(watching[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name),
+			clustercache.NewWatcher(watching[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	}
 	for i := 0; ; i++ {
-		g.Expect(o.countPhase(clustercache.Connecting)()).To(BeNumerically(">", 60), "more than there are places for those that hang")
+		g.Expect(o.countPhase(clustercache.Connecting)()).
+			To(BeNumerically(">", 60), "more than there are places for those that hang")
 		createConfigMaps(t, ns, fmt.Sprintf("event-%d", i))
 		for name, c := range watching {
 			g.Eventually(c.seen).WithTimeout(period).Should(ContainElement(fmt.Sprintf("create event-%d", i)), name)
@@ -148,7 +155,8 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 
 	probes := map[string][]time.Time{}
 	for _, event := range auditLog(t, begun) {
-		if _, name, ok := strings.Cut(event.UserAgent, "extension/healthy-"); ok && event.Stage == "ResponseComplete" && event.ObjectRef.Resource == "selfsubjectreviews" {
+		if _, name, ok := strings.Cut(event.UserAgent, "extension/healthy-"); ok && event.Stage == "ResponseComplete" &&
+			event.ObjectRef.Resource == "selfsubjectreviews" {
 			probes["healthy-"+name] = append(probes["healthy-"+name], event.RequestReceivedTimestamp.Time)
 		}
 	}
@@ -163,8 +171,10 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	slices.Sort(gaps)
 	early, late := gaps[len(gaps)/100], gaps[len(gaps)*99/100]
 	t.Logf("%d idle extensions were probed every %s to %s, 98 in 100 times every %s to %s; %s is configured", healthy-10,
-		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), early.Round(time.Millisecond), late.Round(time.Millisecond), period)
-	// A few are early: if the machine is so busy that the server answers nobody for an Interval, one member asks for all.
+		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), early.Round(
+			time.Millisecond), late.Round(time.Millisecond), period)
+	// A few are early: if the machine is so busy that the server answers nobody for an Interval,
+	// one member asks for all.
 	g.Expect(early).To(BeNumerically(">=", period*8/10))
 	g.Expect(late).To(BeNumerically("<=", period*12/10))
 }

@@ -21,7 +21,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// faults is an API server that passes requests on to the real one, except where a test has it answer by itself.
+// faults is an API server that passes requests on to the real one, except where a test has it
+// answer by itself.
 type faults struct {
 	*httptest.Server
 	answer atomic.Pointer[func(*http.Request) int]
@@ -41,7 +42,8 @@ func newFaults(t *testing.T) *faults {
 	g.Expect(err).NotTo(HaveOccurred())
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
 	// Upgrades are HTTP/1.1's.
-	upgrades := &http.Transport{TLSClientConfig: tlsConfig.Clone(), TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	upgrades := &http.Transport{TLSClientConfig: tlsConfig.Clone(),
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
 		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
@@ -112,7 +114,8 @@ func (f *faults) operatorConfig(t *testing.T) (*rest.Config, string) {
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}}})
 	own := token(t, ns, "operator")
-	return &rest.Config{Host: f.URL, BearerToken: own, TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()}}, own
+	return &rest.Config{Host: f.URL, BearerToken: own, TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()}},
+		own
 }
 
 func (f *faults) authorities() []byte { return pemOf(f.Certificate()) }

@@ -37,8 +37,9 @@ type handles struct {
 	whole  cluster.Cluster
 }
 
-// httpClientFor makes an HTTP client and closes its TCP connections after the test. They are client-go's, shared by all
-// who make clients from configs, and an operator has them as long as it lives.
+// httpClientFor makes an HTTP client and closes its TCP connections after the test. They are
+// client-go's, shared by all who make clients from configs, and an operator has them as long as it
+// lives.
 func httpClientFor(t *testing.T, config *rest.Config) *http.Client {
 	t.Helper()
 	httpClient, err := rest.HTTPClientFor(config)
@@ -70,7 +71,8 @@ func (h handles) uses(t *testing.T, namespace string) map[string]func() error {
 	in := client.InNamespace(namespace)
 	clientset, err := kubernetes.NewForConfig(h.config)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	// What is made from a config keeps TCP connections of its own; an operator has them as long as it lives.
+	// What is made from a config keeps TCP connections of its own; an operator has them as long as
+	// it lives.
 	t.Cleanup(func() { closeIdle(clientset.CoreV1().RESTClient()) })
 	configMap := func() *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "used-"}}
@@ -89,7 +91,8 @@ func (h handles) uses(t *testing.T, namespace string) map[string]func() error {
 		"cluster's cache":  func() error { return h.whole.GetCache().List(ctx, &corev1.ConfigMapList{}, in) },
 		"cluster's reader": func() error { return h.whole.GetAPIReader().List(ctx, &corev1.ConfigMapList{}, in) },
 		"cluster's HTTP client": func() error {
-			resp, err := h.whole.GetHTTPClient().Get(strings.TrimSuffix(h.config.Host, "/") + "/api/v1/namespaces/" + namespace + "/configmaps")
+			resp, err := h.whole.GetHTTPClient().
+				Get(strings.TrimSuffix(h.config.Host, "/") + "/api/v1/namespaces/" + namespace + "/configmaps")
 			if err != nil {
 				return err
 			}
@@ -156,8 +159,8 @@ func TestRESTConfigIsACopyWithoutSecrets(t *testing.T) {
 	g.Eventually(func() error { return again.uses(t, ns)["clientset"]() }).WithTimeout(patience).Should(Succeed())
 }
 
-// An identity with rights in one namespace reads it through the cache without any configuration, and is told what it
-// may not.
+// An identity with rights in one namespace reads it through the cache without any configuration,
+// and is told what it may not.
 func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	g := NewWithT(t)
 	ns, other := namespace(t), namespace(t)
@@ -167,12 +170,15 @@ func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	c := handlesOf(t, o, "narrow").client
 	created := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
 	g.Eventually(func() error { return c.Create(t.Context(), created) }).WithTimeout(patience).Should(Succeed())
-	g.Eventually(func() error { return c.Get(t.Context(), client.ObjectKeyFromObject(created), &corev1.ConfigMap{}) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return c.Get(t.Context(), client.ObjectKeyFromObject(created), &corev1.ConfigMap{}) }).
+		WithTimeout(patience).Should(Succeed())
 
 	list := &corev1.ConfigMapList{}
 	err := c.List(t.Context(), list, client.InNamespace(other))
 	g.Expect(err).To(Satisfy(isForbidden), "another namespace: %v", err)
-	g.Expect(err.Error()).To(And(ContainSubstring("list"), ContainSubstring("configmaps"), ContainSubstring(other), ContainSubstring("system:serviceaccount:"+ns+":narrow")))
+	g.Expect(err.Error()).
+		To(And(ContainSubstring("list"), ContainSubstring("configmaps"), ContainSubstring(other),
+			ContainSubstring("system:serviceaccount:"+ns+":narrow")))
 	err = c.List(t.Context(), list)
 	g.Expect(err).To(Satisfy(isForbidden), "all namespaces: %v", err)
 	err = c.Get(t.Context(), key("nowhere"), gadget())
@@ -184,16 +190,21 @@ func TestCacheOptions(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "shaped")
-	indexed := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color", ExtractValue: func(object client.Object) []string {
-		return []string{object.(*corev1.ConfigMap).Data["color"]}
-	}}
+	indexed := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color",
+		ExtractValue: func(object client.Object) []string {
+			return []string{object.(*corev1.ConfigMap).Data["color"]}
+		}}
 	o := startOperator(t, clustercache.Options{
 		Cache: clustercache.CacheOptions{
 			Indexes:          []clustercache.CacheOptionsIndex{indexed},
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{"seen": "yes"})}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{"seen": "yes"})},
+			},
 		},
-		Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{DisableFor: []client.Object{&corev1.Secret{}}}},
+		Client: clustercache.ClientOptions{
+			Cache: clustercache.ClientCacheOptions{DisableFor: []client.Object{&corev1.Secret{}}},
+		},
 	})
 	o.waitConnected(t, "shaped")
 	h := handlesOf(t, o, "shaped")
@@ -204,7 +215,8 @@ func TestCacheOptions(t *testing.T) {
 	list := &corev1.ConfigMapList{}
 	g.Eventually(func() []corev1.ConfigMap {
 		list = &corev1.ConfigMapList{}
-		if err := h.client.List(t.Context(), list, client.InNamespace(ns), client.MatchingFields{"data.color": "red"}); err != nil {
+		if err := h.client.List(t.Context(), list, client.InNamespace(ns),
+			client.MatchingFields{"data.color": "red"}); err != nil {
 			return nil
 		}
 		return list.Items
@@ -212,8 +224,11 @@ func TestCacheOptions(t *testing.T) {
 	g.Expect(list.Items[0].ManagedFields).To(BeEmpty(), "transformed")
 
 	for _, seen := range []string{"yes", "no"} {
-		create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "seen-" + seen, Labels: map[string]string{"seen": seen}},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+		create(t,
+			&corev1.Service{ObjectMeta: metav1.ObjectMeta{
+				Namespace: ns, Name: "seen-" + seen, Labels: map[string]string{"seen": seen},
+			},
+				Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
 	}
 	g.Eventually(func() []corev1.Service {
 		services := &corev1.ServiceList{}
@@ -226,15 +241,21 @@ func TestCacheOptions(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "live"}}
 	g.Expect(h.client.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
 	create(t, secret)
-	g.Expect(h.client.Get(t.Context(), client.ObjectKeyFromObject(secret), &corev1.Secret{})).To(Succeed(), "read live, so it is there at once")
+	g.Expect(h.client.Get(t.Context(), client.ObjectKeyFromObject(secret), &corev1.Secret{})).
+		To(Succeed(), "read live, so it is there at once")
 
 	// What cannot work is refused while setting up.
 	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	for problem, options := range map[string]clustercache.Options{
-		"Namespaces must not be set": {Cache: clustercache.CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}}}}}},
-		"Indexes":                    {Cache: clustercache.CacheOptions{Indexes: []clustercache.CacheOptionsIndex{{Object: &unstructured.Unstructured{}}}}}, // of no kind
-		"never be asked":             {Credentials: elsewhere("t", nil), AllowIdentity: clustercache.GuardedByAdmission},
+		"Namespaces must not be set": {Cache: clustercache.CacheOptions{
+			ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}}}},
+		}},
+		// of no kind
+		"Indexes": {Cache: clustercache.CacheOptions{
+			Indexes: []clustercache.CacheOptionsIndex{{Object: &unstructured.Unstructured{}}},
+		}},
+		"never be asked": {Credentials: elsewhere("t", nil), AllowIdentity: clustercache.GuardedByAdmission},
 	} {
 		_, err := clustercache.SetupWithManager(t.Context(), mgr, quick(options), unnamed())
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))

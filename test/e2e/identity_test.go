@@ -51,7 +51,8 @@ func (e auditEvent) who() string {
 }
 
 func (e auditEvent) String() string {
-	return fmt.Sprintf("%s %s by %s (UID %s) with User-Agent %q", e.Verb, e.RequestURI, e.User.Username, e.User.UID, e.UserAgent)
+	return fmt.Sprintf("%s %s by %s (UID %s) with User-Agent %q", e.Verb, e.RequestURI, e.User.Username, e.User.UID,
+		e.UserAgent)
 }
 
 // what names a request for the closed list: a verb and a resource, or a path.
@@ -118,9 +119,11 @@ func (a allowed) verdict(event auditEvent) string {
 	return verdict
 }
 
-// isOperator reports whether a user is a host operator of the tests: by certificate, or by a ServiceAccount of that name.
+// isOperator reports whether a user is a host operator of the tests: by certificate, or by a
+// ServiceAccount of that name.
 func isOperator(user string) bool {
-	return user == operatorUser || strings.HasPrefix(user, "system:serviceaccount:") && strings.HasSuffix(user, ":operator")
+	return user == operatorUser || strings.HasPrefix(user, "system:serviceaccount:") &&
+		strings.HasSuffix(user, ":operator")
 }
 
 // operatorMay is the closed list of what the host operator's own identity is used for.
@@ -132,9 +135,10 @@ var operatorMay = []string{
 	"get /openapi/v3/apis/latchkey.dev/v1alpha1", // the schema of its extensions
 }
 
-// checkIdentities returns every event in which somebody acted whom it did not behove, and how many requests of each
-// extension's connections were served.
-func checkIdentities(events []auditEvent, extensions map[string]allowed) (violations []string, requests map[string]int) {
+// checkIdentities returns every event in which somebody acted whom it did not behove, and how many
+// requests of each extension's connections were served.
+func checkIdentities(events []auditEvent, extensions map[string]allowed) (violations []string,
+	requests map[string]int) {
 	requests = map[string]int{}
 	tenants := map[string]bool{} // usernames
 	for _, extension := range extensions {
@@ -148,7 +152,8 @@ func checkIdentities(events []auditEvent, extensions map[string]allowed) (violat
 			if !slices.Contains(operatorMay, event.what()) || !isOperator(event.who()) {
 				violation("not the operator's business")
 			}
-			if event.what() == "create serviceaccounts/token" && !tenants["system:serviceaccount:"+event.ObjectRef.Namespace+":"+event.ObjectRef.Name] {
+			if event.what() == "create serviceaccounts/token" &&
+				!tenants["system:serviceaccount:"+event.ObjectRef.Namespace+":"+event.ObjectRef.Name] {
 				violation("a token of nobody's ServiceAccount")
 			}
 		}
@@ -198,10 +203,12 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		for what, use := range h.uses(t, ns) {
 			g.Eventually(use).WithTimeout(patience).Should(Succeed(), name+": "+what)
 		}
-		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(controller.watch("secrets", &corev1.Secret{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name),
+			clustercache.NewWatcher(controller.watch("secrets", &corev1.Secret{}, ns)))).To(Succeed())
 		dyn, err := dynamic.NewForConfigAndClient(h.config, httpClientFor(t, h.config))
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = dyn.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(ns).List(t.Context(), metav1.ListOptions{})
+		_, err = dyn.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(ns).
+			List(t.Context(), metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		// Furnishing the config cannot change who it is: the identity is added below.
 		tampered := rest.CopyConfig(h.config)
@@ -209,13 +216,15 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		tampered.Impersonate.UserName = "system:admin"
 		c, err := client.New(tampered, client.Options{HTTPClient: httpClientFor(t, tampered)})
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "tampered-"}})).To(Succeed())
+		g.Expect(c.Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "tampered-"}})).To(Succeed())
 		// Nor can the host operator's certificate, which the API server would believe first.
 		certified := rest.CopyConfig(h.config)
 		certified.TLSClientConfig = o.mgr.GetConfig().TLSClientConfig
 		c, err = client.New(certified, client.Options{HTTPClient: httpClientFor(t, certified)})
 		g.Expect(err).NotTo(HaveOccurred())
-		err = c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "certified-"}})
+		err = c.Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "certified-"}})
 		g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	}
 	for _, name := range names {
@@ -223,7 +232,8 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		use(name)
 	}
 
-	// One ServiceAccount is recreated: in between nobody may act for ann, and then only the new one.
+	// One ServiceAccount is recreated: in between nobody may act for ann, and then only the new
+	// one.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "ann"))).To(Succeed())
 	o.waitReason(t, "ann", clustercache.ServiceAccountNotFound)
 	extensions["ann"][0].end = time.Now()
@@ -240,7 +250,9 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	g.Expect(unstructured.SetNestedField(e.Object, "bob", "spec", "serviceAccount", "name")).To(Succeed())
 	changed := time.Now()
 	g.Expect(admin.Update(t.Context(), e)).To(Succeed())
-	o.waitFor(t, "eve", func(s clustercache.ConnectionState) bool { return strings.HasSuffix(s.Identity.Username, ":bob") })
+	o.waitFor(t, "eve", func(s clustercache.ConnectionState) bool {
+		return strings.HasSuffix(s.Identity.Username, ":bob")
+	})
 	extensions["eve"][0].end = time.Now()
 	extensions["eve"] = append(extensions["eve"], from("bob", changed))
 	old.expectDead(t, ns, clustercache.IdentityMismatch)
@@ -253,7 +265,8 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	}
 }
 
-// The check above must not be blind: a RoundTripper that sends another identity is found, on the real server.
+// The check above must not be blind: a RoundTripper that sends another identity is found, on the
+// real server.
 func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -310,7 +323,9 @@ func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 		event(victim.username, "old", userAgent+" extension/victim", "get", "pods"),
 		event("x", "", userAgent+" extension/stranger", "get", "pods"),
 	}, extensions)
-	g.Expect(violations).To(ConsistOf(HavePrefix("not the operator's business"), HavePrefix("a token of nobody's"), HavePrefix("wrong UID"), HavePrefix("nobody's connection")))
+	g.Expect(violations).
+		To(ConsistOf(HavePrefix("not the operator's business"), HavePrefix("a token of nobody's"),
+			HavePrefix("wrong UID"), HavePrefix("nobody's connection")))
 	victim.end = begin.Add(time.Second)
 	late := event(victim.username, victim.uid, userAgent+" extension/victim", "get", "pods")
 	late.RequestReceivedTimestamp.Time = victim.end
@@ -336,7 +351,8 @@ func TestOneTokenPerServiceAccount(t *testing.T) {
 
 	tokens := 0
 	for _, event := range auditLog(t, begin) {
-		if event.Stage == "ResponseComplete" && event.what() == "create serviceaccounts/token" && strings.Contains(event.RequestURI, "/"+ns+"/") {
+		if event.Stage == "ResponseComplete" && event.what() == "create serviceaccounts/token" &&
+			strings.Contains(event.RequestURI, "/"+ns+"/") {
 			tokens++
 		}
 	}

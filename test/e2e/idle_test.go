@@ -29,9 +29,10 @@ func inUse() (bytes, goroutines float64) {
 	return float64(stats.HeapAlloc + stats.StackInuse), float64(runtime.NumGoroutine())
 }
 
-// BenchmarkIdleExtension connects 1,000 extensions, each with a ServiceAccount of its own, and reports what each costs
-// while nobody asks for it: bytes (heap and stacks) and goroutines. The copies of extension and ServiceAccount that
-// the manager's cache keeps, as with any operator, are measured with a plain cache and reported apart.
+// BenchmarkIdleExtension connects 1,000 extensions, each with a ServiceAccount of its own, and
+// reports what each costs while nobody asks for it: bytes (heap and stacks) and goroutines. The
+// copies of extension and ServiceAccount that the manager's cache keeps, as with any operator, are
+// measured with a plain cache and reported apart.
 func BenchmarkIdleExtension(b *testing.B) {
 	const extensions = 1000
 	g := NewWithT(b)

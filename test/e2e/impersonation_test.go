@@ -21,14 +21,19 @@ import (
 func mayImpersonate(t *testing.T, namespace string, names ...string) {
 	t.Helper()
 	name := "may-impersonate"
-	role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names, Verbs: []string{"impersonate"}}}}
+	role := &rbacv1.Role{
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names,
+				Verbs: []string{"impersonate"}},
+		},
+	}
 	role.Namespace, role.Name = namespace, name
 	create(t, role)
 	create(t, roleBinding(namespace, name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
 }
 
-// The host operator's own credential, and the name of a ServiceAccount: no token is asked for, the API server adds the
-// groups, and whether the ServiceAccount is there is known from its watch.
+// The host operator's own credential, and the name of a ServiceAccount: no token is asked for, the
+// API server adds the groups, and whether the ServiceAccount is there is known from its watch.
 func TestImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -49,21 +54,26 @@ func TestImpersonation(t *testing.T) {
 	absent := o.waitReason(t, "absent", clustercache.ServiceAccountNotFound)
 	g.Expect(absent.Message).To(ContainSubstring(ns + "/absent"))
 	g.Expect(absent.Source).To(Equal("serviceaccount "+ns+"/absent"), "also where there is none")
-	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
-		ContainSubstring("needs impersonate on serviceaccount "+ns+"/not-allowed (config/rbac-examples/impersonation.yaml)")))
+	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).
+		To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
+			ContainSubstring("needs impersonate on serviceaccount "+ns+
+				"/not-allowed (config/rbac-examples/impersonation.yaml)")))
 
 	h := handlesOf(t, o, "worn")
 	for what, use := range h.uses(t, ns) {
 		g.Eventually(use).WithTimeout(patience).Should(Succeed(), what)
 	}
 	c := newFakeController(t)
-	g.Expect(o.Watch(t.Context(), key("worn"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+	g.Expect(o.Watch(t.Context(), key("worn"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).
+		To(Succeed())
 	create(t, configMap(ns, "one"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create one"))
 	// Nothing that a caller sets makes it somebody else, or the host operator.
 	plain := httpClientFor(t, h.config)
-	for header, value := range map[string]string{"Impersonate-User": "system:admin", "Impersonate-Group": "system:masters", "Authorization": "Bearer x"} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/configmaps", nil)
+	for header, value := range map[string]string{"Impersonate-User": "system:admin",
+		"Impersonate-Group": "system:masters", "Authorization": "Bearer x"} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/configmaps", nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		req.Header.Set(header, value)
 		resp, err := plain.Do(req)
@@ -74,7 +84,8 @@ func TestImpersonation(t *testing.T) {
 	// What dials by itself would need the host operator's certificate.
 	transport, upgrader, err := spdy.RoundTripperFor(h.config)
 	g.Expect(err).NotTo(HaveOccurred())
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/pods/x/exec", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/pods/x/exec", nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, "v4.channel.k8s.io")
 	g.Expect(err).To(MatchError(ContainSubstring("use credentials with a token")))
@@ -107,8 +118,10 @@ func TestImpersonation(t *testing.T) {
 			t.Errorf("a token was asked for: %s", event)
 		case ofConnection && event.User.Username != operatorUser:
 			t.Errorf("not by impersonation: %s", event)
-		case event.Stage == "RequestReceived" || event.ResponseStatus.Code == http.StatusForbidden: // before it is known, or because it may not be
-		case ofConnection && (event.ImpersonatedUser == nil || event.ImpersonatedUser.Username != "system:serviceaccount:"+ns+":"+name):
+		// before it is known, or because it may not be
+		case event.Stage == "RequestReceived" || event.ResponseStatus.Code == http.StatusForbidden:
+		case ofConnection &&
+			(event.ImpersonatedUser == nil || event.ImpersonatedUser.Username != "system:serviceaccount:"+ns+":"+name):
 			t.Errorf("as somebody else: %s", event)
 		case ofConnection:
 			served++
@@ -118,18 +131,26 @@ func TestImpersonation(t *testing.T) {
 	c.close()
 }
 
-// Whoever takes the right away ends the connection: the API server denies everything from then on, and says so.
+// Whoever takes the right away ends the connection: the API server denies everything from then on,
+// and says so.
 func TestImpersonationThatIsRevoked(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "worn")
 	tenant(t, ns, "bystander")
 	mayImpersonate(t, ns, "worn")
-	other := &rbacv1.Role{Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"bystander"}, Verbs: []string{"impersonate"}}}}
+	other := &rbacv1.Role{
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"bystander"},
+				Verbs: []string{"impersonate"}},
+		},
+	}
 	other.Namespace, other.Name = ns, "may-impersonate-another"
 	create(t, other)
 	create(t, roleBinding(ns, other.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
-	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}), AllowIdentity: clustercache.GuardedByAdmission})
+	o := startOperator(t,
+		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission})
 	o.waitConnected(t, "worn")
 	bystander := o.waitConnected(t, "bystander")
 	h := handlesOf(t, o, "worn")
@@ -154,45 +175,64 @@ func TestImpersonationWithUID(t *testing.T) {
 	}}
 	role.Name = "may-impersonate-uids"
 	create(t, role)
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
-	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{UID: true, Groups: true}), AllowIdentity: clustercache.GuardedByAdmission})
+	create(t,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+	o := startOperator(t,
+		clustercache.Options{
+			Credentials: credential.Impersonation(credential.ImpersonationOptions{
+				UID: true, Groups: true,
+			}), AllowIdentity: clustercache.GuardedByAdmission,
+		})
 	state := o.waitConnected(t, "whole")
 	g.Expect(state.Identity.UID).To(Equal(uidOf(t, ns, "whole")))
 	g.Expect(state.Identity.Groups).To(ContainElement("system:serviceaccounts:" + ns))
 	found := false
 	for _, event := range auditLog(t, begin) {
-		if strings.HasSuffix(event.UserAgent, " extension/whole") && event.ImpersonatedUser != nil && event.ImpersonatedUser.UID == string(state.Identity.UID) {
+		if strings.HasSuffix(event.UserAgent, " extension/whole") && event.ImpersonatedUser != nil &&
+			event.ImpersonatedUser.UID == string(state.Identity.UID) {
 			found = true
 		}
 	}
 	g.Expect(found).To(BeTrue())
 }
 
-// Constrained impersonation says not only as whom but for what: the host operator may review itself and read ConfigMaps as
-// the ServiceAccount, and nothing else, whatever the ServiceAccount itself may do.
+// Constrained impersonation says not only as whom but for what: the host operator may review itself
+// and read ConfigMaps as the ServiceAccount, and nothing else, whatever the ServiceAccount itself
+// may do.
 func TestConstrainedImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "constrained")
 	role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"constrained"}, Verbs: []string{"impersonate:serviceaccount"}},
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"impersonate-on:serviceaccount:list", "impersonate-on:serviceaccount:watch"}},
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"serviceaccounts"},
+			ResourceNames: []string{"constrained"}, Verbs: []string{"impersonate:serviceaccount"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"},
+			Verbs: []string{"impersonate-on:serviceaccount:list", "impersonate-on:serviceaccount:watch"}},
 	}}
 	role.Namespace, role.Name = ns, "constrained-impersonation"
 	create(t, role)
 	create(t, roleBinding(ns, role.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
 	reviews := &rbacv1.ClusterRole{Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"selfsubjectreviews"}, Verbs: []string{"impersonate-on:serviceaccount:create"}},
-		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*"}, Verbs: []string{"impersonate-on:serviceaccount:get"}},
+		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"selfsubjectreviews"},
+			Verbs: []string{"impersonate-on:serviceaccount:create"}},
+		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*"},
+			Verbs: []string{"impersonate-on:serviceaccount:get"}},
 	}}
 	reviews.Name = role.Name
 	create(t, reviews)
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
-	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}), AllowIdentity: clustercache.GuardedByAdmission})
+	create(t,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+	o := startOperator(t,
+		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission})
 	o.waitConnected(t, "constrained")
 	h := handlesOf(t, o, "constrained")
-	g.Eventually(func() error { return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).WithTimeout(patience).Should(Succeed())
-	g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).To(Satisfy(isForbidden), "the ServiceAccount may, the operator for it may not")
+	g.Eventually(func() error { return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).
+		WithTimeout(patience).Should(Succeed())
+	g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).
+		To(Satisfy(isForbidden), "the ServiceAccount may, the operator for it may not")
 }

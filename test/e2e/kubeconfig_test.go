@@ -45,7 +45,8 @@ func certificateOf(t *testing.T, user string) clientcmdapi.AuthInfo {
 }
 
 func kubeconfigSecret(namespace, extension string, kubeconfig []byte) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: extension + "-kubeconfig"}, Data: map[string][]byte{"value": kubeconfig}}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: extension + "-kubeconfig"},
+		Data: map[string][]byte{"value": kubeconfig}}
 }
 
 func setKubeconfig(t *testing.T, namespace, extension string, kubeconfig []byte) {
@@ -60,9 +61,11 @@ func grantOperatorSecrets(t *testing.T, namespace string, extensions ...string) 
 	for _, extension := range extensions {
 		names = append(names, extension+"-kubeconfig")
 	}
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names, Verbs: []string{"get", "list", "watch"}},
-	}})
+	create(t,
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names,
+				Verbs: []string{"get", "list", "watch"}},
+		}})
 	create(t, roleBinding(namespace, "kubeconfigs", rbacv1.Subject{Kind: "User", Name: operatorUser}))
 }
 
@@ -75,7 +78,12 @@ func remote(t *testing.T, namespace, name string, kubeconfig []byte) {
 
 func startRemoteOperator(t *testing.T, namespace string) *operator {
 	t.Helper()
-	return startOperator(t, clustercache.Options{Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: namespace, Allow: credential.SecretsGuardedByAdmission})})
+	return startOperator(t,
+		clustercache.Options{
+			Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
+				Namespace: namespace, Allow: credential.SecretsGuardedByAdmission,
+			}),
+		})
 }
 
 // listsCounted is how many LISTs of ConfigMaps the API server has counted.
@@ -87,13 +95,15 @@ func listsCounted(t *testing.T) int {
 	return n
 }
 
-// listsSent is how many lists of ConfigMaps, of any form, each connection has sent by the audit log, and how many others
-// have: the namespace controller lists what is in namespaces of other tests that it deletes.
+// listsSent is how many lists of ConfigMaps, of any form, each connection has sent by the audit
+// log, and how many others have: the namespace controller lists what is in namespaces of other
+// tests that it deletes.
 func listsSent(t *testing.T, since time.Time) (byName map[string]int, others int) {
 	t.Helper()
 	byName = map[string]int{}
 	for _, event := range auditLog(t, since) {
-		if event.ObjectRef.Resource != "configmaps" || event.Verb != "list" && !strings.Contains(event.RequestURI, "sendInitialEvents=true") {
+		if event.ObjectRef.Resource != "configmaps" || event.Verb != "list" &&
+			!strings.Contains(event.RequestURI, "sendInitialEvents=true") {
 			continue
 		}
 		_, name, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
@@ -107,7 +117,8 @@ func listsSent(t *testing.T, since time.Time) (byName map[string]int, others int
 	return byName, others
 }
 
-// A kubeconfig whose secret changes all the time is no event for those who watch: nothing is listed again, nothing is missed.
+// A kubeconfig whose secret changes all the time is no event for those who watch: nothing is listed
+// again, nothing is missed.
 func TestRotatedKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -136,10 +147,12 @@ func TestRotatedKubeconfig(t *testing.T) {
 	for name := range newest {
 		before[name] = o.waitConnected(t, name)
 		watchers[name] = newFakeController(t)
-		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(watchers[name].watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name),
+			clustercache.NewWatcher(watchers[name].watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	}
 	for name := range newest {
-		g.Eventually(func() int { return len(watchers[name].seen()) }).WithTimeout(patience).Should(BeNumerically(">=", there))
+		g.Eventually(func() int { return len(watchers[name].seen()) }).WithTimeout(patience).
+			Should(BeNumerically(">=", there))
 	}
 	sent, othersBefore := listsSent(t, begin)
 	counted := listsCounted(t)
@@ -150,7 +163,8 @@ func TestRotatedKubeconfig(t *testing.T) {
 	takenUp := func() float64 { return series(t)["latchkey_rotations_total result=TakenUp"] }
 	taken, conns := takenUp(), count(readLoop)
 
-	// The certificate changes ten times, the token every second for a minute; something happens meanwhile.
+	// The certificate changes ten times, the token every second for a minute; something happens
+	// meanwhile.
 	const rotations = 60
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -162,8 +176,10 @@ func TestRotatedKubeconfig(t *testing.T) {
 		}
 		create(t, configMap(ns, fmt.Sprintf("new-%d", i)))
 	}
-	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", taken+rotations/2), "one or another is overtaken by the next")
-	// The streams of a certificate that was replaced end with its TCP connections, so wait for the last.
+	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", taken+rotations/2),
+		"one or another is overtaken by the next")
+	// The streams of a certificate that was replaced end with its TCP connections, so wait for the
+	// last.
 	g.Eventually(func() int { return count(readLoop) }).WithTimeout(patience).Should(BeNumerically("<=", conns))
 	create(t, configMap(ns, "last"))
 	recounted := listsCounted(t)
@@ -175,7 +191,8 @@ func TestRotatedKubeconfig(t *testing.T) {
 		for i := range rotations {
 			want = append(want, fmt.Sprintf("create new-%d", i))
 		}
-		g.Eventually(watchers[name].seen).WithTimeout(patience).Should(ConsistOf(want...), name+": each once, and nothing else")
+		g.Eventually(watchers[name].seen).WithTimeout(patience).
+			Should(ConsistOf(want...), name+": each once, and nothing else")
 		after := o.state(name)
 		g.Expect(after.Generation).To(Equal(before[name].Generation), name)
 		g.Expect(after.Since).To(Equal(before[name].Since), name)
@@ -188,7 +205,8 @@ func TestRotatedKubeconfig(t *testing.T) {
 // readLoop is the goroutine that reads from a TCP connection of HTTP/2.
 const readLoop = "lientConnReadLoop).run" // of whichever package HTTP/2 is in
 
-// What is wrong with a kubeconfig is said where a person looks. While an earlier one works, it is used on.
+// What is wrong with a kubeconfig is said where a person looks. While an earlier one works, it is
+// used on.
 func TestBrokenKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -197,21 +215,29 @@ func TestBrokenKubeconfig(t *testing.T) {
 	grant(t, ns, "one", everythingInCore)
 	grantOperatorSecrets(t, ns, "far", "absent")
 	as := func(name string) []byte { return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, name)}) }
-	remote(t, ns, "far", kubeconfigOf(t, clientcmdapi.AuthInfo{Exec: &clientcmdapi.ExecConfig{Command: "true", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}}))
+	remote(t, ns, "far",
+		kubeconfigOf(t,
+			clientcmdapi.AuthInfo{
+				Exec: &clientcmdapi.ExecConfig{Command: "true", APIVersion: "client.authentication.k8s.io/v1",
+					InteractiveMode: clientcmdapi.NeverExecInteractiveMode},
+			}))
 	create(t, extension(ns, "absent"))
 	create(t, extension(ns, "forbidden")) // the operator may not read its Secret
 	o := startRemoteOperator(t, ns)
 
-	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).To(ContainSubstring("it uses exec, which is refused"))
+	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
+		To(ContainSubstring("it uses exec, which is refused"))
 	g.Expect(o.waitReason(t, "absent", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
-	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).To(ContainSubstring("the host operator needs list and watch on that secret"))
+	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).
+		To(ContainSubstring("the host operator needs list and watch on that secret"))
 
 	setKubeconfig(t, ns, "far", as("one"))
 	before := o.waitConnected(t, "far")
 	g.Expect(before.Identity.Username).To(HaveSuffix(":one"))
 	still := func(message string) func(clustercache.ConnectionState) bool {
 		return func(s clustercache.ConnectionState) bool {
-			return s.Phase == clustercache.Connected && s.Generation == before.Generation && strings.Contains(s.Message, message) && (message == "") == (s.Message == "")
+			return s.Phase == clustercache.Connected && s.Generation == before.Generation &&
+				strings.Contains(s.Message, message) && (message == "") == (s.Message == "")
 		}
 	}
 	h := handlesOf(t, o, "far")
@@ -235,9 +261,10 @@ func TestBrokenKubeconfig(t *testing.T) {
 	})
 	g.Expect(another.Generation).To(Equal(before.Generation + 1))
 	h.expectDead(t, ns, clustercache.IdentityMismatch)
-	setKubeconfig(t, ns, "far", kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "two")}, func(server *clientcmdapi.Cluster) {
-		server.Server = strings.Replace(server.Server, "127.0.0.1", "localhost", 1)
-	}))
+	setKubeconfig(t, ns, "far",
+		kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "two")}, func(server *clientcmdapi.Cluster) {
+			server.Server = strings.Replace(server.Server, "127.0.0.1", "localhost", 1)
+		}))
 	elsewhere := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
 		return s.Phase == clustercache.Connected && strings.Contains(s.Target, "localhost")
 	})
@@ -246,7 +273,8 @@ func TestBrokenKubeconfig(t *testing.T) {
 	// A key or a Secret that is gone takes the connection with it.
 	h = handlesOf(t, o, "far")
 	setKubeconfig(t, ns, "far", nil)
-	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).To(ContainSubstring("no such key, or an empty one"))
+	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
+		To(ContainSubstring("no such key, or an empty one"))
 	h.expectDead(t, ns, clustercache.InvalidCredential)
 	setKubeconfig(t, ns, "far", as("one"))
 	g.Expect(o.waitConnected(t, "far").Source).To(Equal("secret " + ns + "/far-kubeconfig, key value"))
@@ -303,7 +331,8 @@ func TestKubeconfigIdentity(t *testing.T) {
 	g.Expect(h.config.CertData).To(BeEmpty(), "a config that is handed out holds no secret")
 	g.Expect(h.config.KeyData).To(BeEmpty())
 	plain := httpClientFor(t, h.config)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(h.config.Host, "/")+"/api", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(h.config.Host, "/")+"/api",
+		nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	req.Header.Set("Impersonate-User", "system:admin")
 	resp, err := plain.Do(req)

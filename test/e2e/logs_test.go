@@ -11,7 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// A disconnect is one line of the log, a stop one for all, and neither is an error: a person who reads it has nothing to do.
+// A disconnect is one line of the log, a stop one for all, and neither is an error: a person who
+// reads it has nothing to do.
 func TestLogsOfDisconnectAndStop(t *testing.T) {
 	g := NewWithT(t)
 	captureLogs(t)
@@ -23,7 +24,8 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 		name := fmt.Sprintf("logged-%d", i)
 		tenant(t, ns, name)
 		o.waitConnected(t, name)
-		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).
+			To(Succeed())
 	}
 	createConfigMaps(t, ns, "one")
 	g.Eventually(func() int { return len(c.seen()) }).WithTimeout(patience).Should(BeNumerically(">=", extensions))
@@ -73,7 +75,8 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 	o.stopManager(t)
 	logs = captured.take()
 	g.Expect(lines(logs, `"msg"="Not connected"`)).To(BeEmpty())
-	g.Expect(lines(logs, `"msg"="Ended all connections"`)).To(ConsistOf(ContainSubstring(fmt.Sprintf(`"connections"=%d`, extensions))))
+	g.Expect(lines(logs, `"msg"="Ended all connections"`)).
+		To(ConsistOf(ContainSubstring(fmt.Sprintf(`"connections"=%d`, extensions))))
 	expectNoErrors(logs)
 	c.close()
 	o.leftNothing(t)

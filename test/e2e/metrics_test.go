@@ -52,12 +52,14 @@ func TestMetrics(t *testing.T) {
 	tenant(t, ns, "counted")
 	create(t, extension(ns, "missing"))
 	before := series(t)
-	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}, ConnectBackoff: never()})
+	o := startOperator(t,
+		clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}, ConnectBackoff: never()})
 	o.waitConnected(t, "counted")
 	o.waitReason(t, "missing", clustercache.ServiceAccountNotFound)
 	c := newFakeController(t)
 	createConfigMaps(t, ns, "a", "b")
-	g.Expect(o.Watch(t.Context(), key("counted"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+	g.Expect(o.Watch(t.Context(), key("counted"),
+		clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create b"))
 
 	g.Eventually(func() map[string]float64 { return series(t) }).WithTimeout(patience).Should(And(
@@ -68,21 +70,27 @@ func TestMetrics(t *testing.T) {
 		HaveKeyWithValue("latchkey_objects", BeNumerically(">=", 2)), // and the CA's, which the controller manager creates
 		HaveKeyWithValue("latchkey_extension_connected name=counted namespace=", 1.0),
 		HaveKeyWithValue("latchkey_extension_connected name=missing namespace=", 0.0),
-		HaveKeyWithValue("latchkey_extension_last_success_timestamp_seconds name=counted namespace=", BeNumerically(">", 1e9)),
+		HaveKeyWithValue("latchkey_extension_last_success_timestamp_seconds name=counted namespace=",
+			BeNumerically(">", 1e9)),
 		HaveKeyWithValue("latchkey_extension_last_success_timestamp_seconds name=missing namespace=", 0.0),
 		HaveKeyWithValue("latchkey_connects_total result=Connected", before["latchkey_connects_total result=Connected"]+1),
-		HaveKeyWithValue("latchkey_token_requests_total result=Issued", before["latchkey_token_requests_total result=Issued"]+1),
+		HaveKeyWithValue("latchkey_token_requests_total result=Issued",
+			before["latchkey_token_requests_total result=Issued"]+1),
 		HaveKeyWithValue("latchkey_connect_duration_seconds", before["latchkey_connect_duration_seconds"]+1),
-		HaveKeyWithValue("latchkey_probes_total result=Valid", BeNumerically(">", before["latchkey_probes_total result=Valid"])),
+		HaveKeyWithValue("latchkey_probes_total result=Valid",
+			BeNumerically(">", before["latchkey_probes_total result=Valid"])),
 	))
 	g.Expect(admin.Delete(t.Context(), extension(ns, "counted"))).To(Succeed())
 	g.Eventually(o.known("counted")).WithTimeout(patience).Should(BeFalse())
 	after := series(t)
 	g.Expect(after).NotTo(HaveKey(ContainSubstring("name=counted")), "its series are gone with it")
-	g.Expect(after).To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0), Not(HaveKey(HavePrefix("latchkey_informers")))))
+	g.Expect(after).
+		To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0),
+			Not(HaveKey(HavePrefix("latchkey_informers")))))
 	c.close() // o.end looks for goroutines
 	o.end(t)
-	g.Expect(series(t)).NotTo(HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_extension_"))), "nothing is left of an operator that has stopped")
+	g.Expect(series(t)).NotTo(HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_extension_"))),
+		"nothing is left of an operator that has stopped")
 }
 
 // Events on the extension say what the state says.
@@ -91,7 +99,8 @@ func TestEvents(t *testing.T) {
 	ns := namespace(t)
 	create(t, extension(ns, "eventful"))
 	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latchkey-events"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "latchkey-events"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
+			Name: "latchkey-events"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
 	o := newOperator(t, clustercache.Options{}, func(o *operator, options *clustercache.Options) {
 		options.EventRecorder = o.mgr.GetEventRecorder("latchkey-e2e")
 		options.ConnectBackoff = never()
@@ -113,5 +122,6 @@ func TestEvents(t *testing.T) {
 	g.Eventually(recorded).WithTimeout(patience).Should(ConsistOf(missing))
 	create(t, serviceAccount(ns, "eventful"))
 	o.waitConnected(t, "eventful")
-	g.Eventually(recorded).WithTimeout(patience).Should(ConsistOf(missing, HavePrefix("Normal Connected: Connected as system:serviceaccount:"+ns+":eventful")))
+	g.Eventually(recorded).WithTimeout(patience).
+		Should(ConsistOf(missing, HavePrefix("Normal Connected: Connected as system:serviceaccount:"+ns+":eventful")))
 }

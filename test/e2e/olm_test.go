@@ -30,7 +30,8 @@ func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 	e.SetName(name)
 	e.Object["spec"] = map[string]any{
 		"namespace": "default",
-		"source":    map[string]any{"sourceType": "Catalog", "catalog": map[string]any{"packageName": "argocd", "version": "0.6.0"}},
+		"source": map[string]any{"sourceType": "Catalog",
+			"catalog": map[string]any{"packageName": "argocd", "version": "0.6.0"}},
 	}
 	if serviceAccount != "" {
 		e.Object["spec"].(map[string]any)["serviceAccount"] = map[string]any{"name": serviceAccount}
@@ -38,8 +39,8 @@ func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 	return e
 }
 
-// Operator Lifecycle Manager has a kind of the same name. Nothing that our docs say to apply may replace its definition, lose
-// what its objects hold, or refuse them.
+// Operator Lifecycle Manager has a kind of the same name. Nothing that our docs say to apply may
+// replace its definition, lose what its objects hold, or refuse them.
 func TestBesideOLM(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -71,9 +72,12 @@ func TestBesideOLM(t *testing.T) {
 	}
 	grant := func(user string, rules ...rbacv1.PolicyRule) {
 		t.Helper()
-		g.Expect(root.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: rules})).To(Succeed())
-		g.Expect(root.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user}, Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user}})).To(Succeed())
+		g.Expect(root.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: rules})).
+			To(Succeed())
+		g.Expect(root.Create(ctx,
+			&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
+				Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
+				RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user}})).To(Succeed())
 	}
 	packageOf := func(name string) string {
 		e := olmExtension(name, "")
@@ -84,12 +88,16 @@ func TestBesideOLM(t *testing.T) {
 
 	definition("testdata/olm-v1.10.yaml")
 	for _, name := range []string{"installer", "other"} {
-		g.Expect(root.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})).To(Succeed())
+		g.Expect(root.Create(ctx,
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})).To(Succeed())
 	}
 	g.Expect(root.Create(ctx, olmExtension("argocd", "installer"))).To(Succeed())
-	olmUser := rbacv1.PolicyRule{APIGroups: []string{"olm.operatorframework.io"}, Resources: []string{"clusterextensions"}, Verbs: []string{"*"}}
+	olmUser := rbacv1.PolicyRule{APIGroups: []string{"olm.operatorframework.io"},
+		Resources: []string{"clusterextensions"}, Verbs: []string{"*"}}
 	grant("olm-user", olmUser)
-	grant("olm-deputy", olmUser, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"installer"}, Verbs: []string{"impersonate"}})
+	grant("olm-deputy", olmUser,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
+			ResourceNames: []string{"installer"}, Verbs: []string{"impersonate"}})
 	userConfig, err := own.UserConfig("olm-user")
 	g.Expect(err).NotTo(HaveOccurred())
 	user := clientFor(userConfig)
@@ -107,13 +115,16 @@ func TestBesideOLM(t *testing.T) {
 		return cc, mgr, err
 	}
 	_, _, err = setup(clustercache.Options{})
-	g.Expect(err).To(MatchError(And(ContainSubstring("clusterextensions.latchkey.dev"), ContainSubstring("clusterextensions.olm.operatorframework.io"),
-		ContainSubstring("clustercache.OLMClusterExtension()"), ContainSubstring("config/crd"))))
+	g.Expect(err).
+		To(MatchError(And(ContainSubstring("clusterextensions.latchkey.dev"),
+			ContainSubstring("clusterextensions.olm.operatorframework.io"),
+			ContainSubstring("clustercache.OLMClusterExtension()"), ContainSubstring("config/crd"))))
 
 	before := &unstructured.Unstructured{}
 	before.SetAPIVersion("apiextensions.k8s.io/v1")
 	before.SetKind("CustomResourceDefinition")
-	g.Expect(root.Get(ctx, types.NamespacedName{Name: "clusterextensions.olm.operatorframework.io"}, before)).To(Succeed())
+	g.Expect(root.Get(ctx, types.NamespacedName{Name: "clusterextensions.olm.operatorframework.io"}, before)).
+		To(Succeed())
 	apply(config.Manifests())
 	establish("clusterextensions.latchkey.dev")
 	after := before.DeepCopy()
@@ -123,25 +134,31 @@ func TestBesideOLM(t *testing.T) {
 
 	// Our own policy is in force, and says nothing about OLM's objects.
 	ours := extension("default", "installer")
-	g.Eventually(func() error { return user.Create(ctx, ours, client.DryRunAll) }).WithTimeout(patience).Should(HaveOccurred())
-	g.Eventually(func() error { return root.Create(ctx, ours.DeepCopy(), client.DryRunAll) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return user.Create(ctx, ours, client.DryRunAll) }).WithTimeout(patience).
+		Should(HaveOccurred())
+	g.Eventually(func() error { return root.Create(ctx, ours.DeepCopy(), client.DryRunAll) }).WithTimeout(patience).
+		Should(Succeed())
 	g.Expect(user.Create(ctx, olmExtension("unguarded", "installer"))).To(Succeed())
 
 	// Where it is asked for, naming a ServiceAccount takes the right to act as it.
 	apply(config.Manifests(config.AdmissionOLM))
-	g.Eventually(func() error { return user.Create(ctx, olmExtension("guarded", "installer"), client.DryRunAll) }).WithTimeout(patience).Should(
+	g.Eventually(func() error { return user.Create(ctx, olmExtension("guarded", "installer"), client.DryRunAll) }).
+		WithTimeout(patience).Should(
 		MatchError(ContainSubstring(`user "olm-user" may not act as ServiceAccount "default/installer"`)))
-	g.Expect(deputy.Create(ctx, olmExtension("guarded", "other"))).To(MatchError(ContainSubstring(`may not act as ServiceAccount "default/other"`)))
+	g.Expect(deputy.Create(ctx, olmExtension("guarded", "other"))).
+		To(MatchError(ContainSubstring(`may not act as ServiceAccount "default/other"`)))
 	g.Expect(deputy.Create(ctx, olmExtension("guarded", "installer"))).To(Succeed())
 	patch := func(c client.Client, name, patch string) error {
 		return c.Patch(ctx, olmExtension(name, ""), client.RawPatch(types.MergePatchType, []byte(patch)))
 	}
-	g.Expect(patch(user, "guarded", `{"spec":{"source":{"catalog":{"version":"0.7.0"}}}}`)).To(Succeed(), "what leaves the reference as it is passes")
+	g.Expect(patch(user, "guarded", `{"spec":{"source":{"catalog":{"version":"0.7.0"}}}}`)).
+		To(Succeed(), "what leaves the reference as it is passes")
 	g.Expect(patch(user, "guarded", `{"spec":{"serviceAccount":{"name":"other"}}}`)).To(Satisfy(apierrors.IsForbidden))
 
 	// v1.11 ignores the field: nothing without it is refused, nor is taking it away.
 	definition("testdata/olm-v1.11.yaml")
-	g.Eventually(func() error { return user.Create(ctx, olmExtension("modern", "")) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return user.Create(ctx, olmExtension("modern", "")) }).WithTimeout(patience).
+		Should(Succeed())
 	g.Expect(patch(user, "modern", `{"spec":{"source":{"catalog":{"version":"0.7.0"}}}}`)).To(Succeed())
 	g.Expect(patch(user, "unguarded", `{"spec":{"serviceAccount":null}}`)).To(Succeed())
 	g.Expect(patch(user, "modern", `{"spec":{"serviceAccount":{"name":"installer"}}}`)).To(Satisfy(apierrors.IsForbidden))
@@ -157,8 +174,10 @@ func TestBesideOLM(t *testing.T) {
 		state, _ := cc.GetConnectionState(ctx, key(name))
 		return state
 	}
-	g.Eventually(func() string { return state("guarded").Identity.Username }).WithTimeout(patience).Should(Equal("system:serviceaccount:default:installer"))
-	g.Eventually(func() clustercache.Reason { return state("modern").Reason }).WithTimeout(patience).Should(Equal(clustercache.InvalidReference))
+	g.Eventually(func() string { return state("guarded").Identity.Username }).WithTimeout(patience).
+		Should(Equal("system:serviceaccount:default:installer"))
+	g.Eventually(func() clustercache.Reason { return state("modern").Reason }).WithTimeout(patience).
+		Should(Equal(clustercache.InvalidReference))
 	stop()
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
 }

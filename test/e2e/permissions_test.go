@@ -35,33 +35,43 @@ func grantCluster(t *testing.T, user, what string, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user + "-" + what}, Rules: rules}
 	create(t, role)
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
+	create(t,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
 }
 
 var (
-	readExtensions = rbacv1.PolicyRule{APIGroups: []string{"latchkey.dev"}, Resources: []string{"clusterextensions"}, Verbs: []string{"list", "watch"}}
-	readAccounts   = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"list", "watch"}}
-	createTokens   = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, Verbs: []string{"create"}}
-	readSecrets    = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list", "watch"}}
+	readExtensions = rbacv1.PolicyRule{APIGroups: []string{"latchkey.dev"}, Resources: []string{"clusterextensions"},
+		Verbs: []string{"list", "watch"}}
+	readAccounts = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
+		Verbs: []string{"list", "watch"}}
+	createTokens = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"},
+		Verbs: []string{"create"}}
+	readSecrets = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"},
+		Verbs: []string{"list", "watch"}}
 )
 
-// A host operator that may read nothing ends with its context. controller-runtime would wait for ever, on a core of its own,
-// for a cache that was asked for something before it was started and can't have it.
+// A host operator that may read nothing ends with its context. controller-runtime would wait for
+// ever, on a core of its own, for a cache that was asked for something before it was started and
+// can't have it.
 func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 	for name, newCache := range map[string]cache.NewCacheFunc{"plain": nil, "scopedcache": scopedcache.New} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			begin := time.Now()
 			user := "powerless-" + name
-			o := newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache}, clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
+			o := newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache},
+				clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- o.mgr.Start(ctx) }()
 			g.Eventually(func() (denied int) {
 				for _, event := range auditLog(t, begin) {
-					if event.User.Username == user && strings.Contains(event.what(), "clusterextensions") && event.ResponseStatus.Code == http.StatusForbidden ||
-						event.User.Username == user && event.what() == "create selfsubjectaccessreviews" && event.Stage == "ResponseComplete" {
+					if event.User.Username == user && strings.Contains(event.what(), "clusterextensions") &&
+						event.ResponseStatus.Code == http.StatusForbidden ||
+						event.User.Username == user && event.what() == "create selfsubjectaccessreviews" &&
+							event.Stage == "ResponseComplete" {
 						denied++
 					}
 				}
@@ -81,7 +91,8 @@ func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 // waiting is how many extensions share a missing permission.
 const waiting = 61
 
-// A host operator whose permissions are missing says so, as its own reason, and all of its extensions heal together.
+// A host operator whose permissions are missing says so, as its own reason, and all of its
+// extensions heal together.
 func TestOperatorForbidden(t *testing.T) {
 	begins := func(t *testing.T, user string, options clustercache.Options) *operator {
 		options.Client.QPS, options.Client.Burst = 100, 100
@@ -127,17 +138,24 @@ func TestOperatorForbidden(t *testing.T) {
 			}
 			return notConnected
 		}
-		g.Eventually(func() clustercache.Reason { return why().Reason }).WithTimeout(patience).Should(Equal(clustercache.OperatorForbidden))
-		g.Expect(why()).To(MatchError(And(ContainSubstring("the host operator needs list and watch on ClusterExtension.latchkey.dev"), ContainSubstring("config/rbac"), ContainSubstring(user))))
+		g.Eventually(func() clustercache.Reason { return why().Reason }).WithTimeout(patience).
+			Should(Equal(clustercache.OperatorForbidden))
+		g.Expect(why()).
+			To(
+				MatchError(And(ContainSubstring("the host operator needs list and watch on ClusterExtension.latchkey.dev"),
+					ContainSubstring("config/rbac"), ContainSubstring(user))))
 
 		grantCluster(t, user, "extensions", readExtensions)
 		state := o.waitReason(t, names[0], clustercache.OperatorForbidden)
-		g.Expect(state.Message).To(And(ContainSubstring("the host operator needs list and watch on serviceaccounts"), ContainSubstring("latchkey-operator")))
+		g.Expect(state.Message).
+			To(And(ContainSubstring("the host operator needs list and watch on serviceaccounts"),
+				ContainSubstring("latchkey-operator")))
 		g.Expect(state.Source).To(Equal("serviceaccount " + ns + "/" + names[0]))
 
 		grantCluster(t, user, "accounts", readAccounts, createTokens)
 		healTogether(t, o, names)
-		g.Expect(o.mgr.GetCache().(scopedcache.Cache).States()).To(HaveLen(2), "an informer of extensions and one of ServiceAccounts, however many namespaces there are")
+		g.Expect(o.mgr.GetCache().(scopedcache.Cache).States()).
+			To(HaveLen(2), "an informer of extensions and one of ServiceAccounts, however many namespaces there are")
 
 		// While extensions cannot be read again, what is connected goes by what they were last.
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user + "-extensions"}}
@@ -168,16 +186,24 @@ func TestOperatorForbidden(t *testing.T) {
 		}
 		user := "forbidden-" + ns
 		grantCluster(t, user, "extensions", readExtensions)
-		o := begins(t, user, clustercache.Options{Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: ns, Allow: credential.SecretsGuardedByAdmission})})
+		o := begins(t, user,
+			clustercache.Options{
+				Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
+					Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
+				}),
+			})
 		for _, name := range names {
 			o.waitReason(t, name, clustercache.OperatorForbidden)
 		}
-		g.Expect(o.state(names[0]).Message).To(And(ContainSubstring("the host operator needs list and watch on that secret"), ContainSubstring("config/rbac-examples/kubeconfig-secrets.yaml")))
+		g.Expect(o.state(names[0]).Message).
+			To(And(ContainSubstring("the host operator needs list and watch on that secret"),
+				ContainSubstring("config/rbac-examples/kubeconfig-secrets.yaml")))
 		// By now each of them waits for many seconds before it looks again.
 		g.Eventually(func() (fewest int) {
 			denied := map[string]int{}
 			for _, event := range auditLog(t, begin) {
-				if event.User.Username == user && event.Verb == "list" && event.ObjectRef.Resource == "secrets" && event.ResponseStatus.Code == http.StatusForbidden {
+				if event.User.Username == user && event.Verb == "list" && event.ObjectRef.Resource == "secrets" &&
+					event.ResponseStatus.Code == http.StatusForbidden {
 					denied[event.RequestURI]++
 				}
 			}
@@ -200,11 +226,16 @@ func TestDeniedTokensAndImpersonation(t *testing.T) {
 	tenant(t, ns, "lacking")
 	user := "lacking-" + ns
 	grantCluster(t, user, "reads", readExtensions, readAccounts)
-	o := newOperatorAt(t, userWithout(t, user), clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission}).start(t)
+	o := newOperatorAt(t, userWithout(t, user), clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission}).
+		start(t)
 	g.Expect(o.waitReason(t, "lacking", clustercache.TokenRequestFailed).Message).To(And(
-		ContainSubstring("the host operator needs create on serviceaccounts/token"), ContainSubstring("config/rbac-examples/tokens-by-name.yaml"), ContainSubstring(ns+"/lacking")))
+		ContainSubstring("the host operator needs create on serviceaccounts/token"), ContainSubstring(
+			"config/rbac-examples/tokens-by-name.yaml"), ContainSubstring(ns+"/lacking")))
 	o.end(t)
-	o = newOperatorAt(t, userWithout(t, user), clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}), AllowIdentity: clustercache.GuardedByAdmission}).start(t)
+	o = newOperatorAt(t, userWithout(t, user),
+		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission}).start(t)
 	g.Expect(o.waitReason(t, "lacking", clustercache.Unauthorized).Message).To(And(
-		ContainSubstring("the host operator needs impersonate on serviceaccount "+ns+"/lacking"), ContainSubstring("config/rbac-examples/impersonation.yaml")))
+		ContainSubstring("the host operator needs impersonate on serviceaccount "+ns+
+			"/lacking"), ContainSubstring("config/rbac-examples/impersonation.yaml")))
 }

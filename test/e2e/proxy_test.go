@@ -61,7 +61,8 @@ func (p *proxy) setCut(cut bool) {
 	}
 }
 
-// counts are the TCP connections that were open at the same time at most, and in all, since the last call.
+// counts are the TCP connections that were open at the same time at most, and in all, since the
+// last call.
 func (p *proxy) counts() (most, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

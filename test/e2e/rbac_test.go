@@ -21,7 +21,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// Each example of least privilege is enough for a host operator to act as those that it names, and as nobody else.
+// Each example of least privilege is enough for a host operator to act as those that it names, and
+// as nobody else.
 func TestRBACExamples(t *testing.T) {
 	tokens := credential.ServiceAccountTokens(credential.ServiceAccountOptions{})
 	impersonation := credential.Impersonation(credential.ImpersonationOptions{})
@@ -37,7 +38,8 @@ func TestRBACExamples(t *testing.T) {
 		oneNamespace bool // the host operator sees ServiceAccounts of one namespace only, all of which it may act as
 		refusal      string
 	}{
-		"tokens-by-name":            {tokens, clustercache.GuardedByAdmission, false, `cannot create resource "serviceaccounts/token"`},
+		"tokens-by-name": {tokens, clustercache.GuardedByAdmission, false,
+			`cannot create resource "serviceaccounts/token"`},
 		"tokens-in-a-namespace":     {tokens, clustercache.GuardedByAdmission, true, "unknown namespace for the cache"},
 		"impersonation":             {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
 		"constrained-impersonation": {impersonation, clustercache.GuardedByAdmission, false, "cannot impersonate"},
@@ -62,18 +64,21 @@ func TestRBACExamples(t *testing.T) {
 			})
 			config := rest.AnonymousClientConfig(cp.Config())
 			config.BearerToken = token(t, system, "operator")
-			o := newOperatorAt(t, config, clustercache.Options{Credentials: tc.credentials, AllowIdentity: tc.guard}, func(o *operator, options *clustercache.Options) {
-				if !tc.oneNamespace {
-					return
-				}
-				restricted, err := cluster.New(config, func(c *cluster.Options) {
-					c.Cache.ByObject = map[client.Object]cache.ByObject{metadataOf("ServiceAccount"): {Namespaces: map[string]cache.Config{team: {}}}}
-				})
-				g.Expect(err).NotTo(HaveOccurred())
-				g.Expect(o.mgr.Add(restricted)).To(Succeed())
-				o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(restricted.GetHTTPClient().Transport) })
-				options.Cluster = restricted
-			}).start(t)
+			o := newOperatorAt(t, config, clustercache.Options{Credentials: tc.credentials, AllowIdentity: tc.guard},
+				func(o *operator, options *clustercache.Options) {
+					if !tc.oneNamespace {
+						return
+					}
+					restricted, err := cluster.New(config, func(c *cluster.Options) {
+						c.Cache.ByObject = map[client.Object]cache.ByObject{
+							metadataOf("ServiceAccount"): {Namespaces: map[string]cache.Config{team: {}}},
+						}
+					})
+					g.Expect(err).NotTo(HaveOccurred())
+					g.Expect(o.mgr.Add(restricted)).To(Succeed())
+					o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(restricted.GetHTTPClient().Transport) })
+					options.Cluster = restricted
+				}).start(t)
 			o.waitConnected(t, "blue")
 			refused := func(s clustercache.ConnectionState) bool {
 				return s.Phase == clustercache.Disconnected && strings.Contains(s.Message, tc.refusal)
@@ -86,7 +91,8 @@ func TestRBACExamples(t *testing.T) {
 			o.waitFor(t, "red", refused)
 		})
 	}
-	NewWithT(t).Expect(config.Manifests()).NotTo(ContainSubstring("latchkey-tokens-by-name"), "an example is nothing to install")
+	NewWithT(t).Expect(config.Manifests()).NotTo(ContainSubstring("latchkey-tokens-by-name"),
+		"an example is nothing to install")
 }
 
 // exampleOf returns the objects of an example: those that are named for it.

@@ -37,7 +37,9 @@ func newReverseProxy(t *testing.T, http2 bool) *reverseProxy {
 	p := &reverseProxy{}
 	p.transport, err = rest.TransportFor(rest.AnonymousClientConfig(cp.Config()))
 	g.Expect(err).NotTo(HaveOccurred())
-	proxy := &httputil.ReverseProxy{Transport: p.transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(server) }}
+	proxy := &httputil.ReverseProxy{Transport: p.transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(server)
+	}}
 	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.requests.Add(1)
 		proxy.ServeHTTP(w, r)
@@ -51,19 +53,28 @@ func newReverseProxy(t *testing.T, http2 bool) *reverseProxy {
 // config reaches the API server through the proxy, with a token.
 func (p *reverseProxy) config(token string) *rest.Config {
 	authorities := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Certificate().Raw})
-	return &rest.Config{Host: p.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: authorities, ServerName: "example.com"}}
+	return &rest.Config{Host: p.URL, BearerToken: token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: authorities, ServerName: "example.com"}}
 }
 
-// A proxy before the API server removes every header that Connection names. With it would go whose the request is: under
-// impersonation it would be the host operator's, with a token it would be anonymous.
+// A proxy before the API server removes every header that Connection names. With it would go whose
+// the request is: under impersonation it would be the host operator's, with a token it would be
+// anonymous.
 func TestBehindAReverseProxy(t *testing.T) {
 	ns := namespace(t)
 	tenant(t, ns, "proxied")
 	create(t, serviceAccount(ns, "operator"))
 	operatorSubject := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "operator-" + ns}, Subjects: []rbacv1.Subject{operatorSubject},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"}})
-	role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"proxied"}, Verbs: []string{"impersonate"}}}}
+	create(t,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "operator-" + ns},
+			Subjects: []rbacv1.Subject{operatorSubject},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"}})
+	role := &rbacv1.Role{
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"proxied"},
+				Verbs: []string{"impersonate"}},
+		},
+	}
 	role.Namespace, role.Name = ns, "may-impersonate"
 	create(t, role)
 	create(t, roleBinding(ns, role.Name, operatorSubject))
@@ -77,8 +88,9 @@ func TestBehindAReverseProxy(t *testing.T) {
 				g := NewWithT(t)
 				begin := time.Now()
 				p := newReverseProxy(t, http2)
-				o := newOperatorAt(t, p.config(token(t, ns, "operator")), clustercache.Options{Credentials: provider, AllowIdentity: clustercache.GuardedByAdmission,
-					Client: clustercache.ClientOptions{Timeout: patience}})
+				o := newOperatorAt(t, p.config(token(t, ns, "operator")),
+					clustercache.Options{Credentials: provider, AllowIdentity: clustercache.GuardedByAdmission,
+						Client: clustercache.ClientOptions{Timeout: patience}})
 				o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(p.transport) })
 				o.start(t)
 				o.waitConnected(t, "proxied")
@@ -88,7 +100,8 @@ func TestBehindAReverseProxy(t *testing.T) {
 				send := func(what string, change func(*http.Request)) (int, error) {
 					ctx, cancel := context.WithTimeout(t.Context(), patience/2)
 					defer cancel()
-					req, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+"/api/v1/namespaces/"+ns+"/configmaps/"+what, nil)
+					req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+						config.Host+"/api/v1/namespaces/"+ns+"/configmaps/"+what, nil)
 					g.Expect(err).NotTo(HaveOccurred())
 					change(req)
 					resp, err := plain.Do(req)
@@ -100,17 +113,20 @@ func TestBehindAReverseProxy(t *testing.T) {
 					return resp.StatusCode, nil
 				}
 				for what, header := range map[string]http.Header{
-					"plain":                {},
-					"of-impersonation":     {"Connection": {"Impersonate-User"}},
-					"of-the-token":         {"Connection": {"Authorization"}},
-					"of-both":              {"Connection": {"close, Impersonate-User, Impersonate-Uid, Impersonate-Group, Authorization"}},
-					"with-an-upgrade":      {"Connection": {"Upgrade, Impersonate-User, Authorization"}, "Upgrade": {"websocket"}},
-					"not-canonical":        {"connection": {"Impersonate-User, Authorization"}},
-					"proxy-connection":     {"Proxy-Connection": {"Impersonate-User, Authorization"}},
-					"keep-alive-and-te":    {"Keep-Alive": {"timeout=5"}, "Te": {"trailers"}},
-					"a-trailer-header":     {"Trailer": {"Impersonate-User"}},
-					"proxy-authorization":  {"Proxy-Authorization": {"Basic eDp4"}},
-					"http2-in-clear":       {"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"}, "HTTP2-Settings": {"AAMAAABkAAQAAP__"}},
+					"plain":            {},
+					"of-impersonation": {"Connection": {"Impersonate-User"}},
+					"of-the-token":     {"Connection": {"Authorization"}},
+					"of-both": {"Connection": {"close, Impersonate-User, Impersonate-Uid, Impersonate-Group, " +
+						"Authorization"}},
+					"with-an-upgrade": {"Connection": {"Upgrade, Impersonate-User, Authorization"},
+						"Upgrade": {"websocket"}},
+					"not-canonical":       {"connection": {"Impersonate-User, Authorization"}},
+					"proxy-connection":    {"Proxy-Connection": {"Impersonate-User, Authorization"}},
+					"keep-alive-and-te":   {"Keep-Alive": {"timeout=5"}, "Te": {"trailers"}},
+					"a-trailer-header":    {"Trailer": {"Impersonate-User"}},
+					"proxy-authorization": {"Proxy-Authorization": {"Basic eDp4"}},
+					"http2-in-clear": {"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"},
+						"HTTP2-Settings": {"AAMAAABkAAQAAP__"}},
 					"the-other-of-the-two": {"Connection": {"X-Remote-User"}, "X-Remote-User": {"system:admin"}},
 				} {
 					status, err := send(what, func(req *http.Request) { req.Header = header.Clone() })
@@ -122,7 +138,9 @@ func TestBehindAReverseProxy(t *testing.T) {
 						g.Expect(status).To(Equal(http.StatusNotFound), "%s: the ServiceAccount may see that it is not there", what)
 					}
 				}
-				status, err := send("a-trailer", func(req *http.Request) { req.Trailer = http.Header{"Impersonate-User": {"system:admin"}} })
+				status, err := send("a-trailer", func(req *http.Request) {
+					req.Trailer = http.Header{"Impersonate-User": {"system:admin"}}
+				})
 				if kind == "impersonation" {
 					g.Expect(err).To(MatchError(ContainSubstring("trailers is not sent under impersonation")))
 				} else {
@@ -135,7 +153,8 @@ func TestBehindAReverseProxy(t *testing.T) {
 
 				_, err = send("another-url", func(req *http.Request) {
 					req.URL.Path = "https://other.example" + req.URL.Path
-					req.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}} // by HTTP/1.1, which would send it so
+					// by HTTP/1.1, which would send it so
+					req.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}
 				})
 				g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of")))
 

@@ -16,7 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// Every token becomes invalid at once: everybody is back soon, with one TokenRequest each, and has missed nothing.
+// Every token becomes invalid at once: everybody is back soon, with one TokenRequest each, and has
+// missed nothing.
 func TestRotatedSigningKey(t *testing.T) {
 	g := NewWithT(t)
 	const tenants = 100
@@ -34,7 +35,8 @@ func TestRotatedSigningKey(t *testing.T) {
 	for i := range tenants {
 		generations[i] = o.waitConnected(t, name(i)).Generation
 		watchers[i] = newFakeController(t)
-		g.Expect(o.Watch(t.Context(), key(name(i)), clustercache.NewWatcher(watchers[i].watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name(i)),
+			clustercache.NewWatcher(watchers[i].watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	}
 	create(t, configMap(ns, "before"))
 	for i := range tenants {
@@ -51,15 +53,18 @@ func TestRotatedSigningKey(t *testing.T) {
 	create(t, configMap(ns, "meanwhile"))
 	g.Expect(admin.Delete(t.Context(), configMap(ns, "before"))).To(Succeed())
 	for i := range tenants {
-		g.Eventually(watchers[i].seen).WithTimeout(patience).Should(ContainElements("create meanwhile", "delete before"), name(i))
+		g.Eventually(watchers[i].seen).WithTimeout(patience).
+			Should(ContainElements("create meanwhile", "delete before"), name(i))
 		o.waitConnected(t, name(i))
 	}
 	took := time.Since(back)
 	g.Expect(took).To(BeNumerically("<", 30*time.Second))
 	events := auditLog(t, begin)
 	for i := range tenants {
-		for _, once := range []string{"create meanwhile", "delete before"} { // a new connection also shows what was there before
-			g.Expect(slices.DeleteFunc(watchers[i].seen(), func(event string) bool { return event != once })).To(HaveLen(1), name(i)+": "+once)
+		// a new connection also shows what was there before
+		for _, once := range []string{"create meanwhile", "delete before"} {
+			g.Expect(slices.DeleteFunc(watchers[i].seen(), func(event string) bool { return event != once })).
+				To(HaveLen(1), name(i)+": "+once)
 		}
 		g.Expect(tokensIssued(events, ns, name(i))).To(Equal(1), name(i))
 		watchers[i].close()
@@ -72,8 +77,8 @@ func TestRotatedSigningKey(t *testing.T) {
 	t.Logf("everybody back after %s, %d of %d by a new connection, one TokenRequest each", took, reconnects, tenants)
 }
 
-// Whoever held the identity of a ServiceAccount that is deleted holds nothing soon, and a new one of the same name starts
-// from nothing.
+// Whoever held the identity of a ServiceAccount that is deleted holds nothing soon, and a new one
+// of the same name starts from nothing.
 func TestServiceAccountOfTheSameName(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -95,8 +100,10 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 
 	deleted := time.Now()
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "again"))).To(Succeed())
-	g.Eventually(func() error { return cached(old.client) }).WithTimeout(3 * time.Second).WithPolling(time.Millisecond).Should(MatchError(ContainSubstring(string(clustercache.ServiceAccountNotFound))))
-	g.Eventually(func() bool { return ended(stream) }).WithTimeout(3*time.Second-time.Since(deleted)).Should(BeTrue(), "the API server would keep it open")
+	g.Eventually(func() error { return cached(old.client) }).WithTimeout(3 * time.Second).WithPolling(time.Millisecond).
+		Should(MatchError(ContainSubstring(string(clustercache.ServiceAccountNotFound))))
+	g.Eventually(func() bool { return ended(stream) }).WithTimeout(3*time.Second-time.Since(deleted)).
+		Should(BeTrue(), "the API server would keep it open")
 	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
 	o.waitReason(t, "again", clustercache.ServiceAccountNotFound)
 	gone := time.Now()

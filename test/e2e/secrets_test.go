@@ -92,8 +92,8 @@ func captureLogs(t *testing.T) {
 func formsOf(secret string) (forms []string) {
 	forms = append(forms, secret, hex.EncodeToString([]byte(secret)), strings.ToUpper(hex.EncodeToString([]byte(secret))))
 	for shift := range 3 {
-		// As a part of something longer that is encoded, at each of the three alignments; its first and last characters mix
-		// with what is around it.
+		// As a part of something longer that is encoded, at each of the three alignments; its first
+		// and last characters mix with what is around it.
 		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			encoded := encoding.EncodeToString([]byte(strings.Repeat("x", shift) + secret))
 			forms = append(forms, encoded[4:len(encoded)-4])
@@ -144,8 +144,8 @@ func (i *issuedTokens) note(secret, name string) {
 	i.tokens[secret] = name
 }
 
-// No secret that a host operator handles is in its logs at the highest verbosity, in an error, a metric, a state, or in what
-// fmt makes of anything that it can get hold of.
+// No secret that a host operator handles is in its logs at the highest verbosity, in an error, a
+// metric, a state, or in what fmt makes of anything that it can get hold of.
 func TestSecretsAreNotShown(t *testing.T) {
 	g := NewWithT(t)
 	captureLogs(t)
@@ -182,9 +182,10 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 	f := newFaults(t)
 	far := func(name, secret string) []byte {
-		return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: ofKubeconfigs(name, secret)}, func(server *clientcmdapi.Cluster) {
-			server.Server, server.CertificateAuthorityData = f.URL, f.authorities()
-		})
+		return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: ofKubeconfigs(name, secret)},
+			func(server *clientcmdapi.Cluster) {
+				server.Server, server.CertificateAuthorityData = f.URL, f.authorities()
+			})
 	}
 	create(t, kubeconfigSecret(ns, "far", far("kubeconfig token", token(t, ns, "far"))))
 	create(t, kubeconfigSecret(ns, "certified", certificate()))
@@ -203,8 +204,11 @@ func TestSecretsAreNotShown(t *testing.T) {
 		credentials credential.Provider
 		use, broken []string
 	}{
-		"token":       {credential.ServiceAccountTokens(credential.ServiceAccountOptions{}), []string{"token"}, []string{"missing"}},
-		"kubeconfig":  {credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: ns, Allow: credential.SecretsGuardedByAdmission}), []string{"far", "certified"}, []string{"missing"}},
+		"token": {credential.ServiceAccountTokens(credential.ServiceAccountOptions{}), []string{"token"},
+			[]string{"missing"}},
+		"kubeconfig": {credential.KubeconfigSecrets(credential.KubeconfigOptions{
+			Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
+		}), []string{"far", "certified"}, []string{"missing"}},
 		"mapper":      {elsewhere(mapped, nil), []string{"mapped"}, nil},
 		"impersonate": {credential.Impersonation(credential.ImpersonationOptions{}), []string{"worn"}, []string{"missing"}},
 	} {
@@ -235,7 +239,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 			_, err = clientset.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
 			see("%+v", err)
 			// The API server refuses, fails, and hangs up.
-			for _, status := range []int{http.StatusUnauthorized, http.StatusInternalServerError, http.StatusTooManyRequests, http.StatusBadGateway} {
+			for _, status := range []int{http.StatusUnauthorized, http.StatusInternalServerError,
+				http.StatusTooManyRequests, http.StatusBadGateway} {
 				answer := func(req *http.Request) int {
 					if strings.Contains(req.URL.Path, "/configmaps") {
 						return status
@@ -247,7 +252,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 				see("%+v", h.client.Create(t.Context(), configMap(ns, "never")))
 			}
 			f.answer.Store(nil)
-			seeAll(h.client, h.reader, h.live, h.config, h.whole, h.whole.GetHTTPClient(), h.whole.GetHTTPClient().Transport, h.config.WrapTransport(http.DefaultTransport), clientset)
+			seeAll(h.client, h.reader, h.live, h.config, h.whole, h.whole.GetHTTPClient(),
+				h.whole.GetHTTPClient().Transport, h.config.WrapTransport(http.DefaultTransport), clientset)
 			state, _ := o.GetConnectionState(t.Context(), key(extension))
 			content, err := json.Marshal(state)
 			g.Expect(err).NotTo(HaveOccurred())
@@ -262,7 +268,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 			for _, extension := range provider.use {
 				seeAll(o.waitFor(t, extension, func(s clustercache.ConnectionState) bool { return s.Message != "" }))
 			}
-			g.Expect(admin.Delete(t.Context(), kubeconfigSecret(ns, "certified", nil))).To(Succeed()) // its API server is the real one
+			// its API server is the real one
+			g.Expect(admin.Delete(t.Context(), kubeconfigSecret(ns, "certified", nil))).To(Succeed())
 		}
 		// Everything ends with a 401, and then altogether.
 		all := func(req *http.Request) int {
@@ -273,7 +280,9 @@ func TestSecretsAreNotShown(t *testing.T) {
 		}
 		f.answer.Store(&all)
 		for _, extension := range provider.use {
-			state := o.waitFor(t, extension, func(s clustercache.ConnectionState) bool { return s.Phase == clustercache.Disconnected })
+			state := o.waitFor(t, extension, func(s clustercache.ConnectionState) bool {
+				return s.Phase == clustercache.Disconnected
+			})
 			_, err := o.GetClient(t.Context(), key(extension))
 			seeAll(state, err, errors.Unwrap(err))
 			see("%s", err)
@@ -295,12 +304,16 @@ func TestSecretsAreNotShown(t *testing.T) {
 
 	// The search is not blind.
 	planted := token(t, ns, "token")
-	for _, form := range []string{planted, base64.StdEncoding.EncodeToString([]byte("a" + planted + "b")), base64.URLEncoding.EncodeToString([]byte(planted)), hex.EncodeToString([]byte(planted))} {
+	for _, form := range []string{planted, base64.StdEncoding.EncodeToString([]byte("a" + planted + "b")),
+		base64.URLEncoding.EncodeToString([]byte(planted)), hex.EncodeToString([]byte(planted))} {
 		klog.Background().V(10).Info("planted", "secret", form)
-		g.Expect(shown(strings.Join(captured.take(), "\n"), map[string]string{planted: "planted"})).To(Equal([]string{"planted"}))
-		g.Expect(shown(fmt.Sprintf("%+v", &rest.Config{Host: form}), map[string]string{planted: "planted"})).To(Equal([]string{"planted"}))
+		g.Expect(shown(strings.Join(captured.take(), "\n"), map[string]string{planted: "planted"})).
+			To(Equal([]string{"planted"}))
+		g.Expect(shown(fmt.Sprintf("%+v", &rest.Config{Host: form}), map[string]string{planted: "planted"})).
+			To(Equal([]string{"planted"}))
 	}
-	t.Logf("%d secrets, %d lines of logs and %d other texts, %d bytes in all", len(secrets.tokens), len(logs), len(texts), len(everything))
+	t.Logf("%d secrets, %d lines of logs and %d other texts, %d bytes in all", len(secrets.tokens), len(logs),
+		len(texts), len(everything))
 }
 
 // sees counts the lines that hold a text.

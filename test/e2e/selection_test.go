@@ -38,14 +38,17 @@ func (o *operator) known(name string) func() bool {
 	}
 }
 
-// What does not match is unknown; what stops matching is disconnected, and told; what matches again is connected anew.
+// What does not match is unknown; what stops matching is disconnected, and told; what matches again
+// is connected anew.
 func TestSelection(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options clustercache.Options
 		label   string
 	}{
 		"WatchFilterValue": {clustercache.Options{WatchFilterValue: "ours"}, clustercache.WatchLabel},
-		"Filter":           {clustercache.Options{Filter: func(o client.Object) bool { return o.GetLabels()["shard"] == "ours" }}, "shard"},
+		"Filter": {clustercache.Options{Filter: func(o client.Object) bool {
+			return o.GetLabels()["shard"] == "ours"
+		}}, "shard"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -61,7 +64,8 @@ func TestSelection(t *testing.T) {
 			told := listen(t, o, "")
 			old := handlesOf(t, o, "ours")
 			c := newFakeController(t)
-			g.Expect(o.Watch(t.Context(), key("ours"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+			g.Expect(o.Watch(t.Context(), key("ours"),
+				clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
 
 			label(t, "ours", tc.label, "")
 			g.Eventually(o.known("ours")).WithTimeout(patience).Should(BeFalse())
@@ -92,7 +96,8 @@ func TestSharedServiceAccount(t *testing.T) {
 	o.waitConnected(t, "two")
 	tokens := 0
 	for _, event := range auditLog(t, begun) {
-		if event.what() == "create serviceaccounts/token" && event.ObjectRef.Namespace == ns && event.Stage == "ResponseComplete" {
+		if event.what() == "create serviceaccounts/token" && event.ObjectRef.Namespace == ns &&
+			event.Stage == "ResponseComplete" {
 			tokens++
 		}
 	}
@@ -109,11 +114,13 @@ func TestSharedServiceAccount(t *testing.T) {
 	g.Eventually(o.known("one")).WithTimeout(patience).Should(BeFalse())
 	first.expectDead(t, ns, clustercache.Deleted)
 	g.Expect(read(second)).To(Succeed())
-	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).To(Succeed(), "the token lives as long as anybody uses it")
+	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).
+		To(Succeed(), "the token lives as long as anybody uses it")
 	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(1))
 }
 
-// The extensions may live in another cluster than the manager, and connections may have a scheme of their own.
+// The extensions may live in another cluster than the manager, and connections may have a scheme of
+// their own.
 func TestClusterAndScheme(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -127,7 +134,8 @@ func TestClusterAndScheme(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	scheme := runtime.NewScheme()
 	g.Expect(corev1.AddToScheme(scheme)).To(Succeed())
-	o := newOperatorAt(t, nobody, clustercache.Options{Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
+	o := newOperatorAt(t, nobody,
+		clustercache.Options{Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
 		func(o *operator, _ *clustercache.Options) {
 			g.Expect(o.mgr.Add(where)).To(Succeed())
 			o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(where.GetHTTPClient().Transport) })
@@ -152,8 +160,8 @@ type unregisteredList struct {
 
 func (l *unregisteredList) DeepCopyObject() runtime.Object { return &unregisteredList{} }
 
-// What a tenant writes into its extension may make the author's functions panic. It loses its connection by that, and
-// does not keep one that it should lose; nobody else notices.
+// What a tenant writes into its extension may make the author's functions panic. It loses its
+// connection by that, and does not keep one that it should lose; nobody else notices.
 func TestPanickingOptions(t *testing.T) {
 	bad := func(o client.Object) {
 		if o.GetLabels()["bad"] != "" {
@@ -165,7 +173,8 @@ func TestPanickingOptions(t *testing.T) {
 		reason  clustercache.Reason
 	}{
 		"Filter": {clustercache.Options{Filter: func(o client.Object) bool { bad(o); return true }}, clustercache.Filtered},
-		"AllowIdentity": {clustercache.Options{AllowIdentity: func(_ context.Context, o client.Object, _ types.NamespacedName) error {
+		"AllowIdentity": {clustercache.Options{AllowIdentity: func(_ context.Context, o client.Object,
+			_ types.NamespacedName) error {
 			bad(o)
 			return nil
 		}}, clustercache.NotAllowed},
@@ -180,7 +189,8 @@ func TestPanickingOptions(t *testing.T) {
 			bystander := o.waitConnected(t, "good")
 			old := handlesOf(t, o, "bad")
 			label(t, "bad", "bad", "yes")
-			g.Eventually(func() error { _, err := o.GetClient(t.Context(), key("bad")); return err }).WithTimeout(patience).Should(MatchError(clustercache.ErrNotConnected))
+			g.Eventually(func() error { _, err := o.GetClient(t.Context(), key("bad")); return err }).WithTimeout(patience).
+				Should(MatchError(clustercache.ErrNotConnected))
 			old.expectDead(t, ns, tc.reason)
 			label(t, "bad", "bad", "")
 			o.waitConnected(t, "bad")

@@ -61,8 +61,9 @@ type sequence struct {
 
 // witness is what all sequences saw together.
 type witness struct {
-	late                   atomic.Pointer[string] // a handler that was called after its Unwatch returned
-	watched, called, ended atomic.Int64           // watches that were registered, of those that were called, and of these that were unwatched
+	late atomic.Pointer[string] // a handler that was called after its Unwatch returned
+	// watches that were registered, of those that were called, and of these that were unwatched
+	watched, called, ended atomic.Int64
 }
 
 // unwatched is the handler of one registration.
@@ -101,12 +102,16 @@ func (s *sequence) step() error {
 		account := s.anyAccount()
 		s.did("delete ServiceAccount %s", account)
 		s.accounts[account] = ""
-		return s.admin("deleting a ServiceAccount", func(ctx context.Context) error { return admin.Delete(ctx, serviceAccount(s.namespace, account)) })
+		return s.admin("deleting a ServiceAccount", func(ctx context.Context) error {
+			return admin.Delete(ctx, serviceAccount(s.namespace, account))
+		})
 	case 4:
 		s.did("delete the extension")
 		s.uid = ""
 		s.watching = map[string]*unwatched{} // they end, some time soon
-		return s.admin("deleting the extension", func(ctx context.Context) error { return admin.Delete(ctx, s.extension()) })
+		return s.admin("deleting the extension", func(ctx context.Context) error {
+			return admin.Delete(ctx, s.extension())
+		})
 	case 5:
 		return s.create()
 	case 6:
@@ -116,7 +121,8 @@ func (s *sequence) step() error {
 			return nil
 		}
 		return s.admin("changing the extension", func(ctx context.Context) error {
-			return admin.Patch(ctx, s.extension(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"serviceAccount":{"name":"`+s.account+`"}}}`)))
+			return admin.Patch(ctx, s.extension(),
+				client.RawPatch(types.MergePatchType, []byte(`{"spec":{"serviceAccount":{"name":"`+s.account+`"}}}`)))
 		})
 	case 7, 8, 9:
 		return s.watch(watchNames[s.rng.IntN(len(watchNames))])
@@ -162,10 +168,14 @@ func (s *sequence) createAccount(account string) error {
 // createObject creates an object and reads its UID, also if the answer to the creation was lost.
 func (s *sequence) createObject(object client.Object) error {
 	fresh := object.DeepCopyObject().(client.Object)
-	if err := s.admin("creating an object", func(ctx context.Context) error { return admin.Create(ctx, fresh.DeepCopyObject().(client.Object)) }); err != nil {
+	if err := s.admin("creating an object", func(ctx context.Context) error {
+		return admin.Create(ctx, fresh.DeepCopyObject().(client.Object))
+	}); err != nil {
 		return err
 	}
-	return s.admin("reading an object", func(ctx context.Context) error { return admin.Get(ctx, client.ObjectKeyFromObject(object), object) })
+	return s.admin("reading an object", func(ctx context.Context) error {
+		return admin.Get(ctx, client.ObjectKeyFromObject(object), object)
+	})
 }
 
 func (s *sequence) anyAccount() string { return s.name + "-" + []string{"a", "b"}[s.rng.IntN(2)] }
@@ -193,7 +203,8 @@ func (s *sequence) create() error {
 func (s *sequence) Watch(src source.Source) error { return src.Start(context.Background(), nil) }
 
 func (s *sequence) watch(name string) error {
-	if state, _ := s.o.GetConnectionState(context.Background(), key(s.name)); s.watching[name] != nil || s.uid == "" || state.UID != s.uid {
+	if state, _ := s.o.GetConnectionState(context.Background(), key(s.name)); s.watching[name] != nil || s.uid == "" ||
+		state.UID != s.uid {
 		return nil // the last is of an extension of that name that is going
 	}
 	u := &unwatched{}
@@ -207,21 +218,29 @@ func (s *sequence) watch(name string) error {
 		}
 	}
 	handler := handler.Funcs{
-		CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) { called() },
-		UpdateFunc: func(context.Context, event.UpdateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) { called() },
+		CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+			called()
+		},
+		UpdateFunc: func(context.Context, event.UpdateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+			called()
+		},
 	}
 	var err error
 	if name == "content" {
 		objects := []client.Object{configMap(s.namespace, "any")}
 		if s.rng.IntN(2) == 0 {
-			objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "forbidden"}})
+			objects = append(objects,
+				&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "forbidden"}})
 		}
-		err = s.o.WatchContent(context.Background(), key(s.name), clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-			Name: name, Watcher: s, Objects: objects, EventHandler: handler,
-		}))
+		err = s.o.WatchContent(context.Background(), key(s.name),
+			clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+				Name: name, Watcher: s, Objects: objects, EventHandler: handler,
+			}))
 	} else {
 		err = s.o.Watch(context.Background(), key(s.name), clustercache.NewWatcher(clustercache.WatcherOptions{
-			Name: name, Watcher: s, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: s.namespace}, EventHandler: handler,
+			Name: name, Watcher: s, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{
+				Namespace: s.namespace,
+			}, EventHandler: handler,
 		}))
 	}
 	s.did("watch %s: %v", name, err)
@@ -255,8 +274,8 @@ func (s *sequence) unwatch(name string) error {
 	return err
 }
 
-// settlePatience is more than patience: informers, the manager's too, back off from an API server that restarts again and
-// again, in the end to 30 s, which jitter may double.
+// settlePatience is more than patience: informers, the manager's too, back off from an API server
+// that restarts again and again, in the end to 30 s, which jitter may double.
 const settlePatience = 3 * patience
 
 // settle waits until the connection is what the model says.
@@ -302,10 +321,12 @@ func (s *sequence) wrong() string {
 	switch {
 	case uid == "" && state.Phase == clustercache.Disconnected && state.Reason == clustercache.ServiceAccountNotFound:
 		return ""
-	case uid != "" && state.Phase == clustercache.Connected && state.Identity.UID == uid && state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
+	case uid != "" && state.Phase == clustercache.Connected && state.Identity.UID == uid &&
+		state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
 		return ""
 	}
-	return fmt.Sprintf("it is %s %s as %q with UID %q (%s); it names %s, of %v", state.Phase, state.Reason, state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
+	return fmt.Sprintf("it is %s %s as %q with UID %q (%s); it names %s, of %v", state.Phase, state.Reason,
+		state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
 }
 
 // run runs the sequence. At the end the extension exists, so that there is a last state to be told.
@@ -335,8 +356,8 @@ type lastSaid struct {
 	said map[string]string // guarded by mu
 }
 
-// saying describes a state as far as sources must have seen it. That a connect is under way is not told: until it ends
-// the extension is not connected, for the reason that was told.
+// saying describes a state as far as sources must have seen it. That a connect is under way is not
+// told: until it ends the extension is not connected, for the reason that was told.
 func saying(state clustercache.ConnectionState, known bool) string {
 	if !known {
 		return "gone"
@@ -374,16 +395,22 @@ func hear(t *testing.T, o *operator, slow bool) *lastSaid {
 	return l
 }
 
-// TestRandomSequences runs random lives of extensions against a model, many at a time, while the API server restarts now
-// and then. Sources see the last state of each, no handler is called after its Unwatch returned, and in the end nothing
-// is left.
+// TestRandomSequences runs random lives of extensions against a model, many at a time, while the
+// API server restarts now and then. Sources see the last state of each, no handler is called after
+// its Unwatch returned, and in the end nothing is left.
 func TestRandomSequences(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	// All ServiceAccounts of the namespace may watch ConfigMaps there.
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "watch"},
-		Subjects: []rbacv1.Subject{{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + ns}}})
+	create(t,
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
+			Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}},
+			}})
+	create(t,
+		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "watch"},
+			Subjects: []rbacv1.Subject{{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + ns}}})
 	ticking := configMap(ns, "ticking")
 	create(t, ticking)
 	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}})
@@ -400,7 +427,9 @@ func TestRandomSequences(t *testing.T) {
 	t.Cleanup(func() { stop(); ticker.Wait() })
 	ticker.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
-			_ = admin.Patch(ctx, ticking, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"tick":"%d"}}`, i))) // also while the server is down
+			// also while the server is down
+			_ = admin.Patch(ctx, ticking,
+				client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"tick":"%d"}}`, i)))
 			select {
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
@@ -431,7 +460,8 @@ func TestRandomSequences(t *testing.T) {
 	all := make([]*sequence, *sequences)
 	begun := time.Now()
 	for i := range all {
-		s := &sequence{o: o, restart: restart, rng: rand.New(rand.NewPCG(*seed, uint64(i))), namespace: ns, name: fmt.Sprintf("seq-%04d", i),
+		s := &sequence{o: o, restart: restart, rng: rand.New(rand.NewPCG(*seed, uint64(i))), namespace: ns,
+			name:     fmt.Sprintf("seq-%04d", i),
 			accounts: map[string]types.UID{}, watching: map[string]*unwatched{}, witness: seen}
 		s.account = s.anyAccount()
 		all[i] = s
@@ -445,13 +475,16 @@ func TestRandomSequences(t *testing.T) {
 	}
 	t.Cleanup(func() { // also if the test fails
 		for _, s := range all {
-			if err := s.admin("cleaning up", func(ctx context.Context) error { return admin.Delete(ctx, s.extension()) }); err != nil {
+			if err := s.admin("cleaning up", func(ctx context.Context) error {
+				return admin.Delete(ctx, s.extension())
+			}); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	g.Expect(running.Wait()).To(Succeed())
-	t.Logf("%d sequences in %s, with %d restarts of the API server; of %d watches %d were called, and %d of them unwatched", len(all), time.Since(begun).Round(time.Second), restarts,
+	t.Logf("%d sequences in %s, with %d restarts of the API server; of %d watches %d were called, and %d of them "+
+		"unwatched", len(all), time.Since(begun).Round(time.Second), restarts,
 		seen.watched.Load(), seen.called.Load(), seen.ended.Load())
 	g.Expect(seen.called.Load()).To(BeNumerically(">=", len(all)/3), "the sequences do what they are for")
 	g.Expect(seen.ended.Load()).To(BeNumerically(">=", len(all)/20))
@@ -480,9 +513,12 @@ func TestRandomSequences(t *testing.T) {
 	}
 	// What is removed leaves nothing.
 	for _, s := range all {
-		g.Expect(s.admin("deleting the extension", func(ctx context.Context) error { return admin.Delete(ctx, s.extension()) })).To(Succeed())
+		g.Expect(s.admin("deleting the extension", func(ctx context.Context) error {
+			return admin.Delete(ctx, s.extension())
+		})).To(Succeed())
 	}
-	g.Eventually(func() int { return len(o.ListConnectionStates(context.Background())) }).WithTimeout(patience).Should(BeZero())
+	g.Eventually(func() int { return len(o.ListConnectionStates(context.Background())) }).WithTimeout(patience).
+		Should(BeZero())
 	g.Eventually(everybodyWasTold).WithTimeout(patience).Should(BeEmpty(), "also that they are gone")
 	if late := seen.late.Load(); late != nil {
 		t.Error(*late)
@@ -490,7 +526,11 @@ func TestRandomSequences(t *testing.T) {
 	stop()
 	ticker.Wait()
 	left := series(t)
-	g.Expect(left).NotTo(HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_informers"), HavePrefix("latchkey_extension_"))))
+	g.Expect(left).
+		NotTo(
+			HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_informers"),
+				HavePrefix("latchkey_extension_"))))
 	g.Expect(left).To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0)))
-	g.Eventually(runtime.NumGoroutine).WithTimeout(patience).Should(BeNumerically("<=", before+25), "connections to the API server are the test's and the manager's")
+	g.Eventually(runtime.NumGoroutine).WithTimeout(patience).
+		Should(BeNumerically("<=", before+25), "connections to the API server are the test's and the manager's")
 }

@@ -26,7 +26,8 @@ func expectNotConnected(t *testing.T, o *operator, name string, reason clusterca
 		"GetRESTConfig":     func() error { _, err := o.GetRESTConfig(ctx, key(name)); return err },
 		"GetCluster":        func() error { _, err := o.GetCluster(ctx, key(name)); return err },
 		"Watch": func() error {
-			return o.Watch(ctx, key(name), clustercache.NewWatcher(clustercache.WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}}))
+			return o.Watch(ctx, key(name),
+				clustercache.NewWatcher(clustercache.WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}}))
 		},
 	}
 	for getter, call := range getters {
@@ -112,7 +113,8 @@ func TestRecreatedServiceAccount(t *testing.T) {
 	old.expectDead(t, ns, "") // for ever, also after the reconnect
 	c, err := o.GetClient(t.Context(), key("recreated"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "by-the-new-one"}})).To(Succeed())
+	g.Expect(c.Create(t.Context(),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "by-the-new-one"}})).To(Succeed())
 }
 
 // A change of the reference is a change of identity.
@@ -156,7 +158,8 @@ func TestDeletedExtension(t *testing.T) {
 	old := handlesOf(t, o, "gone")
 
 	g.Expect(admin.Delete(t.Context(), extension(ns, "gone"))).To(Succeed())
-	g.Eventually(func() bool { _, known := o.GetConnectionState(t.Context(), key("gone")); return known }).WithTimeout(patience).Should(BeFalse())
+	g.Eventually(func() bool { _, known := o.GetConnectionState(t.Context(), key("gone")); return known }).
+		WithTimeout(patience).Should(BeFalse())
 	g.Expect(o.ListConnectionStates(t.Context())).NotTo(ContainElement(HaveField("Extension", key("gone"))))
 	old.expectDead(t, ns, clustercache.Deleted)
 	expectNotConnected(t, o, "gone", clustercache.NotStarted)

@@ -38,40 +38,62 @@ func objectOf(gvk schema.GroupVersionKind) client.Object {
 
 // An author's slip is said at setup, where the author looks, and not to every tenant.
 func TestSetupChecksPaths(t *testing.T) {
-	described := objectOf(defineKind(t, "Described", "Namespaced", "serviceAccountName: {type: string}, size: {type: integer}"))
-	both := objectOf(defineKind(t, "Both", "Namespaced", "serviceAccount: {type: object, properties: {name: {type: string}}}, namespace: {type: string}"))
+	described := objectOf(defineKind(t, "Described", "Namespaced",
+		"serviceAccountName: {type: string}, size: {type: integer}"))
+	both := objectOf(defineKind(t, "Both", "Namespaced",
+		"serviceAccount: {type: object, properties: {name: {type: string}}}, namespace: {type: string}"))
 	lax := objectOf(defineKind(t, "Lax", "Namespaced", "any: {type: object, x-kubernetes-preserve-unknown-fields: true}"))
 	global := objectOf(defineKind(t, "Global", "Cluster", "account: {type: string}, namespace: {type: string}"))
 	tokens := func(namespacePath, namePath string) credential.Provider {
-		return credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamespacePath: namespacePath, NamePath: namePath})
+		return credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+			NamespacePath: namespacePath, NamePath: namePath,
+		})
 	}
 	for name, tc := range map[string]struct {
 		object      client.Object
 		credentials credential.Provider
 		problem     string // empty if there is none
 	}{
-		"a field":                       {described, tokens("", "spec.serviceAccountName"), ""},
-		"braces":                        {described, tokens("", "{.spec.serviceAccountName}"), "write it without braces"},
-		"a typo":                        {described, tokens("", "spec.serviceAcountName"), "NamePath: Described.example.com has no field spec.serviceAcountName (spec has serviceAccountName, size)"},
-		"a number":                      {described, tokens("", "spec.size"), "NamePath: field spec.size of Described.example.com is no string"},
-		"the default of another kind":   {described, nil, "has no field spec.serviceAccount.name"},
-		"no namespace where it is said": {described, tokens("spec.namespace", "spec.serviceAccountName"), "NamespacePath: Described.example.com has no field spec.namespace"},
-		"two namespaces":                {both, tokens("", ""), "say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
-		"one of them":                   {both, tokens("metadata.namespace", ""), ""},
-		"the other":                     {both, tokens("spec.namespace", ""), ""},
-		"whatever it may have":          {lax, tokens("", "spec.any.thing"), ""},
-		"a cluster-scoped kind":         {global, tokens("", "spec.account"), ""},
-		"impersonation, with a typo":    {global, credential.Impersonation(credential.ImpersonationOptions{NamePath: "spec.acount"}), "NamePath: Global.example.com has no field spec.acount"},
-		"Secrets of no namespace":       {global, credential.KubeconfigSecrets(credential.KubeconfigOptions{}), "Global.example.com is cluster-scoped, so Namespace must say where its Secrets are"},
-		"Secrets by a typo":             {described, credential.KubeconfigSecrets(credential.KubeconfigOptions{NamePath: "spec.secret"}), "has no field spec.secret"},
-		"a Go type":                     {&corev1.ConfigMap{}, tokens("", "data.sa"), ""},
-		"a typo in a Go type":           {&corev1.Pod{}, tokens("", "spec.serviceAccount.name"), "Pod has no field spec.serviceAccount.name (spec.serviceAccount has no fields)"},
-		"a built-in kind, unstructured": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")), tokens("", "spec.serviceAccountName"), ""},
-		"a typo in it":                  {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")), tokens("", "spec.serviceAccountname"), "Pod has no field spec.serviceAccountname"},
-		"of metadata there is no spec":  {&metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}, tokens("", "spec.serviceAccountName"), "Pod has no field spec.serviceAccountName"},
-		"a kind without a definition":   {objectOf(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"}), nil, "the API server does not serve example.com/v1, Kind=Gadget"},
+		"a field": {described, tokens("", "spec.serviceAccountName"), ""},
+		"braces":  {described, tokens("", "{.spec.serviceAccountName}"), "write it without braces"},
+		"a typo": {described, tokens("", "spec.serviceAcountName"),
+			"NamePath: Described.example.com has no field spec.serviceAcountName (spec has serviceAccountName, size)"},
+		"a number": {described, tokens("", "spec.size"),
+			"NamePath: field spec.size of Described.example.com is no string"},
+		"the default of another kind": {described, nil, "has no field spec.serviceAccount.name"},
+		"no namespace where it is said": {described, tokens("spec.namespace", "spec.serviceAccountName"),
+			"NamespacePath: Described.example.com has no field spec.namespace"},
+		"two namespaces": {both, tokens("", ""),
+			"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
+		"one of them":           {both, tokens("metadata.namespace", ""), ""},
+		"the other":             {both, tokens("spec.namespace", ""), ""},
+		"whatever it may have":  {lax, tokens("", "spec.any.thing"), ""},
+		"a cluster-scoped kind": {global, tokens("", "spec.account"), ""},
+		"impersonation, with a typo": {global,
+			credential.Impersonation(credential.ImpersonationOptions{
+				NamePath: "spec.acount",
+			}), "NamePath: Global.example.com has no field spec.acount"},
+		"Secrets of no namespace": {global, credential.KubeconfigSecrets(credential.KubeconfigOptions{}),
+			"Global.example.com is cluster-scoped, so Namespace must say where its Secrets are"},
+		"Secrets by a typo": {described,
+			credential.KubeconfigSecrets(credential.KubeconfigOptions{NamePath: "spec.secret"}), "has no field spec.secret"},
+		"a Go type": {&corev1.ConfigMap{}, tokens("", "data.sa"), ""},
+		"a typo in a Go type": {&corev1.Pod{}, tokens("", "spec.serviceAccount.name"),
+			"Pod has no field spec.serviceAccount.name (spec.serviceAccount has no fields)"},
+		"a built-in kind, unstructured": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")),
+			tokens("", "spec.serviceAccountName"), ""},
+		"a typo in it": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")),
+			tokens("", "spec.serviceAccountname"), "Pod has no field spec.serviceAccountname"},
+		"of metadata there is no spec": {&metav1.PartialObjectMetadata{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		}, tokens("", "spec.serviceAccountName"), "Pod has no field spec.serviceAccountName"},
+		"a kind without a definition": {objectOf(schema.GroupVersionKind{
+			Group: "example.com", Version: "v1", Kind: "Gadget",
+		}), nil, "the API server does not serve example.com/v1, Kind=Gadget"},
 	} {
-		for guarded, allow := range map[string]func(*clustercache.Options){"guarded": func(o *clustercache.Options) { o.AllowIdentity = clustercache.GuardedByAdmission }, "by its own namespace": func(*clustercache.Options) {}} {
+		for guarded, allow := range map[string]func(*clustercache.Options){"guarded": func(o *clustercache.Options) {
+			o.AllowIdentity = clustercache.GuardedByAdmission
+		}, "by its own namespace": func(*clustercache.Options) {}} {
 			options := clustercache.Options{Object: tc.object, Credentials: tc.credentials}
 			allow(&options)
 			t.Run(name+" "+guarded, func(t *testing.T) {

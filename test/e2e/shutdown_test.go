@@ -18,7 +18,8 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// A manager that is stopped while it connects ends in time and leaves nothing; startOperator looks for leaks.
+// A manager that is stopped while it connects ends in time and leaves nothing; startOperator looks
+// for leaks.
 func TestStopInTheMiddleOfConnects(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -77,7 +78,8 @@ func TestStopWithHandlersThatHang(t *testing.T) {
 	called := make(chan string, 10)
 	c := newFakeController(t)
 	handles := c.watch("handler", &corev1.ConfigMap{}, ns)
-	handles.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+	handles.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent,
+		workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 		called <- "handler"
 		<-release
 	}}
@@ -93,7 +95,8 @@ func TestStopWithHandlersThatHang(t *testing.T) {
 	g.Eventually(called).WithTimeout(patience).Should(Receive())
 	begun := time.Now()
 	o.stopManager(t)
-	g.Expect(time.Since(begun)).To(BeNumerically("<", 20*time.Second), "the manager itself would wait for 30 s, and then give up")
+	g.Expect(time.Since(begun)).To(BeNumerically("<", 20*time.Second),
+		"the manager itself would wait for 30 s, and then give up")
 	expectNotConnected(t, o, "hangs", clustercache.NotStarted)
 	free()
 	c.close()

@@ -15,7 +15,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// listener is a controller's queue behind an extension source, and what was in the state when it was told.
+// listener is a controller's queue behind an extension source, and what was in the state when it
+// was told.
 type listener struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
@@ -65,16 +66,19 @@ func TestExtensionSource(t *testing.T) {
 	create(t, serviceAccount(ns, "told"))
 	g.Eventually(early.heard).WithTimeout(patience).Should(ContainElement("told Connected"))
 	late := listen(t, o, "")
-	g.Eventually(late.heard).WithTimeout(patience).Should(ContainElements("told Connected", "disliked DisconnectedServiceAccountNotFound"),
-		"a source that starts late hears of every known extension")
+	g.Eventually(late.heard).WithTimeout(patience).
+		Should(ContainElements("told Connected", "disliked DisconnectedServiceAccountNotFound"),
+			"a source that starts late hears of every known extension")
 
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "told"))).To(Succeed())
 	for _, l := range []*listener{early, late} {
-		g.Eventually(func() string { heard := l.heard(); return heard[len(heard)-1] }).WithTimeout(patience).Should(Equal("told DisconnectedServiceAccountNotFound"))
+		g.Eventually(func() string { heard := l.heard(); return heard[len(heard)-1] }).WithTimeout(patience).
+			Should(Equal("told DisconnectedServiceAccountNotFound"))
 	}
 	e := extension(ns, "told")
 	g.Expect(admin.Get(t.Context(), key("told"), e)).To(Succeed())
 	g.Expect(admin.Delete(t.Context(), e)).To(Succeed())
-	g.Eventually(late.heard).WithTimeout(patience).Should(ContainElement("told deleted "+string(e.GetUID())), "with the object last seen")
+	g.Eventually(late.heard).WithTimeout(patience).Should(ContainElement("told deleted "+string(e.GetUID())),
+		"with the object last seen")
 	g.Expect(late.queue.Len()).To(Equal(2), "requests are in the queue, one per extension")
 }

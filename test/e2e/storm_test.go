@@ -19,7 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// atOnce is how many of these requests the API server worked on at the same time at most, by its audit log.
+// atOnce is how many of these requests the API server worked on at the same time at most, by its
+// audit log.
 func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 	type edge struct {
 		at    time.Time
@@ -40,8 +41,9 @@ func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 	return most
 }
 
-// TestReconnectStorm takes the API server of 500 extensions away for a minute. When it is back, all are connected again
-// within a minute, with the tokens that they have, a few at a time, over the TCP connections that they need.
+// TestReconnectStorm takes the API server of 500 extensions away for a minute. When it is back, all
+// are connected again within a minute, with the tokens that they have, a few at a time, over the
+// TCP connections that they need.
 func TestReconnectStorm(t *testing.T) {
 	const extensions = 500
 	const down, back = time.Minute, time.Minute
@@ -58,9 +60,11 @@ func TestReconnectStorm(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	config.Host = p.url() // of the manager, and so of the extensions' ServiceAccounts
 	o := newOperatorAt(t, config, clustercache.Options{
-		AllowIdentity:  clustercache.GuardedByAdmission,
-		HealthProbe:    healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second, Timeout: 5 * time.Second, FailureThreshold: 3},
-		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute}, // the default
+		AllowIdentity: clustercache.GuardedByAdmission,
+		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second,
+			Timeout: 5 * time.Second, FailureThreshold: 3},
+		// the default
+		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute},
 	}).start(t)
 	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(Equal(extensions))
 	before := map[string]clustercache.ConnectionState{}
@@ -73,7 +77,8 @@ func TestReconnectStorm(t *testing.T) {
 	for i := range 20 {
 		name := fmt.Sprintf("storm-%03d", i)
 		grant(t, ns, name, everythingInCore)
-		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).
+			To(Succeed())
 	}
 	heard := func(what string) func() int {
 		return func() (n int) {
@@ -105,9 +110,11 @@ func TestReconnectStorm(t *testing.T) {
 	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(2 * back).Should(Equal(extensions))
 	took := time.Since(answers)
 	most, dials := p.counts()
-	t.Logf("all %d are connected again %s after it answered: %d dials, at most %d connections at a time", extensions, took.Round(100*time.Millisecond), dials, most)
+	t.Logf("all %d are connected again %s after it answered: %d dials, at most %d connections at a time", extensions,
+		took.Round(100*time.Millisecond), dials, most)
 	g.Expect(took).To(BeNumerically("<=", back))
-	g.Expect(most).To(BeNumerically("<=", 6), "a connection of ours, one of the manager's, and those that are being replaced")
+	g.Expect(most).
+		To(BeNumerically("<=", 6), "a connection of ours, one of the manager's, and those that are being replaced")
 	for _, state := range o.ListConnectionStates(t.Context()) {
 		g.Expect(state.Identity).To(Equal(before[state.Extension.Name].Identity))
 		g.Expect(state.TokenExpires).To(Equal(before[state.Extension.Name].TokenExpires), "with the token that it had")
@@ -117,7 +124,8 @@ func TestReconnectStorm(t *testing.T) {
 	t.Logf("at most %d SelfSubjectReviews at a time", probes)
 	g.Expect(probes).To(And(BeNumerically(">", 0), BeNumerically("<=", 10)), "the cap per target")
 	for _, event := range events {
-		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").To(BeFalse(), "a valid token was requested anew: %s", event)
+		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").
+			To(BeFalse(), "a valid token was requested anew: %s", event)
 	}
 	c.forget()
 	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "after"}})

@@ -73,10 +73,13 @@ func prepare(ctx context.Context) error {
 	if _, err := cp.KubectlInput(ctx, config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev"); err != nil {
+	if _,
+		err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
-	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator", "--user="+operatorUser)
+	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
+		"--user="+operatorUser)
 	return err
 }
 
@@ -86,10 +89,12 @@ func quick(options clustercache.Options) clustercache.Options {
 		options.Client.UserAgent = userAgent
 	}
 	if options.HealthProbe == (healthprobe.Options{}) {
-		options.HealthProbe = healthprobe.Options{Interval: time.Second, IdentityInterval: 5 * time.Second, Timeout: 2 * time.Second, FailureThreshold: 2}
+		options.HealthProbe = healthprobe.Options{Interval: time.Second, IdentityInterval: 5 * time.Second,
+			Timeout: 2 * time.Second, FailureThreshold: 2}
 	}
 	if options.ConnectBackoff == (wait.Backoff{}) {
-		options.ConnectBackoff = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.2, Steps: 5, Cap: 5 * time.Second}
+		options.ConnectBackoff = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.2, Steps: 5,
+			Cap: 5 * time.Second}
 	}
 	return options
 }
@@ -105,7 +110,8 @@ type operator struct {
 	also    []func() // closes more connections that are not the operator's
 }
 
-// newOperator makes a host operator that is not started. The tests themselves guard which ServiceAccounts are named.
+// newOperator makes a host operator that is not started. The tests themselves guard which
+// ServiceAccounts are named.
 func newOperator(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	if options.AllowIdentity == nil && options.Credentials == nil {
@@ -115,7 +121,8 @@ func newOperator(t testing.TB, options clustercache.Options, more ...func(*opera
 }
 
 // newOperatorWithoutGuard calls more with the operator's manager before its ClusterCache is set up.
-func newOperatorWithoutGuard(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
+func newOperatorWithoutGuard(t testing.TB, options clustercache.Options,
+	more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	restConfig, err := cp.UserConfig(operatorUser)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -123,13 +130,15 @@ func newOperatorWithoutGuard(t testing.TB, options clustercache.Options, more ..
 }
 
 // newOperatorAt makes a host operator whose manager uses that config.
-func newOperatorAt(t testing.TB, restConfig *rest.Config, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
+func newOperatorAt(t testing.TB, restConfig *rest.Config, options clustercache.Options,
+	more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	return newOperatorWith(t, restConfig, manager.Options{}, options, more...)
 }
 
 // newOperatorWith makes a host operator whose manager has those options.
-func newOperatorWith(t testing.TB, restConfig *rest.Config, managerOptions manager.Options, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
+func newOperatorWith(t testing.TB, restConfig *rest.Config, managerOptions manager.Options,
+	options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	g := NewWithT(t)
 	o := &operator{before: leaks(), filters: count(watchFilter)}
@@ -195,8 +204,9 @@ func (o *operator) stopManager(t testing.TB) {
 func (o *operator) leftNothing(t testing.TB) {
 	t.Helper()
 	NewWithT(t).Eventually(func() error {
-		// What is not the operator's to close: the manager's own connections, which live as long as the process, and ours.
-		// A connection is not idle until its cancelled streams have ended, so this is done again.
+		// What is not the operator's to close: the manager's own connections, which live as long as
+		// the process, and ours. A connection is not idle until its cancelled streams have ended,
+		// so this is done again.
 		utilnet.CloseIdleConnectionsFor(o.mgr.GetHTTPClient().Transport)
 		utilnet.CloseIdleConnectionsFor(adminHTTP.Transport)
 		for _, f := range o.also {
@@ -204,11 +214,14 @@ func (o *operator) leftNothing(t testing.TB) {
 		}
 		return goleak.Find(o.before...)
 	}).WithTimeout(patience).Should(Succeed(), "the host operator left goroutines behind")
-	NewWithT(t).Eventually(func() int { return count(watchFilter) }).WithTimeout(patience).Should(BeNumerically("<=", o.filters+1),
-		"watch.Filter goroutines: one is the manager's own watch of ServiceAccounts, which controller-runtime leaves behind when it stops; connections must leave none")
+	NewWithT(t).Eventually(func() int { return count(watchFilter) }).WithTimeout(patience).
+		Should(BeNumerically("<=", o.filters+1),
+			"watch.Filter goroutines: one is the manager's own watch of ServiceAccounts, which controller-runtime leaves "+
+				"behind when it stops; connections must leave none")
 }
 
-// watchFilter is a goroutine that controller-runtime's metadata informers leave behind when they are stopped.
+// watchFilter is a goroutine that controller-runtime's metadata informers leave behind when they
+// are stopped.
 const watchFilter = "k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"
 
 // count counts goroutines that are in function.
@@ -235,7 +248,8 @@ func (o *operator) state(name string) clustercache.ConnectionState {
 }
 
 // waitFor waits until the extension's state is as wanted and returns it.
-func (o *operator) waitFor(t *testing.T, name string, wanted func(clustercache.ConnectionState) bool) clustercache.ConnectionState {
+func (o *operator) waitFor(t *testing.T, name string,
+	wanted func(clustercache.ConnectionState) bool) clustercache.ConnectionState {
 	t.Helper()
 	var state clustercache.ConnectionState
 	NewWithT(t).Eventually(func() clustercache.ConnectionState {
@@ -291,8 +305,8 @@ func extension(namespace, name string) *unstructured.Unstructured {
 	return e
 }
 
-// tenant creates an extension with a ServiceAccount of its name, which may do everything with core resources in its
-// namespace.
+// tenant creates an extension with a ServiceAccount of its name, which may do everything with core
+// resources in its namespace.
 func tenant(t *testing.T, namespace, name string) {
 	t.Helper()
 	create(t, serviceAccount(namespace, name))
@@ -323,7 +337,9 @@ func roleBinding(namespace, name string, subjects ...rbacv1.Subject) *rbacv1.Rol
 func grantTo(t *testing.T, namespace, kind, name string) {
 	t.Helper()
 	role := strings.ReplaceAll(name, ":", "-")
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role}, Rules: []rbacv1.PolicyRule{everythingInCore}})
+	create(t,
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
+			Rules: []rbacv1.PolicyRule{everythingInCore}})
 	create(t, roleBinding(namespace, role, rbacv1.Subject{Kind: kind, Name: name}))
 }
 
@@ -336,7 +352,8 @@ func closeIdle(c rest.Interface) {
 func token(t *testing.T, namespace, name string) string {
 	t.Helper()
 	request := &authenticationv1.TokenRequest{}
-	NewWithT(t).Expect(admin.SubResource("token").Create(t.Context(), serviceAccount(namespace, name), request)).To(Succeed())
+	NewWithT(t).Expect(admin.SubResource("token").Create(t.Context(), serviceAccount(namespace, name), request)).
+		To(Succeed())
 	return request.Status.Token
 }
 

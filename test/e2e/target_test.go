@@ -17,9 +17,11 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// elsewhere maps extensions to other API servers by name; those not named go to the real one. All use one token.
+// elsewhere maps extensions to other API servers by name; those not named go to the real one. All
+// use one token.
 func elsewhere(token string, hosts map[string]string) credential.Provider {
-	return credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
+	return credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
+		base *rest.Config) (*rest.Config, error) {
 		if host, ok := hosts[object.GetName()]; ok {
 			base.Host = host
 		}
@@ -64,7 +66,8 @@ func neverAnswers(t *testing.T) string {
 	return "https://" + listener.Addr().String()
 }
 
-// expectUnaffected expects that extensions at the real server connect, and stay so, whatever happens elsewhere.
+// expectUnaffected expects that extensions at the real server connect, and stay so, whatever
+// happens elsewhere.
 func expectUnaffected(t *testing.T, o *operator, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -74,7 +77,8 @@ func expectUnaffected(t *testing.T, o *operator, names ...string) {
 		c, err := o.GetClient(t.Context(), key(name))
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		NewWithT(t).Eventually(func() error {
-			return c.List(t.Context(), &corev1.SecretList{}, client.InNamespace(state.Identity.Groups[1][len("system:serviceaccounts:"):]))
+			return c.List(t.Context(), &corev1.SecretList{},
+				client.InNamespace(state.Identity.Groups[1][len("system:serviceaccounts:"):]))
 		}).
 			WithTimeout(patience).Should(Succeed(), name)
 	}
@@ -85,7 +89,8 @@ func TestUnreachableAPIServer(t *testing.T) {
 	ns := namespace(t)
 	tenant(t, ns, "fine")
 	create(t, extension(ns, "nowhere"))
-	o := startOperator(t, clustercache.Options{Credentials: elsewhere(token(t, ns, "fine"), map[string]string{"nowhere": nobodyListens(t)})})
+	o := startOperator(t,
+		clustercache.Options{Credentials: elsewhere(token(t, ns, "fine"), map[string]string{"nowhere": nobodyListens(t)})})
 
 	state := o.waitReason(t, "nowhere", clustercache.Unreachable)
 	g.Expect(state.Message).To(ContainSubstring("connection refused"))
@@ -104,7 +109,8 @@ func TestHangingAPIServer(t *testing.T) {
 	create(t, extension(ns, "also-fine"))
 	hosts := map[string]string{}
 	hanging := neverAnswers(t)
-	for _, name := range []string{"hang-1", "hang-2", "hang-3", "hang-4", "hang-5", "hang-6", "hang-7", "hang-8", "hang-9", "hang-10", "hang-11", "hang-12"} {
+	for _, name := range []string{"hang-1", "hang-2", "hang-3", "hang-4", "hang-5", "hang-6", "hang-7", "hang-8",
+		"hang-9", "hang-10", "hang-11", "hang-12"} {
 		create(t, extension(ns, name))
 		hosts[name] = hanging
 	}
@@ -126,17 +132,19 @@ func TestRejectedCredential(t *testing.T) {
 	create(t, extension(ns, "rejected"))
 	create(t, extension(ns, "broken"))
 	good := token(t, ns, "fine")
-	o := startOperator(t, clustercache.Options{Credentials: credential.FromRESTConfigMapper(func(_ context.Context, object client.Object, base *rest.Config) (*rest.Config, error) {
-		switch object.GetName() {
-		case "rejected":
-			base.BearerToken = "not-a-token"
-		case "broken":
-			base.BearerTokenFile = "/etc/passwd"
-		default:
-			base.BearerToken = good
-		}
-		return base, nil
-	})})
+	o := startOperator(t,
+		clustercache.Options{Credentials: credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
+			base *rest.Config) (*rest.Config, error) {
+			switch object.GetName() {
+			case "rejected":
+				base.BearerToken = "not-a-token"
+			case "broken":
+				base.BearerTokenFile = "/etc/passwd"
+			default:
+				base.BearerToken = good
+			}
+			return base, nil
+		})})
 	state := o.waitReason(t, "rejected", clustercache.Unauthorized)
 	g.Expect(state.Message).NotTo(ContainSubstring("not-a-token"))
 	state = o.waitReason(t, "broken", clustercache.InvalidCredential)
@@ -144,7 +152,8 @@ func TestRejectedCredential(t *testing.T) {
 	expectUnaffected(t, o, "fine")
 }
 
-// The API server dies and comes back: everybody is told, everybody heals, and valid tokens are used on.
+// The API server dies and comes back: everybody is told, everybody heals, and valid tokens are used
+// on.
 func TestAPIServerRestart(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -180,6 +189,7 @@ func TestAPIServerRestart(t *testing.T) {
 	create(t, configMap(ns, "after"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create after"), "the watch came back")
 	for _, event := range auditLog(t, restarted) {
-		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").To(BeFalse(), "a valid token was requested anew: %s", event)
+		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").
+			To(BeFalse(), "a valid token was requested anew: %s", event)
 	}
 }

@@ -33,7 +33,8 @@ const oldToken = 11 * time.Second
 // waitOld waits until tokens that were issued before since are old.
 func waitOld(t *testing.T, since time.Time) {
 	t.Helper()
-	NewWithT(t).Eventually(func() time.Duration { return time.Since(since) }).WithTimeout(patience).Should(BeNumerically(">", oldToken))
+	NewWithT(t).Eventually(func() time.Duration { return time.Since(since) }).WithTimeout(patience).
+		Should(BeNumerically(">", oldToken))
 }
 
 // startFaultyOperator starts one that reaches the API server through f.
@@ -49,7 +50,8 @@ func startFaultyOperator(t *testing.T, f *faults, options clustercache.Options) 
 // tokensIssued is how many tokens of a ServiceAccount the API server issued to the operator.
 func tokensIssued(events []auditEvent, namespace, name string) (n int) {
 	for _, event := range events {
-		if event.Stage == "ResponseComplete" && event.what() == "create serviceaccounts/token" && event.ObjectRef.Namespace == namespace && event.ObjectRef.Name == name &&
+		if event.Stage == "ResponseComplete" && event.what() == "create serviceaccounts/token" &&
+			event.ObjectRef.Namespace == namespace && event.ObjectRef.Name == name &&
 			event.ResponseStatus.Code == http.StatusCreated && event.User.Username != adminUser {
 			n++
 		}
@@ -57,19 +59,23 @@ func tokensIssued(events []auditEvent, namespace, name string) (n int) {
 	return n
 }
 
-// Five hundred at once, of whom one or all are refused with the token that they have: one TokenRequest, and every write
-// is applied once.
+// Five hundred at once, of whom one or all are refused with the token that they have: one
+// TokenRequest, and every write is applied once.
 func TestFiveHundredAtOnce(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "busy")
 	f := newFaults(t)
-	o, own := startFaultyOperator(t, f, clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 10000, Burst: 10000, Timeout: patience}})
+	o, own := startFaultyOperator(t, f,
+		clustercache.Options{
+			Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 10000, Burst: 10000, Timeout: patience},
+		})
 	o.waitConnected(t, "busy")
 	begin := time.Now()
 	c, err := o.GetUncachedClient(t.Context(), key("busy"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(func() error { return c.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return c.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).
+		WithTimeout(patience).Should(Succeed())
 
 	post := func(round string) {
 		var wg sync.WaitGroup
@@ -114,7 +120,8 @@ func TestFiveHundredAtOnce(t *testing.T) {
 	g.Expect(o.state("busy").Generation).To(BeEquivalentTo(1), "nobody was disconnected for it")
 }
 
-// An aggregated API that takes nobody's word says nothing of a token: nobody is disconnected, and there is no storm.
+// An aggregated API that takes nobody's word says nothing of a token: nobody is disconnected, and
+// there is no storm.
 func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 	g := NewWithT(t)
 	var refused atomic.Int32
@@ -127,8 +134,10 @@ func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 	for _, name := range names {
 		tenant(t, ns, name)
 	}
-	o := startOperator(t, clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 50, Burst: 50},
-		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: time.Hour, Timeout: 2 * time.Second, FailureThreshold: 2}})
+	o := startOperator(t,
+		clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 50, Burst: 50},
+			HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
+				FailureThreshold: 2}})
 	o.also = append(o.also, quiet)
 	before := map[string]clustercache.ConnectionState{}
 	for _, name := range names {
@@ -167,18 +176,23 @@ func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 		after := o.state(name)
 		g.Expect(after.Phase).To(Equal(clustercache.Connected), name)
 		g.Expect(after.Since).To(Equal(before[name].Since), name)
-		g.Expect(tokensIssued(events, ns, name)).To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(10*time.Second))+1)), name+": refreshes")
-		g.Expect(probes[name]).To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(2*time.Second))+1)), name+": probes")
+		g.Expect(tokensIssued(events, ns, name)).
+			To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(10*time.Second))+1)), name+": refreshes")
+		g.Expect(probes[name]).To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(2*time.Second))+1)),
+			name+": probes")
 	}
 	t.Logf("%d requests refused in %s", refused.Load(), took)
 }
 
-// Whatever is made from a connection's config acts as its identity, and goes on when the token is replaced: a clientset, a
-// dynamic client, a plain HTTP client, and what upgrades its TCP connection as exec and port-forward do.
+// Whatever is made from a connection's config acts as its identity, and goes on when the token is
+// replaced: a clientset, a dynamic client, a plain HTTP client, and what upgrades its TCP
+// connection as exec and port-forward do.
 func TestRESTConfigInOtherHands(t *testing.T) {
 	g := NewWithT(t)
 	quiet := aggregate(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		conn := serverspdy.NewResponseUpgrader().UpgradeResponse(w, req, func(httpstream.Stream, <-chan struct{}) error { return nil })
+		conn := serverspdy.NewResponseUpgrader().UpgradeResponse(w, req, func(httpstream.Stream, <-chan struct{}) error {
+			return nil
+		})
 		if conn != nil {
 			<-conn.CloseChan()
 		}
@@ -192,7 +206,8 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 				return err
 			}
 			defer closeIdle(clientset.CoreV1().RESTClient())
-			_, err = clientset.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "made-"}}, metav1.CreateOptions{})
+			_, err = clientset.CoreV1().ConfigMaps(ns).Create(t.Context(),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "made-"}}, metav1.CreateOptions{})
 			return err
 		},
 		"dynamic": func(config *rest.Config) error {
@@ -200,7 +215,8 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = c.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(ns).List(t.Context(), metav1.ListOptions{})
+			_, err = c.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(ns).
+				List(t.Context(), metav1.ListOptions{})
 			return err
 		},
 		"plain": func(config *rest.Config) error {
@@ -256,7 +272,8 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(try(config)).To(Succeed(), way+", at the first attempt")
 		// What one changes is nobody else's.
-		config.Host, config.UserAgent, config.WrapTransport, config.Timeout = "https://elsewhere.invalid", "changed", nil, time.Nanosecond
+		config.Host, config.UserAgent, config.WrapTransport, config.Timeout = "https://elsewhere.invalid", "changed", nil,
+			time.Nanosecond
 		clear(config.CAData)
 		use(way)
 		g.Expect(tokensIssued(auditLog(t, revoked), ns, way)).To(Equal(1), way)

@@ -28,7 +28,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// fakeController is a started controller with a real queue that nobody works off; it notes what handlers are given.
+// fakeController is a started controller with a real queue that nobody works off; it notes what
+// handlers are given.
 type fakeController struct {
 	ctx   context.Context
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -107,8 +108,10 @@ func TestWatch(t *testing.T) {
 	watch := clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), ns))
 	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed())
 	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed(), "the same again is a no-op")
-	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", &corev1.Secret{}, ns)))).To(MatchError(clustercache.ErrWatchConflict))
-	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), "")))).To(MatchError(clustercache.ErrWatchConflict))
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", &corev1.Secret{}, ns)))).
+		To(MatchError(clustercache.ErrWatchConflict))
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), "")))).
+		To(MatchError(clustercache.ErrWatchConflict))
 
 	create(t, configMap(ns, "a"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
@@ -141,7 +144,8 @@ func TestWatch(t *testing.T) {
 	g.Expect(o.state("watcher").Watches).To(BeEmpty())
 	c.forget()
 	other := newFakeController(t)
-	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(other.watch("other", metadataOf("ConfigMap"), ns)))).To(Succeed())
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(other.watch("other", metadataOf("ConfigMap"), ns)))).
+		To(Succeed())
 	create(t, configMap(ns, "after"))
 	g.Eventually(other.seen).WithTimeout(patience).Should(ContainElement("create after"))
 	g.Expect(c.seen()).To(BeEmpty())
@@ -152,7 +156,8 @@ func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "watcher"))
-	grant(t, ns, "watcher", rbacv1.PolicyRule{APIGroups: []string{"late.example.test"}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	grant(t, ns, "watcher",
+		rbacv1.PolicyRule{APIGroups: []string{"late.example.test"}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	create(t, extension(ns, "watcher"))
 	late := func(name string) *unstructured.Unstructured {
 		object := &unstructured.Unstructured{}
@@ -172,16 +177,25 @@ func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
 	g.Expect(missing.State).To(Equal(scopedcache.NotServed))
 	g.Expect(missing.Err).To(Satisfy(isNoMatch))
-	g.Expect(o.state("watcher").Scopes).To(HaveExactElements(And(HaveField("State", scopedcache.NotServed), HaveField("GVK.Kind", "Comer"), HaveField("Dependents", []string{"comers"}))))
+	g.Expect(o.state("watcher").Scopes).
+		To(
+			HaveExactElements(And(HaveField("State", scopedcache.NotServed), HaveField("GVK.Kind", "Comer"),
+				HaveField("Dependents", []string{"comers"}))))
 
 	create(t, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "comers.late.example.test"},
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{
+			"name": "comers.late.example.test",
+		},
 		"spec": map[string]any{"group": "late.example.test", "scope": "Namespaced",
-			"names":    map[string]any{"plural": "comers", "singular": "comer", "kind": "Comer"},
-			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}}},
+			"names": map[string]any{"plural": "comers", "singular": "comer", "kind": "Comer"},
+			"versions": []any{
+				map[string]any{"name": "v1", "served": true, "storage": true,
+					"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}},
+			}},
 	}})
 	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
-	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(t.Context(), late("late"))) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(t.Context(), late("late"))) }).
+		WithTimeout(patience).Should(Succeed())
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create late"))
 }
 
@@ -217,7 +231,8 @@ func TestUnwatchInsideAHandler(t *testing.T) {
 	options := c.watch("once", &corev1.ConfigMap{}, ns)
 	inner := options.EventHandler.(handler.Funcs)
 	create := inner.CreateFunc
-	inner.CreateFunc = func(ctx context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+	inner.CreateFunc = func(ctx context.Context, e event.CreateEvent,
+		q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 		if err := o.Unwatch(ctx, key("watcher"), "once"); err != nil {
 			t.Error(err)
 		}
@@ -252,7 +267,8 @@ func (o *operator) kinds(name string) (kinds []string) {
 	return kinds
 }
 
-// Exactly the kinds of the content are watched, where the content is: rights in that namespace suffice.
+// Exactly the kinds of the content are watched, where the content is: rights in that namespace
+// suffice.
 func TestWatchContent(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -262,7 +278,9 @@ func TestWatchContent(t *testing.T) {
 	o.waitConnected(t, "owner")
 	c := newFakeController(t)
 
-	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), configMap(ns, "b"), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}}))).To(Succeed())
+	g.Expect(o.WatchContent(ctx, key("owner"),
+		c.contentOf("content", configMap(ns, "a"), configMap(ns, "b"),
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}}))).To(Succeed())
 	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Secret/" + ns}))
 	createConfigMaps(t, ns, "a")
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}})
@@ -272,9 +290,11 @@ func TestWatchContent(t *testing.T) {
 	missing := gadget()
 	missing.SetNamespace(ns)
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "svc"}}
-	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), service, missing))).To(Succeed())
+	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content", configMap(ns, "a"), service, missing))).
+		To(Succeed())
 	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Service/" + ns, "Gadget/" + ns}))
-	g.Eventually(func() int { return watchesOf(t, "secrets", ns) }).WithTimeout(patience).Should(BeZero(), "its informer has stopped")
+	g.Eventually(func() int { return watchesOf(t, "secrets", ns) }).WithTimeout(patience).
+		Should(BeZero(), "its informer has stopped")
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "left"}})
 	createConfigMaps(t, ns, "b")
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create b"))
@@ -295,8 +315,8 @@ func TestWatchContent(t *testing.T) {
 	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(BeZero())
 }
 
-// watchesOf is how many watches of a resource in a namespace the API server has begun for ServiceAccounts of that
-// namespace and not ended, by its audit log.
+// watchesOf is how many watches of a resource in a namespace the API server has begun for
+// ServiceAccounts of that namespace and not ended, by its audit log.
 func watchesOf(t *testing.T, resource, namespace string) int {
 	t.Helper()
 	open := map[string]bool{}
@@ -340,33 +360,39 @@ func TestOnError(t *testing.T) {
 	g.Expect(denied.Identity).To(Equal(state.Identity))
 
 	createConfigMaps(t, ns, "a")
-	grant(t, ns, "poor", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
+	grant(t, ns, "poor",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
 	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
 
 	// Another one ends its watch as soon as it hears of a problem.
 	ended := make(chan error, 1)
 	other := c.watch("secrets", &corev1.Secret{}, ns)
-	other.OnError = func(ctx context.Context, err clustercache.WatchError) { ended <- o.Unwatch(ctx, key("poor"), err.Name) }
+	other.OnError = func(ctx context.Context, err clustercache.WatchError) {
+		ended <- o.Unwatch(ctx, key("poor"), err.Name)
+	}
 	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(other))).To(Succeed())
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
 	g.Expect(o.kinds("poor")).To(Equal([]string{"ConfigMap/" + ns}))
 }
 
-// A right that is revoked ends the watch, tells OnError and the extension sources, and reads are Forbidden; when it is granted
-// again everything goes on by itself. With WatchRBAC nobody waits for AccessReviewInterval. The state says what is the matter.
+// A right that is revoked ends the watch, tells OnError and the extension sources, and reads are
+// Forbidden; when it is granted again everything goes on by itself. With WatchRBAC nobody waits for
+// AccessReviewInterval. The state says what is the matter.
 func TestRevokedRightOfAConnection(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "tenant"))
-	grant(t, ns, "tenant", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
+	grant(t, ns, "tenant",
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
 	create(t, extension(ns, "tenant"))
 	createConfigMaps(t, ns, "a")
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
-	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
+	o := startOperator(t,
+		clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	o.waitConnected(t, "tenant")
 	c := newFakeController(t)
 	told := make(chan clustercache.WatchError, 100)
@@ -397,7 +423,10 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 	g.Expect(lost.Err).To(MatchError(ContainSubstring("system:serviceaccount:" + ns + ":tenant")))
 	g.Eventually(sources).WithTimeout(patience).Should(Receive())
 	g.Expect(o.state("tenant").Phase).To(Equal(clustercache.Connected))
-	g.Expect(o.state("tenant").Scopes).To(HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0), HaveField("Dependents", []string{"content"}))))
+	g.Expect(o.state("tenant").Scopes).
+		To(
+			HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0),
+				HaveField("Dependents", []string{"content"}))))
 
 	g.Expect(admin.Delete(ctx, configMap(ns, "a"))).To(Succeed())
 	createConfigMaps(t, ns, "b")

@@ -8,7 +8,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// finished takes the answer of an attempt. An answer that comes late has no effect but to be discarded.
+// finished takes the answer of an attempt. An answer that comes late has no effect but to be
+// discarded.
 func (s *step) finished(e AttemptFinished) {
 	if e.Attempt != s.attempt.id {
 		s.discard(e)
@@ -26,7 +27,8 @@ func (s *step) finished(e AttemptFinished) {
 	}
 }
 
-// errLate is the cause with which a connection ends that came too late. No caller ever had a handle of it.
+// errLate is the cause with which a connection ends that came too late. No caller ever had a handle
+// of it.
 var errLate = errors.New("the connect came too late")
 
 // discard has the driver close what a late connect made.
@@ -117,7 +119,8 @@ func (s *step) giveUpIfFailed(reason connstate.Reason, cause error) {
 	}
 }
 
-// reportProbe reports to the target whether it answered. A failure of our own credential says nothing about it.
+// reportProbe reports to the target whether it answered. A failure of our own credential says
+// nothing about it.
 func (s *step) reportProbe(e AttemptFinished, answer Answer, was attempt) {
 	switch {
 	case answer.NotSent != "":
@@ -149,8 +152,8 @@ func (s *step) verifyFinished(e AttemptFinished, was attempt) {
 		s.takeUp()
 		s.health = s.health.After(s.now, nil)
 	case connstate.IdentityMismatch:
-		// The newest credential is another identity's. The extension gets a new connection, with nothing of the
-		// old one.
+		// The newest credential is another identity's. The extension gets a new connection, with
+		// nothing of the old one.
 		s.disconnect(reason, answer.Err)
 	default:
 		s.rotation.next = s.now.Add(s.delay(&s.rotation.backoff))

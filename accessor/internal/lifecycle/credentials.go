@@ -12,7 +12,8 @@ func (s *step) resolved(e Resolved) {
 	switch {
 	case e.Err != nil && s.canGoOnUnread(e):
 		// A cache could not be read. Nothing is known against the credential in use.
-	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.Connected && e.Resolution.Source == s.resolution.Source:
+	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.Connected &&
+		e.Resolution.Source == s.resolution.Source:
 		// The newest credential cannot be used. The one in use is kept while it works.
 		s.dropRotation()
 		s.reportRotationError(e.Err)
@@ -32,17 +33,17 @@ func (s *step) resolved(e Resolved) {
 	s.start()
 }
 
-// canGoOnUnread reports whether the credential may be kept although the reference behind it could not be read.
-// Without the permission to watch ServiceAccounts the deletion of an impersonated one would go unnoticed. A
-// token ends with its ServiceAccount.
+// canGoOnUnread reports whether the credential may be kept although the reference behind it could
+// not be read. Without the permission to watch ServiceAccounts the deletion of an impersonated one
+// would go unnoticed. A token ends with its ServiceAccount.
 func (s *step) canGoOnUnread(e Resolved) bool {
 	unread := e.Reason == connstate.Unreachable || e.Reason == connstate.OperatorForbidden && !s.resolution.Impersonated
 	return unread && s.credential != 0 &&
 		e.Resolution.ServiceAccount == s.resolution.ServiceAccount && e.Resolution.Source == s.resolution.Source
 }
 
-// dropAndBackOff drops everything, because there is nothing to connect with. Events usually end that; the
-// deadline is for those that do not come.
+// dropAndBackOff drops everything, because there is nothing to connect with. Events usually end
+// that; the deadline is for those that do not come.
 func (s *step) dropAndBackOff(reason connstate.Reason, cause error) {
 	s.drop(reason, cause)
 	if !s.now.Before(s.nextConnect) {
@@ -50,10 +51,12 @@ func (s *step) dropAndBackOff(reason connstate.Reason, cause error) {
 	}
 }
 
-// adopt begins anew with another target or identity. It reports whether there is something to connect with.
+// adopt begins anew with another target or identity. It reports whether there is something to
+// connect with.
 func (s *step) adopt(e Resolved) bool {
 	if s.credential != 0 {
-		s.drop(connstate.IdentityMismatch, errors.New("the extension refers to another identity, API server or certificate authority now"))
+		s.drop(connstate.IdentityMismatch,
+			errors.New("the extension refers to another identity, API server or certificate authority now"))
 	}
 	if e.TargetErr != nil {
 		s.dropAndBackOff(connstate.InvalidCredential, e.TargetErr)
@@ -66,9 +69,9 @@ func (s *step) adopt(e Resolved) bool {
 	return true
 }
 
-// newVersion takes a newer credential for the same target and identity. The first is tried at once, further ones
-// not before an Interval has passed: a provider that returns another credential with every call must not cause
-// a storm.
+// newVersion takes a newer credential for the same target and identity. The first is tried at once,
+// further ones not before an Interval has passed: a provider that returns another credential with
+// every call must not cause a storm.
 func (s *step) newVersion(resolution Resolution) {
 	connected := s.phase == connstate.Connected
 	if connected && s.rotation != nil && s.rotation.resolution.Version == resolution.Version {
@@ -82,11 +85,13 @@ func (s *step) newVersion(resolution Resolution) {
 	}
 	if connected {
 		s.dropRotation()
-		s.rotation = &rotation{credential: CredentialID(s.newID()), resolution: resolution, next: at, backoff: s.config.Backoff}
+		s.rotation = &rotation{credential: CredentialID(s.newID()), resolution: resolution, next: at,
+			backoff: s.config.Backoff}
 		s.emit(OpenCredential{Credential: s.rotation.credential})
 		return
 	}
-	// There is no connection to be kept. What is under way would prove what does not count any more.
+	// There is no connection to be kept. What is under way would prove what does not count any
+	// more.
 	s.cancelAttempt()
 	s.emit(CloseCredential{Credential: s.credential})
 	s.resolution, s.credential = resolution, CredentialID(s.newID())
@@ -125,7 +130,8 @@ func (s *step) clearRotationError() {
 	}
 }
 
-// reportRotationError says why the newest credential is not in use, although the connection goes on.
+// reportRotationError says why the newest credential is not in use, although the connection goes
+// on.
 func (s *step) reportRotationError(cause error) {
 	cause = errors.WithMessage(cause, "connected with an earlier credential; the newest is not used")
 	if s.rotationErr != nil && s.rotationErr.Error() == cause.Error() {

@@ -40,7 +40,8 @@ func TestDiagram(t *testing.T) {
 		}
 		front = next
 	}
-	if err := statediagram.Put("../../../docs/architecture.md", "lifecycle", diagram.Mermaid(string(phases[0])), *update); err != nil {
+	if err := statediagram.Put("../../../docs/architecture.md", "lifecycle", diagram.Mermaid(string(phases[0])),
+		*update); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Effect is something that the driver is to do. Effects come in the order in which they are to be carried
-// out: first those for which [IsCommit] is true, then the others.
+// Effect is something that the driver is to do. Effects come in the order in which they are to be
+// carried out: first those for which [IsCommit] is true, then the others.
 type Effect interface{ order() order }
 
 // AttemptKind says what an attempt asks.
@@ -42,8 +42,8 @@ type (
 	}
 	// CancelAttempt says that the attempt's answer does not count any more.
 	CancelAttempt struct{ Attempt AttemptID }
-	// BeginConnection says that what the attempt made is the connection from now on. Watches get it before
-	// anybody else does.
+	// BeginConnection says that what the attempt made is the connection from now on. Watches get it
+	// before anybody else does.
 	BeginConnection struct{ Attempt AttemptID }
 	// Publish says that this is what getters see from now on.
 	Publish struct {
@@ -60,8 +60,8 @@ type (
 
 // After effects.
 type (
-	// DiscardSecret says to forget a secret that was obtained before that time, because the server did not
-	// accept it.
+	// DiscardSecret says to forget a secret that was obtained before that time, because the server
+	// did not accept it.
 	DiscardSecret struct {
 		Credential CredentialID
 		Before     time.Time
@@ -74,7 +74,8 @@ type (
 		Reason  connstate.Reason
 		Cause   error
 	}
-	// RetireCredential says to close a credential after a while, because requests may still be using it.
+	// RetireCredential says to close a credential after a while, because requests may still be
+	// using it.
 	RetireCredential struct{ Credential CredentialID }
 	// CloseCredential says to close a credential.
 	CloseCredential struct{ Credential CredentialID }

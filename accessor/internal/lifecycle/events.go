@@ -8,21 +8,22 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// CredentialID names a credential that the machine had opened. AttemptID names a connect, probe or verify.
-// The machine never uses an ID twice; zero names nothing.
+// CredentialID names a credential that the machine had opened. AttemptID names a connect, probe or
+// verify. The machine never uses an ID twice; zero names nothing.
 type (
 	CredentialID uint64
 	AttemptID    uint64
 )
 
-// TargetID names a target that the driver acquired. The driver never uses an ID for two targets; zero names
-// nothing.
+// TargetID names a target that the driver acquired. The driver never uses an ID for two targets;
+// zero names nothing.
 type TargetID uint64
 
 // Event is what happened. See [Machine.Step].
 type Event interface{ isEvent() }
 
-// Resolved says that the reconciler resolved what the extension is to connect as. Only this event starts attempts.
+// Resolved says that the reconciler resolved what the extension is to connect as. Only this event
+// starts attempts.
 type Resolved struct {
 	// Generation is the extension's metadata.generation.
 	Generation int64
@@ -51,8 +52,8 @@ type Resolution struct {
 // AttemptFinished says that an attempt has an answer.
 type AttemptFinished struct {
 	Attempt AttemptID
-	// Asked is when the attempt sent its question, or when it began to prepare the credential if nothing
-	// was sent.
+	// Asked is when the attempt sent its question, or when it began to prepare the credential if
+	// nothing was sent.
 	Asked  time.Time
 	Answer Answer
 }
@@ -89,8 +90,8 @@ type RetryAt struct {
 // AccessChanged says that the connection's cache gained or lost access to a kind.
 type AccessChanged struct{}
 
-// Removed says that the extension is gone, or the manager stops. It is the last event that has an effect, beside
-// discarding late answers.
+// Removed says that the extension is gone, or the manager stops. It is the last event that has an
+// effect, beside discarding late answers.
 type Removed struct {
 	Reason connstate.Reason
 	Cause  error

@@ -54,14 +54,16 @@ var invariants = []struct {
 	}},
 	{"probes and verifies run only while connected, verifies only with a newer credential", func(t *transition) bool {
 		kind := t.after.attempt.kind
-		return (kind != Probe && kind != Verify || t.after.phase == connstate.Connected) && (kind != Verify || t.after.rotation != nil)
+		return (kind != Probe && kind != Verify || t.after.phase == connstate.Connected) &&
+			(kind != Verify || t.after.rotation != nil)
 	}},
 	{"a reason exactly while not connected", func(t *transition) bool {
 		return (t.after.phase == connstate.Connected) == (t.after.reason == "")
 	}},
 	{"connected means a connection, a credential and no time of disconnect", func(t *transition) bool {
 		connected := t.after.phase == connstate.Connected
-		return connected == (t.after.connection != 0) && connected == t.after.downSince.IsZero() && (!connected || t.after.credential != 0)
+		return connected == (t.after.connection != 0) && connected == t.after.downSince.IsZero() &&
+			(!connected || t.after.credential != 0)
 	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
 	{"what is published last is the machine's phase and reason", func(t *transition) bool {
@@ -80,7 +82,8 @@ var invariants = []struct {
 	}},
 	{"what is removed holds nothing", func(t *transition) bool {
 		a := t.after
-		return !a.removed || a.credential == 0 && a.rotation == nil && a.target == 0 && a.attempt.id == 0 && a.connection == 0
+		return !a.removed || a.credential == 0 && a.rotation == nil && a.target == 0 && a.attempt.id == 0 &&
+			a.connection == 0
 	}},
 	{"a late answer is discarded and has no other effect", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
@@ -142,23 +145,25 @@ var invariants = []struct {
 		}
 		return true
 	}},
-	{"an attempt asks with its credential: a verify with the newer one, and a connect makes the next epoch", func(t *transition) bool {
-		a := &t.after
-		for _, e := range t.effects {
-			create, ok := e.(CreateAttempt)
-			if !ok {
-				continue
+	{"an attempt asks with its credential: a verify with the newer one, and a connect makes the next epoch",
+		func(t *transition) bool {
+			a := &t.after
+			for _, e := range t.effects {
+				create, ok := e.(CreateAttempt)
+				if !ok {
+					continue
+				}
+				want := a.credential
+				if create.Kind == Verify {
+					want = a.rotation.credential
+				}
+				if create.Credential != want || a.attempt.credential != want || create.Kind == Connect &&
+					create.Epoch != t.before.epoch+1 {
+					return false
+				}
 			}
-			want := a.credential
-			if create.Kind == Verify {
-				want = a.rotation.credential
-			}
-			if create.Credential != want || a.attempt.credential != want || create.Kind == Connect && create.Epoch != t.before.epoch+1 {
-				return false
-			}
-		}
-		return true
-	}},
+			return true
+		}},
 	{"secrets that are newer than the question are kept", func(t *transition) bool {
 		for _, e := range t.effects {
 			if d, ok := e.(DiscardSecret); ok && !d.Before.Equal(t.event.(AttemptFinished).Asked) {
@@ -220,7 +225,8 @@ func (t *transition) credentialsAddUp() bool {
 				return false
 			}
 		case CreateAttempt:
-			if e.Credential != t.after.credential && (t.after.rotation == nil || e.Credential != t.after.rotation.credential) {
+			if e.Credential != t.after.credential &&
+				(t.after.rotation == nil || e.Credential != t.after.rotation.credential) {
 				return false
 			}
 		}
@@ -336,7 +342,9 @@ func (w world) step(in *input) (next world, broken []string) {
 	t.world = next
 	for _, invariant := range invariants {
 		if !invariant.holds(&t) {
-			broken = append(broken, fmt.Sprintf("%s\n  world  %+v\n  event  %s %+v\n  effects %+v\n  after  %+v", invariant.name, w, in.name, t.event, t.effects, next))
+			broken = append(broken,
+				fmt.Sprintf("%s\n  world  %+v\n  event  %s %+v\n  effects %+v\n  after  %+v", invariant.name, w, in.name,
+					t.event, t.effects, next))
 		}
 	}
 	return next, broken
@@ -362,8 +370,9 @@ func (w world) connects(by map[string]*input) bool {
 	return false
 }
 
-// TestExplore visits every state that the alphabet of inputs leads to, in every order, and checks the invariants on each
-// step. It proves structure. That each decision is the right one is for the tables and scenarios to prove.
+// TestExplore visits every state that the alphabet of inputs leads to, in every order, and checks
+// the invariants on each step. It proves structure. That each decision is the right one is for the
+// tables and scenarios to prove.
 func TestExplore(t *testing.T) {
 	begun := time.Now()
 	seen := map[world]struct{}{start: {}}
@@ -404,7 +413,8 @@ func TestExplore(t *testing.T) {
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d broken, %d stuck; %.1f s, %d MiB", len(seen), steps, depth, len(inputs), len(invariants), broken, stuck, time.Since(begun).Seconds(), memory.Sys>>20)
+	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d broken, %d stuck; %.1f s, %d MiB",
+		len(seen), steps, depth, len(inputs), len(invariants), broken, stuck, time.Since(begun).Seconds(), memory.Sys>>20)
 	if depth < exploreDepth && len(seen) < 10_000 {
 		t.Errorf("only %d states: the exploration does not reach what it is for", len(seen))
 	}

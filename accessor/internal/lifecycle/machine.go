@@ -49,15 +49,16 @@ type Machine struct {
 	lastID      uint64 // of credentials and attempts
 }
 
-// announcement is what extension sources last heard about an extension that is not connected. It is zero
-// while the extension is connected.
+// announcement is what extension sources last heard about an extension that is not connected. It is
+// zero while the extension is connected.
 type announcement struct {
 	reason     connstate.Reason
 	generation int64 // so that an edit of the extension that does not help is announced, too
 }
 
-// rotation is a newer credential for the same connection. It replaces the one in use once the API server
-// stated that it is the same identity's. Before that, nothing is sent with it but this question.
+// rotation is a newer credential for the same connection. It replaces the one in use once the API
+// server stated that it is the same identity's. Before that, nothing is sent with it but this
+// question.
 type rotation struct {
 	credential CredentialID
 	resolution Resolution
@@ -82,10 +83,11 @@ const (
 	forAll                   // the target is silent, and this connection asks for all
 )
 
-// Observed is what the driver reads under its lock for each step. An event per served request would lock
-// the path of every request.
+// Observed is what the driver reads under its lock for each step. An event per served request would
+// lock the path of every request.
 type Observed struct {
-	// Served is when the API server last served a request of the connection; zero if there was none.
+	// Served is when the API server last served a request of the connection; zero if there was
+	// none.
 	Served time.Time
 	// Target is the health of the target; zero while there is none.
 	Target connstate.Health
@@ -93,8 +95,8 @@ type Observed struct {
 	Jitter float64
 }
 
-// New returns the machine of an extension that is not connected. spread in [0,1) brings its probes forward by
-// up to a tenth.
+// New returns the machine of an extension that is not connected. spread in [0,1) brings its probes
+// forward by up to a tenth.
 func New(config *Config, now time.Time, spread float64) Machine {
 	return Machine{
 		config: config, createdAt: now, spread: spread,
@@ -103,8 +105,8 @@ func New(config *Config, now time.Time, spread float64) Machine {
 	}
 }
 
-// CredentialKey returns the Resolution.Key of the credential in use, "" if there is none. For another key the
-// driver acquires the target before it steps.
+// CredentialKey returns the Resolution.Key of the credential in use, "" if there is none. For
+// another key the driver acquires the target before it steps.
 func (m *Machine) CredentialKey() string { return m.resolution.Key }
 
 // Step decides what follows from an event at now, and returns what the driver is to do, in order.
@@ -148,8 +150,8 @@ func isForward(before, after time.Time) bool {
 	return !after.IsZero() && (before.IsZero() || after.Before(before))
 }
 
-// Deadline returns when the extension is to be resolved again, zero if only when woken. While an attempt is
-// under way, its end wakes.
+// Deadline returns when the extension is to be resolved again, zero if only when woken. While an
+// attempt is under way, its end wakes.
 func (m *Machine) Deadline(now time.Time, seen Observed) time.Time {
 	_, at := m.due(now, seen)
 	return at
@@ -172,8 +174,8 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	if m.rotation != nil && !silent && !now.Before(m.rotation.next) {
 		return Verify, now
 	}
-	// While the target is silent, one member asks on behalf of all. A target that is down then meets one
-	// probe per Interval, and not one per identity.
+	// While the target is silent, one member asks on behalf of all. A target that is down then
+	// meets one probe per Interval, and not one per identity.
 	at := now.Add(m.config.Probe.Interval)
 	if !silent {
 		at = m.config.Probe.Due(m.health.Served(seen.Served), m.spread)
@@ -196,12 +198,14 @@ type Snapshot struct {
 	Generation int64  // of the extension
 	Source     string // of the credential
 	Health     connstate.Health
-	// Err is why there is no connection or, while connected, why the newest credential is not in use.
+	// Err is why there is no connection or, while connected, why the newest credential is not in
+	// use.
 	Err error
 	// Credential is the one in use, zero if there is none.
 	Credential CredentialID
-	// LastSuccess is when the API server last served the identity, or when the machine was made if it never
-	// did. Healthy reports whether the last probe was a success and the connection is there.
+	// LastSuccess is when the API server last served the identity, or when the machine was made if
+	// it never did. Healthy reports whether the last probe was a success and the connection is
+	// there.
 	LastSuccess time.Time
 	Healthy     bool
 }
@@ -226,8 +230,8 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 	return s
 }
 
-// Standing returns what the target needs to know about this connection: whether there is one, when it last
-// probed, and until when it waits because the target did not answer (zero if it does not).
+// Standing returns what the target needs to know about this connection: whether there is one, when
+// it last probed, and until when it waits because the target did not answer (zero if it does not).
 func (m *Machine) Standing() (connected bool, lastProbe, waitsUntil time.Time) {
 	if m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0 {
 		waitsUntil = m.nextConnect
@@ -240,6 +244,6 @@ func (m *Machine) AcceptsProbe(e ProbeRequested) bool {
 	return m.phase == connstate.Connected && e.Target == m.target && !m.isBusy()
 }
 
-// isBusy reports whether an attempt is under way that answers for the connection. A verify answers for another
-// credential.
+// isBusy reports whether an attempt is under way that answers for the connection. A verify answers
+// for another credential.
 func (m *Machine) isBusy() bool { return m.attempt.id != 0 && m.attempt.kind != Verify }

@@ -35,29 +35,58 @@ func TestDue(t *testing.T) {
 		want    AttemptKind
 		after   time.Duration // from at; negative for never
 	}{
-		"first":                                   {machine: disconnected(func(*Machine) {}), want: Connect},
-		"nothing to connect with":                 {machine: disconnected(func(m *Machine) { m.credential, m.nextConnect = 0, epoch0.Add(time.Minute) }), after: time.Minute},
-		"backing off":                             {machine: disconnected(func(m *Machine) { m.nextConnect = epoch0.Add(time.Minute) }), after: time.Minute},
-		"backoff over":                            {machine: disconnected(func(m *Machine) { m.nextConnect = epoch0 }), want: Connect},
-		"connect under way":                       {machine: disconnected(func(m *Machine) { m.attempt = attempt{id: 1, kind: Connect} }), after: -1},
-		"probe under way":                         {machine: connected(func(m *Machine) { m.attempt = attempt{id: 1, kind: Probe} }), at: time.Hour, after: -1},
-		"removed":                                 {machine: disconnected(func(m *Machine) { m.removed = true }), after: -1},
-		"healthy":                                 {machine: connected(func(*Machine) {}), at: time.Second, after: 59 * time.Second},
-		"healthy, spread":                         {machine: connected(func(m *Machine) { m.spread = 0.5 }), at: time.Second, after: 56 * time.Second},
-		"probe due":                               {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
-		"probe due, but served":                   {machine: connected(func(*Machine) {}), at: time.Minute, seen: Observed{Served: epoch0.Add(50 * time.Second)}, after: 50 * time.Second},
-		"wanted":                                  {machine: connected(func(m *Machine) { m.probeReason = unauthorized }), want: Probe},
-		"not connected and wanted":                {machine: disconnected(func(m *Machine) { m.probeReason, m.nextConnect = forAll, epoch0.Add(1) }), after: 1},
-		"failed, too early":                       {machine: connected(func(m *Machine) { m.health = healthy.After(epoch0, errServer) }), at: 9 * time.Second, after: time.Second},
-		"failed":                                  {machine: connected(func(m *Machine) { m.health = healthy.After(epoch0, errServer) }), at: 10 * time.Second, want: Probe},
-		"inconclusive":                            {machine: connected(func(m *Machine) { m.health = healthy.Inconclusive(epoch0.Add(1), errServer) }), at: 1, after: 10 * time.Second},
-		"due, but the target is silent":           {machine: connected(func(*Machine) {}), at: time.Hour, seen: Observed{Target: silent}, after: 10 * time.Second},
-		"wanted while the target is silent":       {machine: connected(func(m *Machine) { m.probeReason = forAll }), seen: Observed{Target: silent}, want: Probe},
-		"a newer credential":                      {machine: connected(newer(0)), want: Verify},
-		"a newer credential, tried just now":      {machine: connected(newer(time.Second)), after: time.Second},
-		"a newer credential, much later":          {machine: connected(newer(time.Hour)), at: time.Second, after: 59 * time.Second},
-		"a newer credential, and a probe wanted":  {machine: connected(func(m *Machine) { newer(0)(m); m.probeReason = unauthorized }), want: Probe},
-		"a newer credential, and a silent target": {machine: connected(newer(0)), seen: Observed{Target: silent}, after: 10 * time.Second},
+		"first": {machine: disconnected(func(*Machine) {}), want: Connect},
+		"nothing to connect with": {machine: disconnected(func(m *Machine) {
+			m.credential, m.nextConnect = 0, epoch0.Add(time.Minute)
+		}), after: time.Minute},
+		"backing off": {machine: disconnected(func(m *Machine) {
+			m.nextConnect = epoch0.Add(time.Minute)
+		}), after: time.Minute},
+		"backoff over": {machine: disconnected(func(m *Machine) { m.nextConnect = epoch0 }),
+			want: Connect},
+		"connect under way": {machine: disconnected(func(m *Machine) {
+			m.attempt = attempt{id: 1, kind: Connect}
+		}), after: -1},
+		"probe under way": {machine: connected(func(m *Machine) {
+			m.attempt = attempt{id: 1, kind: Probe}
+		}), at: time.Hour, after: -1},
+		"removed": {machine: disconnected(func(m *Machine) { m.removed = true }),
+			after: -1},
+		"healthy": {machine: connected(func(*Machine) {}), at: time.Second,
+			after: 59 * time.Second},
+		"healthy, spread": {machine: connected(func(m *Machine) { m.spread = 0.5 }),
+			at: time.Second, after: 56 * time.Second},
+		"probe due": {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
+		"probe due, but served": {machine: connected(func(*Machine) {}), at: time.Minute,
+			seen: Observed{Served: epoch0.Add(50 * time.Second)}, after: 50 * time.Second},
+		"wanted": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			want: Probe},
+		"not connected and wanted": {machine: disconnected(func(m *Machine) {
+			m.probeReason, m.nextConnect = forAll, epoch0.Add(1)
+		}), after: 1},
+		"failed, too early": {machine: connected(func(m *Machine) {
+			m.health = healthy.After(epoch0, errServer)
+		}), at: 9 * time.Second, after: time.Second},
+		"failed": {machine: connected(func(m *Machine) {
+			m.health = healthy.After(epoch0, errServer)
+		}), at: 10 * time.Second, want: Probe},
+		"inconclusive": {machine: connected(func(m *Machine) {
+			m.health = healthy.Inconclusive(epoch0.Add(1), errServer)
+		}), at: 1, after: 10 * time.Second},
+		"due, but the target is silent": {machine: connected(func(*Machine) {}), at: time.Hour,
+			seen: Observed{Target: silent}, after: 10 * time.Second},
+		"wanted while the target is silent": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
+			seen: Observed{Target: silent}, want: Probe},
+		"a newer credential":                 {machine: connected(newer(0)), want: Verify},
+		"a newer credential, tried just now": {machine: connected(newer(time.Second)), after: time.Second},
+		"a newer credential, much later": {machine: connected(newer(time.Hour)), at: time.Second,
+			after: 59 * time.Second},
+		"a newer credential, and a probe wanted": {machine: connected(func(m *Machine) {
+			newer(0)(m)
+			m.probeReason = unauthorized
+		}), want: Probe},
+		"a newer credential, and a silent target": {machine: connected(newer(0)), seen: Observed{Target: silent},
+			after: 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -82,7 +111,8 @@ func TestSnapshot(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		return p.machine.Snapshot(p.seen)
 	}
-	g.Expect(p.machine.Snapshot(Observed{})).To(Equal(Snapshot{Phase: connstate.Disconnected, Reason: connstate.NotStarted, Since: epoch0, LastSuccess: epoch0}))
+	g.Expect(p.machine.Snapshot(Observed{})).
+		To(Equal(Snapshot{Phase: connstate.Disconnected, Reason: connstate.NotStarted, Since: epoch0, LastSuccess: epoch0}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
 	g.Expect(s.Source).To(Equal("elsewhere"), "also where there is no credential")
 	g.Expect(s.Err).To(MatchError("failed"))
@@ -91,8 +121,10 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(s.Healthy).To(BeFalse())
 	do("wait", "1s")
 	s = do("answer", "user=red")
-	g.Expect(s).To(Equal(Snapshot{Phase: connstate.Connected, Since: p.now, Epoch: 1, Generation: 3, Source: "here", Credential: s.Credential,
-		Health: connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Healthy: true}))
+	g.Expect(s).
+		To(Equal(Snapshot{Phase: connstate.Connected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
+			Credential: s.Credential,
+			Health:     connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Healthy: true}))
 	g.Expect(s.Credential).NotTo(BeZero())
 
 	connectedAt := p.now

@@ -1,8 +1,9 @@
 package lifecycle
 
-// Queue keeps the after effects of one connection in order, one at a time. The goroutine that finds the queue idle
-// drains it; the others only append. The zero value is empty and ready. Queue is not safe for concurrent use: the
-// driver's lock guards each call, and the driver runs what Next returns without that lock.
+// Queue keeps the after effects of one connection in order, one at a time. The goroutine that finds
+// the queue idle drains it; the others only append. The zero value is empty and ready. Queue is not
+// safe for concurrent use: the driver's lock guards each call, and the driver runs what Next
+// returns without that lock.
 //
 //	lock; Step; commit effects; queue.Append(after effects...); drain := queue.Take(); unlock
 //	if drain { for { lock; f, ok := queue.Next(); unlock; if !ok { break }; f() } }
@@ -23,7 +24,8 @@ func (q *Queue[T]) Take() bool {
 	return true
 }
 
-// Next returns what to run next. If it returns false, the queue is empty and the caller has given it back.
+// Next returns what to run next. If it returns false, the queue is empty and the caller has given
+// it back.
 func (q *Queue[T]) Next() (next T, ok bool) {
 	if len(q.waiting) == 0 {
 		q.waiting, q.taken = nil, false
@@ -36,7 +38,8 @@ func (q *Queue[T]) Next() (next T, ok bool) {
 	return next, true
 }
 
-// GiveBack ends the caller's turn early, because what it ran panicked. What waits is for the next one to take.
+// GiveBack ends the caller's turn early, because what it ran panicked. What waits is for the next
+// one to take.
 func (q *Queue[T]) GiveBack() { q.taken = false }
 
 // Idle reports whether nothing waits and nothing runs.

@@ -32,8 +32,8 @@ func TestQueue(t *testing.T) {
 	g.Expect(q.Idle()).To(BeTrue())
 }
 
-// TestExploreQueue runs random schedules of threads that step, and drain if it is their turn. Each thread does what the driver
-// does between two locks, and some effects panic or step themselves.
+// TestExploreQueue runs random schedules of threads that step, and drain if it is their turn. Each
+// thread does what the driver does between two locks, and some effects panic or step themselves.
 func TestExploreQueue(t *testing.T) {
 	schedules := 1_000_000
 	if exploreDepth < 1000 {

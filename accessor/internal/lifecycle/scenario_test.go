@@ -22,8 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
 
-// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event, the indented lines below
-// it are what the machine does. -update writes the latter.
+// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event,
+// the indented lines below it are what the machine does. -update writes the latter.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -181,7 +181,9 @@ func (p *player) event(verb string, o options) (Event, error) {
 func (p *player) resolved(verb string, o options) Event {
 	e := Resolved{Generation: p.generation, Resolution: Resolution{
 		Key: o.get("key", "k"), Version: o.get("version", "1"), Source: o.get("source", "secret"),
-		ServiceAccount: types.NamespacedName{Name: o.get("serviceaccount", "sa")}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
+		ServiceAccount: types.NamespacedName{
+			Name: o.get("serviceaccount", "sa"),
+		}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
 		Expected: connstate.Identity{Username: o.get("expected", "")},
 	}}
 	switch {
@@ -197,8 +199,10 @@ func (p *player) resolved(verb string, o options) Event {
 }
 
 func (p *player) answered(verb string, o options) Event {
-	answer := Answer{Err: errors.New("failed"), OwnConnections: o.has("own-connections"), NotSent: connstate.Reason(o.get("not-sent", ""))}
-	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied, "500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing}
+	answer := Answer{Err: errors.New("failed"), OwnConnections: o.has("own-connections"),
+		NotSent: connstate.Reason(o.get("not-sent", ""))}
+	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied,
+		"500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing}
 	for word, verdict := range verdicts {
 		if o.has(word) {
 			answer.Verdict = verdict
@@ -206,7 +210,8 @@ func (p *player) answered(verb string, o options) Event {
 	}
 	if user, ok := o["user"]; ok {
 		answer.Verdict, answer.Err = connstate.Valid, nil
-		answer.Identity = connstate.Identity{Username: user, UID: types.UID(o.get("uid", "")), Groups: strings.Split(o.get("groups", "g"), ",")}
+		answer.Identity = connstate.Identity{Username: user, UID: types.UID(o.get("uid", "")),
+			Groups: strings.Split(o.get("groups", "g"), ",")}
 	}
 	id := p.machine.attempt.id
 	if verb == "late-answer" {
@@ -234,7 +239,8 @@ func describe(effect Effect) string {
 	case UseCredential:
 		return fmt.Sprintf("use credential %d", e.Credential)
 	case CreateAttempt:
-		text := fmt.Sprintf("create %s %d with credential %d", map[AttemptKind]string{Connect: "connect", Probe: "probe", Verify: "verify"}[e.Kind], e.Attempt, e.Credential)
+		text := fmt.Sprintf("create %s %d with credential %d",
+			map[AttemptKind]string{Connect: "connect", Probe: "probe", Verify: "verify"}[e.Kind], e.Attempt, e.Credential)
 		if e.Kind == Connect {
 			text += fmt.Sprintf(", epoch %d", e.Epoch)
 		}
@@ -250,11 +256,13 @@ func describe(effect Effect) string {
 		if e.Phase == connstate.Connected {
 			return fmt.Sprintf("publish Connected, epoch %d, since %s", e.Epoch, e.Since.Sub(epoch0))
 		}
-		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, because(e.Reason, e.Cause), e.Since.Sub(epoch0), e.DownSince.Sub(epoch0))
+		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, because(e.Reason, e.Cause),
+			e.Since.Sub(epoch0), e.DownSince.Sub(epoch0))
 	case EndConnection:
 		return "end the connection"
 	case DiscardSecret:
-		return fmt.Sprintf("discard the secret of credential %d, if it is from before %s", e.Credential, e.Before.Sub(epoch0))
+		return fmt.Sprintf("discard the secret of credential %d, if it is from before %s", e.Credential,
+			e.Before.Sub(epoch0))
 	case SubmitAttempt:
 		return fmt.Sprintf("submit attempt %d", e.Attempt)
 	case DiscardConnection:
@@ -287,7 +295,8 @@ func describe(effect Effect) string {
 		}
 		return text
 	case Record:
-		return fmt.Sprintf("count %s %s", map[Counter]string{Connects: "connects", Probes: "probes", Rotations: "rotations"}[e.Counter], e.Result)
+		return fmt.Sprintf("count %s %s",
+			map[Counter]string{Connects: "connects", Probes: "probes", Rotations: "rotations"}[e.Counter], e.Result)
 	case Notify:
 		return "notify the extension sources"
 	case Wake:

@@ -52,8 +52,8 @@ func (s *step) connectNow() { s.nextConnect = s.now }
 // resetBackoff begins the backoff anew, so that the next connect begins at once.
 func (s *step) resetBackoff() { s.backoff, s.nextConnect = s.config.Backoff, time.Time{} }
 
-// publish says that the machine is not connected. Sources and log hear of it if the phase or the reason is
-// news.
+// publish says that the machine is not connected. Sources and log hear of it if the phase or the
+// reason is news.
 func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause error) {
 	wasConnected := s.phase == connstate.Connected
 	if s.phase != phase {
@@ -84,8 +84,8 @@ func (s *step) cancelAttempt() {
 	}
 }
 
-// disconnect ends the connection, if there is one, and what is under way. The credential stays, or the newer
-// one takes its place, for there is no connection left to be kept.
+// disconnect ends the connection, if there is one, and what is under way. The credential stays, or
+// the newer one takes its place, for there is no connection left to be kept.
 func (s *step) disconnect(reason connstate.Reason, cause error) {
 	s.cancelAttempt()
 	wasConnected := s.phase == connstate.Connected
@@ -124,8 +124,8 @@ func (s *step) remove(e Removed) {
 	s.notify()
 }
 
-// requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API says nothing
-// about the credential. One probe per Interval is enough.
+// requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API
+// says nothing about the credential. One probe per Interval is enough.
 func (s *step) requestUnauthorized(e RequestUnauthorized) {
 	if s.phase != connstate.Connected || e.Attempt != s.connection || s.probeReason != byClock || s.isBusy() ||
 		s.now.Before(s.health.LastProbeTime.Add(s.config.Probe.Interval)) {
@@ -182,11 +182,14 @@ func reasonOf(answer Answer) connstate.Reason {
 	}
 }
 
-// mismatch turns the answer of a server that states another identity, or other groups, into a failure.
+// mismatch turns the answer of a server that states another identity, or other groups, into a
+// failure.
 func mismatch(want, got connstate.Identity) Answer {
 	if want.Same(got) {
 		// The groups themselves are not shown: a server that a tenant chose may state anything.
-		return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: they have changed", got.Username)}
+		return Answer{
+			Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: they have changed", got.Username),
+		}
 	}
 	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
 		got.Username, got.UID, want.Username, want.UID)}

@@ -28,9 +28,10 @@ var (
 		Probe:   connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: tick, FailureThreshold: 2},
 		Backoff: wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
 	}
-	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}}, connstate.Identity{Username: "others", UID: "2"}
-	recreated    = connstate.Identity{Username: "ours", UID: "3", Groups: []string{"a"}}
-	ourGroups    = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"b"}}
+	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}},
+		connstate.Identity{Username: "others", UID: "2"}
+	recreated = connstate.Identity{Username: "ours", UID: "3", Groups: []string{"a"}}
+	ourGroups = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"b"}}
 )
 
 // reasons are those that the exploration meets. Their index stands for them in a world.
@@ -40,8 +41,8 @@ var reasons = []connstate.Reason{"", connstate.NotStarted, connstate.Unreachable
 
 var phases = []connstate.Phase{connstate.Disconnected, connstate.Connecting, connstate.Connected}
 
-// world is a machine and what its driver owes it, in a form that two equal states share. Times are relative to now, IDs are
-// replaced by what they stand for.
+// world is a machine and what its driver owes it, in a form that two equal states share. Times are
+// relative to now, IDs are replaced by what they stand for.
 type world struct {
 	removed, rotationErr, lastErr bool
 	phase, reason, announced      int8 // indexes; announced plus one, zero for nothing
@@ -63,8 +64,9 @@ type world struct {
 // AttemptKind8 is an AttemptKind in a byte.
 type AttemptKind8 int8
 
-var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, lastProbe: unset, lastSuccess: unset,
-	served: unset, wake: true, deadline: unset}
+var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, lastProbe: unset,
+	lastSuccess: unset,
+	served:      unset, wake: true, deadline: unset}
 
 // The IDs that a decoded machine uses.
 const (
@@ -95,7 +97,9 @@ func resolutionOf(key, version int8) Resolution {
 		return Resolution{}
 	}
 	return Resolution{Key: string('0' + rune(key)), Version: string('0' + rune(version)), Source: "source",
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{Username: "ours", UID: "1"}}
+		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{
+			Username: "ours", UID: "1",
+		}}
 }
 
 func backoffOf(index int8) wait.Backoff {
@@ -132,20 +136,23 @@ func (w *world) machine() *Machine {
 		m.credential, m.target, m.resolution = currentID, TargetID(w.key), resolutionOf(w.key, w.version)
 	}
 	if w.rotation != 0 {
-		m.rotation = &rotation{credential: rotationID, resolution: resolutionOf(w.key, w.rotation), next: at(w.rotationNext), backoff: backoffOf(w.rotationBackoff)}
+		m.rotation = &rotation{credential: rotationID, resolution: resolutionOf(w.key, w.rotation),
+			next: at(w.rotationNext), backoff: backoffOf(w.rotationBackoff)}
 	}
 	if w.rotationErr {
 		m.rotationErr = errServer
 	}
 	m.renewedAt, m.nextConnect, m.backoff = at(w.renewed), at(w.nextConnect), backoffOf(w.backoff)
 	if w.attempt != 0 {
-		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), credential: currentID, probeReason: probeReason(w.attemptReason)}
+		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), credential: currentID,
+			probeReason: probeReason(w.attemptReason)}
 		if m.attempt.kind == Verify {
 			m.attempt.credential = rotationID
 		}
 	}
 	m.probeReason = probeReason(w.probeReason)
-	m.health = connstate.Health{LastProbeTime: at(w.lastProbe), LastProbeSuccessTime: at(w.lastSuccess), ConsecutiveFailures: int(w.failures)}
+	m.health = connstate.Health{LastProbeTime: at(w.lastProbe), LastProbeSuccessTime: at(w.lastSuccess),
+		ConsecutiveFailures: int(w.failures)}
 	if w.lastErr {
 		m.health.LastError = errServer
 	}
@@ -170,10 +177,12 @@ func (w world) take(m *Machine) world {
 	}
 	w.rotationErr = m.rotationErr != nil
 	w.renewed, w.nextConnect, w.backoff = ticksOf(m.renewedAt), ticksOf(m.nextConnect), indexOfBackoff(m.backoff)
-	w.attempt, w.attemptReason, w.probeReason = AttemptKind8(m.attempt.kind), int8(m.attempt.probeReason), int8(m.probeReason)
+	w.attempt, w.attemptReason, w.probeReason = AttemptKind8(m.attempt.kind), int8(m.attempt.probeReason),
+		int8(m.probeReason)
 	// More failures than the threshold make no difference.
 	w.failures = int8(min(m.health.ConsecutiveFailures, exploreConfig.Probe.FailureThreshold))
-	w.lastProbe, w.lastSuccess, w.lastErr = ticksOf(m.health.LastProbeTime), ticksOf(m.health.LastProbeSuccessTime), m.health.LastError != nil
+	w.lastProbe, w.lastSuccess, w.lastErr = ticksOf(m.health.LastProbeTime), ticksOf(m.health.LastProbeSuccessTime),
+		m.health.LastError != nil
 	return w.canonical()
 }
 
@@ -216,7 +225,8 @@ func (w world) advance(by ticks) world {
 func (w *world) observed() Observed {
 	seen := Observed{Served: at(w.served)}
 	if w.targetDown {
-		seen.Target = connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: exploreConfig.Probe.FailureThreshold, LastError: errServer}
+		seen.Target = connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: exploreConfig.Probe.FailureThreshold,
+			LastError: errServer}
 	}
 	return seen
 }
@@ -234,7 +244,9 @@ func answer(name string, verdict connstate.Verdict, identity connstate.Identity,
 	if verdict != connstate.Valid {
 		a.Err = errServer
 	}
-	return input{name: "answer " + name, possible: func(w *world) bool { return w.attempt != 0 }, event: func(*world) Event {
+	return input{name: "answer " + name, possible: func(w *world) bool {
+		return w.attempt != 0
+	}, event: func(*world) Event {
 		return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: a}
 	}}
 }
@@ -251,9 +263,12 @@ var inputs = func() (list []input) {
 				return r
 			}})
 		}
-		list = append(list, input{name: "resolved, no target", possible: func(w *world) bool { return w.key != key }, event: func(*world) Event {
-			return Resolved{Generation: 1, Resolution: resolutionOf(key, 1), TargetErr: errServer}
-		}})
+		list = append(list,
+			input{name: "resolved, no target", possible: func(w *world) bool {
+				return w.key != key
+			}, event: func(*world) Event {
+				return Resolved{Generation: 1, Resolution: resolutionOf(key, 1), TargetErr: errServer}
+			}})
 	}
 	resolveErr := func(reason connstate.Reason, keep bool) input {
 		return input{name: "resolve error " + string(reason), event: func(*world) Event {
@@ -262,24 +277,34 @@ var inputs = func() (list []input) {
 		}}
 	}
 	return append(list,
-		resolveErr(connstate.Unreachable, false), resolveErr(connstate.InvalidCredential, true), resolveErr(connstate.NotAllowed, false),
+		resolveErr(connstate.Unreachable, false), resolveErr(connstate.InvalidCredential,
+			true), resolveErr(connstate.NotAllowed, false),
 		answer("valid", connstate.Valid, ours, ""), answer("other identity", connstate.Valid, others, ""),
-		answer("other groups", connstate.Valid, ourGroups, ""), answer("other UID", connstate.Valid, recreated, ""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
-		answer("403", connstate.Denied, connstate.Identity{}, ""), answer("500", connstate.Failing, connstate.Identity{}, ""),
-		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing, connstate.Identity{}, connstate.TokenRequestFailed),
+		answer("other groups", connstate.Valid, ourGroups, ""), answer("other UID", connstate.Valid, recreated,
+			""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
+		answer("403", connstate.Denied, connstate.Identity{}, ""), answer("500", connstate.Failing, connstate.Identity{},
+			""),
+		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing,
+			connstate.Identity{}, connstate.TokenRequestFailed),
 		input{name: "late answer", event: func(*world) Event {
 			return AttemptFinished{Attempt: staleID, Asked: epoch0, Answer: Answer{Verdict: connstate.Valid, Identity: ours}}
 		}},
 		input{name: "401 to a request", event: func(*world) Event { return RequestUnauthorized{Attempt: connectionID} }},
-		input{name: "401 to an earlier connection's request", event: func(*world) Event { return RequestUnauthorized{Attempt: staleID} }},
+		input{name: "401 to an earlier connection's request", event: func(*world) Event {
+			return RequestUnauthorized{Attempt: staleID}
+		}},
 		input{name: "probe for all", event: func(w *world) Event { return ProbeRequested{Target: TargetID(w.key)} }},
-		input{name: "target down", event: func(w *world) Event { return TargetDown{Target: TargetID(w.key), Err: errServer} }},
+		input{name: "target down", event: func(w *world) Event {
+			return TargetDown{Target: TargetID(w.key), Err: errServer}
+		}},
 		input{name: "another target down", event: func(*world) Event { return TargetDown{Target: 9, Err: errServer} }},
 		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.Deleted} }},
-		input{name: "a request is served", possible: func(w *world) bool { return w.phase == 2 }, change: func(w world) world { w.served = 0; return w }},
+		input{name: "a request is served", possible: func(w *world) bool {
+			return w.phase == 2
+		}, change: func(w world) world { w.served = 0; return w }},
 		input{name: "the target's health changes", change: func(w world) world { w.targetDown = !w.targetDown; return w }},
 		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
 	)

@@ -17,10 +17,11 @@ const (
 	dialPatience = time.Second      // before another dial is tried beside one that hangs
 )
 
-// h2Pool hands out room for requests on HTTP/2 connections. It dials only when there is no room on the connections
-// that it has, and then one at a time, unless that hangs. net/http dials for every request that finds no room: fifty
-// requests at once open fifty connections, of which the first would have carried a hundred. A request that waits takes
-// whatever comes first: a dial that ends, room on an old connection, or the end of its own context.
+// h2Pool hands out room for requests on HTTP/2 connections. It dials only when there is no room on
+// the connections that it has, and then one at a time, unless that hangs. net/http dials for every
+// request that finds no room: fifty requests at once open fifty connections, of which the first
+// would have carried a hundred. A request that waits takes whatever comes first: a dial that ends,
+// room on an old connection, or the end of its own context.
 //
 // The pool's mu comes before the locks of connections: a connection's state hook takes no lock.
 type h2Pool struct {
@@ -36,11 +37,12 @@ type h2Pool struct {
 	timer   *time.Timer // guarded by mu; serves again, while there are waiters
 }
 
-// h2Conn is a connection. One request at a time has room reserved on it: the next one gets room when the headers of the
-// one before are on their way. Else net/http may count a request that waits for its turn twice, or not at all, if
-// others are cancelled meanwhile, and all requests on the connection wait for each other (golang/go#70809 is of that
-// kind). A fresh connection takes a single request until the first answer, or dialPatience, has shown that the
-// server's settings have arrived, for net/http sends nothing if more is reserved than they allow.
+// h2Conn is a connection. One request at a time has room reserved on it: the next one gets room
+// when the headers of the one before are on their way. Else net/http may count a request that waits
+// for its turn twice, or not at all, if others are cancelled meanwhile, and all requests on the
+// connection wait for each other (golang/go#70809 is of that kind). A fresh connection takes a
+// single request until the first answer, or dialPatience, has shown that the server's settings have
+// arrived, for net/http sends nothing if more is reserved than they allow.
 type h2Conn struct {
 	*http.ClientConn
 	sending atomic.Bool // a request has room reserved and has not sent its headers
@@ -64,7 +66,8 @@ func newH2Pool(life context.Context, address string, dial func(context.Context) 
 	return p
 }
 
-// acquire returns a connection with room reserved for one request: call RoundTrip on it, sent, and finished.
+// acquire returns a connection with room reserved for one request: call RoundTrip on it, sent, and
+// finished.
 func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 	p.waiting.Add(1) // first, so that the state hook does not miss this request
 	defer p.waiting.Add(-1)
@@ -104,8 +107,8 @@ func (p *h2Pool) giveUp(w *h2Waiter) {
 	p.serve()
 }
 
-// sent notes that the headers of the request that conn was acquired for are on their way, or never will be. It
-// takes no lock, because net/http's are held.
+// sent notes that the headers of the request that conn was acquired for are on their way, or never
+// will be. It takes no lock, because net/http's are held.
 func (p *h2Pool) sent(conn *h2Conn) {
 	conn.sending.Store(false)
 	if p.waiting.Load() > 0 {
@@ -113,7 +116,8 @@ func (p *h2Pool) sent(conn *h2Conn) {
 	}
 }
 
-// finished notes that a request ended, with an answer or without. It reports whether the connection had answered before.
+// finished notes that a request ended, with an answer or without. It reports whether the connection
+// had answered before.
 func (p *h2Pool) finished(conn *h2Conn, answered bool) (answeredBefore bool) {
 	p.mu.Lock()
 	before := conn.settled
@@ -140,8 +144,9 @@ func (p *h2Pool) settle(conn *h2Conn) {
 	p.serve()
 }
 
-// changed is the state hook of connections: room may have come free, or a connection has ended. net/http may call it
-// with its locks held, from any goroutine, so it takes no lock and does not block.
+// changed is the state hook of connections: room may have come free, or a connection has ended.
+// net/http may call it with its locks held, from any goroutine, so it takes no lock and does not
+// block.
 func (p *h2Pool) changed(conn *http.ClientConn) {
 	if p.waiting.Load() > 0 || conn.Err() != nil {
 		go p.serve()
@@ -165,8 +170,9 @@ func (p *h2Pool) serve() {
 	p.dialLocked()
 }
 
-// reserveLocked takes room on the oldest connection that has some, nil if there is none. Connections that will never
-// have any again are forgotten: those that have ended, and those without requests that still refuse one.
+// reserveLocked takes room on the oldest connection that has some, nil if there is none.
+// Connections that will never have any again are forgotten: those that have ended, and those
+// without requests that still refuse one.
 func (p *h2Pool) reserveLocked() (found *h2Conn) {
 	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool {
 		if found != nil || conn.sending.Load() || !conn.settled && conn.taken > 0 {
@@ -213,8 +219,9 @@ func (p *h2Pool) dialLocked() {
 	go p.run(begun)
 }
 
-// isPromising reports whether the connection may have more room in a moment: when its first answer, or the headers of
-// a request, show that it works. It does not if those headers do not leave, because the server reads nothing.
+// isPromising reports whether the connection may have more room in a moment: when its first answer,
+// or the headers of a request, show that it works. It does not if those headers do not leave,
+// because the server reads nothing.
 func (c *h2Conn) isPromising() bool {
 	return !c.settled || c.sending.Load() && time.Since(c.since) < dialPatience
 }

@@ -27,7 +27,8 @@ const (
 	settingMaxStreams                                                          = 0x3
 )
 
-// rawH2 is an HTTP/2 server that answers request by request as the test says, and keeps no rule of its own.
+// rawH2 is an HTTP/2 server that answers request by request as the test says, and keeps no rule of
+// its own.
 type rawH2 struct {
 	url      string
 	conns    atomic.Int32 // that it accepted
@@ -165,7 +166,8 @@ func post(t *testing.T, target *Target, url string, body io.Reader) error {
 // What the server says it did not process is sent once more, whole.
 func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 	refuse := func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) }
-	goAway := func(c *rawConn, stream uint32) { c.frame(frameGoAway, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) } // NO_ERROR, last stream 0
+	// NO_ERROR, last stream 0
+	goAway := func(c *rawConn, stream uint32) { c.frame(frameGoAway, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) }
 	for name, tc := range map[string]struct {
 		decline func(*rawConn, uint32)
 		conns   int32
@@ -193,9 +195,13 @@ func TestRequestsThatAreNotSentAgain(t *testing.T) {
 		decline func(*rawConn, uint32)
 		body    io.Reader
 	}{
-		"the connection is lost":    {func(c *rawConn, _ uint32) { _ = c.Close() }, strings.NewReader("body")},
-		"the server fails":          {func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 2) }, strings.NewReader("body")},
-		"the body cannot be reread": {func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) }, io.MultiReader(strings.NewReader("body"))},
+		"the connection is lost": {func(c *rawConn, _ uint32) { _ = c.Close() }, strings.NewReader("body")},
+		"the server fails": {func(c *rawConn, stream uint32) {
+			c.frame(frameReset, 0, stream, 0, 0, 0, 2)
+		}, strings.NewReader("body")},
+		"the body cannot be reread": {func(c *rawConn, stream uint32) {
+			c.frame(frameReset, 0, stream, 0, 0, 0, 7)
+		}, io.MultiReader(strings.NewReader("body"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -231,7 +237,8 @@ func TestUnreadBody(t *testing.T) {
 	g.Expect(newReplayable(httptest.NewRequest(http.MethodGet, "/", nil)).rewind()).To(Succeed(), "there is none")
 }
 
-// What is wrong with the request itself fails at once, also on a connection that has answered before.
+// What is wrong with the request itself fails at once, also on a connection that has answered
+// before.
 func TestInvalidRequests(t *testing.T) {
 	g := NewWithT(t)
 	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.ok(stream) })
@@ -241,7 +248,8 @@ func TestInvalidRequests(t *testing.T) {
 	req.Header.Set("Authorization", "line\nbreak")
 	failed := make(chan error, 1)
 	go func() { _, err := target.RoundTripper().RoundTrip(req); failed <- err }()
-	g.Eventually(failed).WithTimeout(time.Second / 2).Should(Receive(MatchError(ContainSubstring("invalid header field value"))))
+	g.Eventually(failed).WithTimeout(time.Second / 2).
+		Should(Receive(MatchError(ContainSubstring("invalid header field value"))))
 	g.Expect(post(t, target, s.url, http.NoBody)).To(Succeed())
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(1))
 }
@@ -276,8 +284,8 @@ func TestRequestsAfterGoAway(t *testing.T) {
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(20))
 }
 
-// A server that allows few streams gets as many connections as it takes, also if its settings arrive late: net/http sends
-// nothing on a connection on which more was reserved than they allow.
+// A server that allows few streams gets as many connections as it takes, also if its settings
+// arrive late: net/http sends nothing on a connection on which more was reserved than they allow.
 func TestFewStreamsPerConnection(t *testing.T) {
 	for name, late := range map[string]bool{"settings at once": false, "late settings": true} {
 		t.Run(name, func(t *testing.T) {
@@ -321,7 +329,8 @@ func TestFewStreamsPerConnection(t *testing.T) {
 	}
 }
 
-// Requests that are given up while they wait, or just as they are served, leave no reservation behind.
+// Requests that are given up while they wait, or just as they are served, leave no reservation
+// behind.
 func TestRequestsThatAreGivenUp(t *testing.T) {
 	g := NewWithT(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

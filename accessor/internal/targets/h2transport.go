@@ -24,9 +24,9 @@ const (
 	maxSends         = 6 // of one request that the server did not process
 )
 
-// h2Transport is the RoundTripper of a target: HTTP/2, over connections that are dialed one at a time. HTTP/1.1
-// takes its place without TLS, behind a proxy, for a server without HTTP/2, and for a request that upgrades its
-// connection.
+// h2Transport is the RoundTripper of a target: HTTP/2, over connections that are dialed one at a
+// time. HTTP/1.1 takes its place without TLS, behind a proxy, for a server without HTTP/2, and for
+// a request that upgrades its connection.
 type h2Transport struct {
 	http1   *http.Transport
 	http2   *h2Pool     // nil where HTTP/2 is not to be had
@@ -36,7 +36,8 @@ type h2Transport struct {
 // newH2Transport makes a transport that dials through http1.DialContext.
 func newH2Transport(life context.Context, server *http.Request, http1 *http.Transport) *h2Transport {
 	t := &h2Transport{http1: http1}
-	if proxy, err := http1.Proxy(server); err != nil || proxy != nil || server.URL.Scheme != "https" || isHTTP2Disabled() {
+	if proxy, err := http1.Proxy(server); err != nil || proxy != nil || server.URL.Scheme != "https" ||
+		isHTTP2Disabled() {
 		return t
 	}
 	config := http1.TLSClientConfig.Clone()
@@ -47,8 +48,8 @@ func newH2Transport(life context.Context, server *http.Request, http1 *http.Tran
 	if config.ServerName == "" {
 		config.ServerName = server.URL.Hostname()
 	}
-	// A transport of its own: the one that client-go's defaults were applied to makes connections of another
-	// implementation, whose errors cannot be distinguished.
+	// A transport of its own: the one that client-go's defaults were applied to makes connections
+	// of another implementation, whose errors cannot be distinguished.
 	dialer := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return dialTLS(ctx, http1.DialContext, address, config)
@@ -68,8 +69,8 @@ func newH2Transport(life context.Context, server *http.Request, http1 *http.Tran
 	return t
 }
 
-// isHTTP2Disabled reports whether the environment switches HTTP/2 off: for every client of client-go, or for
-// every client of net/http.
+// isHTTP2Disabled reports whether the environment switches HTTP/2 off: for every client of
+// client-go, or for every client of net/http.
 func isHTTP2Disabled() bool {
 	return os.Getenv("DISABLE_HTTP2") != "" || strings.Contains(os.Getenv("GODEBUG"), "http2client=0")
 }
@@ -78,7 +79,8 @@ func isHTTP2Disabled() bool {
 var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
 
 // dialTLS opens a connection for HTTP/2.
-func dialTLS(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address string, config *tls.Config) (net.Conn, error) {
+func dialTLS(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error),
+	address string, config *tls.Config) (net.Conn, error) {
 	plain, err := dial(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -131,7 +133,8 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time, with jitter.
+// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time,
+// with jitter.
 func sleep(ctx context.Context, sends int) error {
 	if sends == 1 {
 		return nil
@@ -150,7 +153,9 @@ func sleep(ctx context.Context, sends int) error {
 // send sends a request on a connection that has room for it.
 func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, error) {
 	var sent, passedOn atomic.Bool
-	passOn := func() { // the turn to send; net/http may send the headers of a request that was given up after it has returned
+	// the turn to send; net/http may send the headers of a request that was given up after it has
+	// returned
+	passOn := func() {
 		if !passedOn.Swap(true) {
 			t.http2.sent(conn)
 		}
@@ -168,14 +173,16 @@ func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, err
 	return resp, err
 }
 
-// unprocessedError is the error of a request that was not sent, because its connection had just ended.
+// unprocessedError is the error of a request that was not sent, because its connection had just
+// ended.
 type unprocessedError struct{ cause error }
 
 func (e *unprocessedError) Error() string { return e.cause.Error() }
 func (e *unprocessedError) Cause() error  { return e.cause }
 func (e *unprocessedError) Unwrap() error { return e.cause }
 
-// streamError has the fields of net/http's HTTP/2 stream errors, which errors.As copies into any such struct.
+// streamError has the fields of net/http's HTTP/2 stream errors, which errors.As copies into any
+// such struct.
 type streamError struct {
 	StreamID uint32
 	Code     uint32
@@ -186,20 +193,22 @@ func (streamError) Error() string { return "stream error" }
 
 const (
 	refusedStream = 7 // RFC 9113, section 7
-	// gracefulShutdown is the error of a request whose stream ID is above the last one that the server's GOAWAY
-	// says it processes. net/http exports no type for it. If the text changes, a retry is lost and none is made
-	// in vain.
+	// gracefulShutdown is the error of a request whose stream ID is above the last one that the
+	// server's GOAWAY says it processes. net/http exports no type for it. If the text changes, a
+	// retry is lost and none is made in vain.
 	gracefulShutdown = "http2: Transport received Server's graceful shutdown GOAWAY"
-	// connNotUsable is the error of a request whose connection got a GOAWAY, or ended, before the request was sent.
+	// connNotUsable is the error of a request whose connection got a GOAWAY, or ended, before the
+	// request was sent.
 	connNotUsable = "http2: client conn not usable"
 )
 
-// isUnprocessed reports whether a request that failed with err was certainly not processed: it was not sent, or the
-// server says so (RFC 9113, sections 6.8 and 8.7).
+// isUnprocessed reports whether a request that failed with err was certainly not processed: it was
+// not sent, or the server says so (RFC 9113, sections 6.8 and 8.7).
 func isUnprocessed(err error) bool {
 	var unprocessed *unprocessedError
 	var stream streamError
-	return errors.As(err, &unprocessed) || errors.As(err, &stream) && stream.Code == refusedStream || err.Error() == gracefulShutdown
+	return errors.As(err, &unprocessed) || errors.As(err, &stream) && stream.Code == refusedStream ||
+		err.Error() == gracefulShutdown
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.

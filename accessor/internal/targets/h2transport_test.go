@@ -20,7 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// streaming is an HTTP/2 server, a hundred streams on a connection, whose responses never end. It counts connections.
+// streaming is an HTTP/2 server, a hundred streams on a connection, whose responses never end. It
+// counts connections.
 type streaming struct {
 	*httptest.Server
 	streams     atomic.Int32 // that clients have open
@@ -89,14 +90,16 @@ func (s *streaming) target(t *testing.T) *Target {
 func TestFiftyStarts(t *testing.T) {
 	s := newStreaming(t)
 	s.stream(t, s.target(t).RoundTripper(), 50)
-	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2), "one, and another if the machine is so busy that a handshake takes a second")
+	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2),
+		"one, and another if the machine is so busy that a handshake takes a second")
 }
 
 // A thousand need ten connections and get ten.
 func TestThousandStarts(t *testing.T) {
 	s := newStreaming(t)
 	s.stream(t, s.target(t).RoundTripper(), 1000)
-	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)), "two more if the machine is very busy")
+	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)),
+		"two more if the machine is very busy")
 }
 
 // hanging is an address that accepts connections and then says nothing; it counts them.
@@ -127,7 +130,8 @@ func hanging(t *testing.T) (url string, accepted *atomic.Int32) {
 	return "https://" + listener.Addr().String(), accepted
 }
 
-// Who waits for a connection waits no longer than its own context, whoever dials; and a server that hangs meets one dial.
+// Who waits for a connection waits no longer than its own context, whoever dials; and a server that
+// hangs meets one dial.
 func TestWaitingForAConnection(t *testing.T) {
 	g := NewWithT(t)
 	url, accepted := hanging(t)
@@ -159,7 +163,8 @@ func TestWaitingForAConnection(t *testing.T) {
 	g.Eventually(again).Should(Receive(HaveOccurred()))
 }
 
-// behind is an address that passes connections on to a server, but for the first ones, which it lets hang. It counts them.
+// behind is an address that passes connections on to a server, but for the first ones, which it
+// lets hang. It counts them.
 func behind(t *testing.T, server string, hang int32) (url string, accepted *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -255,7 +260,8 @@ func TestRoomThatComesFree(t *testing.T) {
 	g.Expect(ask("/")).To(Succeed())
 	pool := target.transport.h2.http2
 	pool.mu.Lock()
-	pool.dial = func(ctx context.Context) (*http.ClientConn, error) { <-ctx.Done(); return nil, ctx.Err() } // from now on they hang
+	// from now on they hang
+	pool.dial = func(ctx context.Context) (*http.ClientConn, error) { <-ctx.Done(); return nil, ctx.Err() }
 	pool.mu.Unlock()
 	long, waiting := make(chan error, 1), make(chan error, 1)
 	go func() { long <- ask("/long") }()
@@ -313,13 +319,18 @@ func TestDialsAreFew(t *testing.T) {
 func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	g := NewWithT(t)
 	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).To(BeNil())
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).
+		To(BeNil())
 	proxied.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).NotTo(BeNil())
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).To(BeNil())
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).
+		NotTo(BeNil())
+	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).
+		To(BeNil())
 
 	var proto atomic.Pointer[string]
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { proto.Store(&req.Proto) }))
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		proto.Store(&req.Proto)
+	}))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)

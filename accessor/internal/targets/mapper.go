@@ -17,11 +17,13 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two discoveries.
+// rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two
+// discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxDiscovery is what a server may answer to one discovery. A thousand CustomResourceDefinitions are half a megabyte and 25,000
-// values, in two answers, or one for each group and version; a server that a kubeconfig names may answer anything.
+// maxDiscovery is what a server may answer to one discovery. A thousand CustomResourceDefinitions
+// are half a megabyte and 25,000 values, in two answers, or one for each group and version; a
+// server that a kubeconfig names may answer anything.
 var maxDiscovery = untrusted.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
 
 // discovered is what the members of a target found out about the kinds it serves.
@@ -45,8 +47,9 @@ func (d *discovered) forget() {
 	}
 }
 
-// Mapper is a meta.RESTMapper over what all members of a target discovered. On a miss it discovers with its own
-// client, once for all who ask at the same time, and holds no lock meanwhile. It may be used from any goroutine.
+// Mapper is a meta.RESTMapper over what all members of a target discovered. On a miss it discovers
+// with its own client, once for all who ask at the same time, and holds no lock meanwhile. It may
+// be used from any goroutine.
 //
 // "No such kind" is believed for 5 s, so a kind that was just installed is found within that time.
 type Mapper struct {
@@ -57,14 +60,14 @@ type Mapper struct {
 
 var _ meta.RESTMapper = (*Mapper)(nil)
 
-// Mapper returns a mapper that discovers through client, which authenticates, with the limits of config, which
-// holds no credential.
+// Mapper returns a mapper that discovers through client, which authenticates, with the limits of
+// config, which holds no credential.
 func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
 	return &Mapper{kinds: &t.kinds, config: config, client: client}
 }
 
-// lookup answers from what is known and discovers where that does not suffice. It returns when ctx is done; a
-// discovery under way goes on for the others, bounded by the client's timeout and life.
+// lookup answers from what is known and discovers where that does not suffice. It returns when ctx
+// is done; a discovery under way goes on for the others, bounded by the client's timeout and life.
 func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	known := m.kinds.latest.Load()
 	if known != nil {
@@ -85,8 +88,8 @@ func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T,
 	}
 }
 
-// discover asks the server, in one flight with others. A flight that failed with another member's credential
-// says nothing about ours, so then we ask alone.
+// discover asks the server, in one flight with others. A flight that failed with another member's
+// credential says nothing about ours, so then we ask alone.
 func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
 	mine := false
 	found, err := await(ctx, &m.kinds.flight, func() (any, error) {
@@ -112,8 +115,8 @@ func await(ctx context.Context, flight *singleflight.Group, ask func() (any, err
 	}
 }
 
-// ask discovers with our own credential, within the timeout of our config. It does not queue behind our own requests,
-// for others may wait for it.
+// ask discovers with our own credential, within the timeout of our config. It does not queue behind
+// our own requests, for others may wait for it.
 func (m *Mapper) ask() (any, error) {
 	config := rest.CopyConfig(m.config)
 	config.RateLimiter, config.QPS = nil, -1
@@ -151,22 +154,30 @@ func (m *Mapper) ask() (any, error) {
 
 // KindFor implements meta.RESTMapper.
 func (m *Mapper) KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) { return known.KindFor(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) {
+		return known.KindFor(resource)
+	})
 }
 
 // KindsFor implements meta.RESTMapper.
 func (m *Mapper) KindsFor(resource schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) { return known.KindsFor(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) {
+		return known.KindsFor(resource)
+	})
 }
 
 // ResourceFor implements meta.RESTMapper.
 func (m *Mapper) ResourceFor(input schema.GroupVersionResource) (schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) { return known.ResourceFor(input) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) {
+		return known.ResourceFor(input)
+	})
 }
 
 // ResourcesFor implements meta.RESTMapper.
 func (m *Mapper) ResourcesFor(input schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) { return known.ResourcesFor(input) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) {
+		return known.ResourcesFor(input)
+	})
 }
 
 // RESTMapping implements meta.RESTMapper.
@@ -175,16 +186,23 @@ func (m *Mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RES
 }
 
 // RESTMappingWithContext is RESTMapping that ends with ctx.
-func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	return lookup(ctx, m, func(known meta.RESTMapper) (*meta.RESTMapping, error) { return known.RESTMapping(gk, versions...) })
+func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind,
+	versions ...string) (*meta.RESTMapping, error) {
+	return lookup(ctx, m, func(known meta.RESTMapper) (*meta.RESTMapping, error) {
+		return known.RESTMapping(gk, versions...)
+	})
 }
 
 // RESTMappings implements meta.RESTMapper.
 func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) { return known.RESTMappings(gk, versions...) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) {
+		return known.RESTMappings(gk, versions...)
+	})
 }
 
 // ResourceSingularizer implements meta.RESTMapper.
 func (m *Mapper) ResourceSingularizer(resource string) (string, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (string, error) { return known.ResourceSingularizer(resource) })
+	return lookup(context.Background(), m, func(known meta.RESTMapper) (string, error) {
+		return known.ResourceSingularizer(resource)
+	})
 }

@@ -11,10 +11,11 @@ import (
 // ID names a membership. IDs are never used twice; zero names none.
 type ID uint64
 
-// Member is a connection that uses a target. The target calls it without holding a lock, from any goroutine.
+// Member is a connection that uses a target. The target calls it without holding a lock, from any
+// goroutine.
 type Member interface {
-	// ProbeForAll has the member probe on behalf of all members. It returns false if the member cannot do so
-	// now.
+	// ProbeForAll has the member probe on behalf of all members. It returns false if the member
+	// cannot do so now.
 	ProbeForAll(membership ID) bool
 	// TargetDown ends the member's connection, because the target does not answer anybody.
 	TargetDown(membership ID, err error)
@@ -37,7 +38,8 @@ type Membership struct {
 // ID names the membership.
 func (m *Membership) ID() ID { return m.id }
 
-// Leave ends the membership. Call it once. The last member's Leave closes the target's TCP connections.
+// Leave ends the membership. Call it once. The last member's Leave closes the target's TCP
+// connections.
 func (m *Membership) Leave() {
 	m.mu.Lock()
 	m.joined = slices.DeleteFunc(m.joined, func(other *Membership) bool { return other == m })
@@ -45,8 +47,8 @@ func (m *Membership) Leave() {
 	m.set.release(m.Target)
 }
 
-// Update notes how the member stands: whether it is connected, when it last probed, and until when it waits because
-// the target was silent (zero if it does not).
+// Update notes how the member stands: whether it is connected, when it last probed, and until when
+// it waits because the target was silent (zero if it does not).
 func (m *Membership) Update(connected bool, lastProbe, waitsUntil time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,8 +63,9 @@ type Outcome struct {
 	Err      error     // if it was not answered
 }
 
-// Report notes what became of a member's request. An answer wakes the members that wait for the target. Silence counts
-// against the target if the target had the member ask; after FailureThreshold of those all members are disconnected.
+// Report notes what became of a member's request. An answer wakes the members that wait for the
+// target. Silence counts against the target if the target had the member ask; after
+// FailureThreshold of those all members are disconnected.
 func (m *Membership) Report(outcome Outcome) {
 	if outcome.Answered {
 		m.wakeWaiters()
@@ -104,8 +107,8 @@ func (t *Target) members(match func(*Membership) bool) (found []*Membership) {
 	return found
 }
 
-// wakeWaiters lets the members that wait because the target was silent connect, spread so that the target meets no
-// storm. It does nothing unless the target was silent.
+// wakeWaiters lets the members that wait because the target was silent connect, spread so that the
+// target meets no storm. It does nothing unless the target was silent.
 func (t *Target) wakeWaiters() {
 	if !t.silent.Load() || !t.silent.CompareAndSwap(true, false) {
 		return
@@ -117,9 +120,9 @@ func (t *Target) wakeWaiters() {
 	}
 }
 
-// CheckSilent has one member of every target that is silent probe for all: of those that are connected the one whose
-// probe is longest ago. If none is connected, the one whose next connect is soonest tries it now, so that a target that is
-// back is noticed before every backoff has run out.
+// CheckSilent has one member of every target that is silent probe for all: of those that are
+// connected the one whose probe is longest ago. If none is connected, the one whose next connect is
+// soonest tries it now, so that a target that is back is noticed before every backoff has run out.
 func (s *Set) CheckSilent(now time.Time) {
 	for _, t := range s.List() {
 		if now.Sub(t.LastAnswer()) >= s.Probe.Interval {
@@ -172,8 +175,8 @@ func (t *Target) takeTurn(now time.Time) {
 	t.asked = now
 }
 
-// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a random time of up to 50 ms
-// per waiter and 10 s in all, so that what is back meets no storm.
+// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a
+// random time of up to 50 ms per waiter and 10 s in all, so that what is back meets no storm.
 func WakeDelay(waiters int) time.Duration {
 	return time.Duration(rand.Float64() * float64(wakeWindow(waiters)))
 }
@@ -183,8 +186,8 @@ func wakeWindow(waiters int) time.Duration {
 	return min(time.Duration(max(waiters-1, 0))*50*time.Millisecond, 10*time.Second)
 }
 
-// scoutInterval is how often one of so many who wait for a silent target tries it for all. The more they are, the more
-// often: from the first backoff down to interval.
+// scoutInterval is how often one of so many who wait for a silent target tries it for all. The more
+// they are, the more often: from the first backoff down to interval.
 func scoutInterval(waiters int, interval, firstBackoff time.Duration) time.Duration {
 	return max(interval, firstBackoff/time.Duration(max(waiters-1, 1)))
 }

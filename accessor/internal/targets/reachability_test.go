@@ -135,7 +135,8 @@ func TestWaitingMemberTriesForAll(t *testing.T) {
 		tm.waiting("third", 3*time.Hour)
 		tm.waiting("fourth", 3*time.Hour)
 		g.Expect(tm.after(9 * time.Second)).To(BeEmpty())
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"soon retries in 0s"}), "four try every 10 s, which is the Interval")
+		g.Expect(tm.after(time.Second)).To(Equal([]string{"soon retries in 0s"}),
+			"four try every 10 s, which is the Interval")
 	})
 }
 
@@ -167,7 +168,8 @@ func TestTargetDown(t *testing.T) {
 	})
 }
 
-// A probe that got no answer while others got one counts for nothing, however long the silence was before.
+// A probe that got no answer while others got one counts for nothing, however long the silence was
+// before.
 func TestAnswersDuringAProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)

@@ -9,7 +9,8 @@ import (
 	"github.com/pkg/errors"
 )
 
-// replayable is a request body that can be sent again: by GetBody, or as long as nothing was read of it.
+// replayable is a request body that can be sent again: by GetBody, or as long as nothing was read
+// of it.
 type replayable struct {
 	original io.ReadCloser
 	getBody  func() (io.ReadCloser, error)
@@ -72,7 +73,8 @@ func (r *replayable) close() {
 	}
 }
 
-// unreadBody is a body whose Close waits until something was read, or it is released: until then it may be sent again.
+// unreadBody is a body whose Close waits until something was read, or it is released: until then it
+// may be sent again.
 type unreadBody struct {
 	body io.ReadCloser
 	read atomic.Bool

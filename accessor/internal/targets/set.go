@@ -12,13 +12,15 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Key names a target: two configs with equal keys reach the same server and trust the same authorities.
+// Key names a target: two configs with equal keys reach the same server and trust the same
+// authorities.
 type Key struct {
 	Host, APIPath, ServerName, CA string
 	Insecure                      bool
 }
 
-// KeyOf returns the key of the server that config reaches. CA is its bundle, so CAFile must have been loaded.
+// KeyOf returns the key of the server that config reaches. CA is its bundle, so CAFile must have
+// been loaded.
 func KeyOf(config *rest.Config) Key {
 	return Key{
 		Host:       config.Host,
@@ -29,8 +31,8 @@ func KeyOf(config *rest.Config) Key {
 	}
 }
 
-// Set keeps the targets that are in use. Its fields must not change after first use. Its methods may be called from any
-// goroutine.
+// Set keeps the targets that are in use. Its fields must not change after first use. Its methods
+// may be called from any goroutine.
 type Set struct {
 	// Probe says how long a target may be silent, and after how many failures it counts as down.
 	Probe connstate.ProbeOptions

@@ -16,7 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// Target is one API server and what its members share. Its methods may be called from any goroutine.
+// Target is one API server and what its members share. Its methods may be called from any
+// goroutine.
 type Target struct {
 	set       *Set
 	key       Key
@@ -62,8 +63,8 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	return t, nil
 }
 
-// Certified returns a transport of TCP connections in whose handshakes the certificate is shown. It ends with Close, and not
-// with the target: whoever asked for it closes it.
+// Certified returns a transport of TCP connections in whose handshakes the certificate is shown. It
+// ends with Close, and not with the target: whoever asked for it closes it.
 func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 	config := t.tls.Clone()
 	if config == nil {
@@ -83,24 +84,30 @@ func (t *Target) Config() *rest.Config {
 	return config
 }
 
-// RoundTripper sends requests to the server over the TCP connections that all members share, and learns from the answers.
+// RoundTripper sends requests to the server over the TCP connections that all members share, and
+// learns from the answers.
 func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
 
-// Observe returns next, made to refuse requests to other servers and to tell the target what it can learn from the answers.
+// Observe returns next, made to refuse requests to other servers and to tell the target what it can
+// learn from the answers.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
 	return observer{target: t, next: next}
 }
 
-// Accepts returns why a request is not for this server, nil if it is: it goes to another address, say after a redirect, or
-// it names another virtual host, by Host or by a whole URL in place of a path. What authenticates at one server is not for another.
+// Accepts returns why a request is not for this server, nil if it is: it goes to another address,
+// say after a redirect, or it names another virtual host, by Host or by a whole URL in place of a
+// path. What authenticates at one server is not for another.
 func (t *Target) Accepts(req *http.Request) error {
 	switch {
 	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
-		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host, t.Host())
+		return errors.Errorf("a request to %s://%s is not sent: this connection is for %s", req.URL.Scheme, req.URL.Host,
+			t.Host())
 	case req.URL.Opaque != "" || !strings.HasPrefix(req.URL.RequestURI(), "/") || req.Method == http.MethodConnect:
-		return errors.Errorf("a request for %s is not sent: this connection is for paths of %s", untrusted.Quote(req.URL.RequestURI()), t.Host())
+		return errors.Errorf("a request for %s is not sent: this connection is for paths of %s",
+			untrusted.Quote(req.URL.RequestURI()), t.Host())
 	case req.Host != "" && req.Host != t.address.Host:
-		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty", untrusted.Quote(req.Host), t.Host())
+		return errors.Errorf("a request with Host %s is not sent: this connection is for %s; leave Host empty",
+			untrusted.Quote(req.Host), t.Host())
 	}
 	return nil
 }
@@ -113,7 +120,8 @@ func (t *Target) LastAnswer() time.Time {
 	return time.Time{}
 }
 
-// Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as soon as it answers anybody.
+// Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as
+// soon as it answers anybody.
 func (t *Target) Health() connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,8 +136,8 @@ func (t *Target) healthLocked() connstate.Health {
 	return t.health
 }
 
-// probeFailed records that a probe on behalf of all, sent at asked, got no answer until now. It counts only if no member
-// got one meanwhile. It returns the new health.
+// probeFailed records that a probe on behalf of all, sent at asked, got no answer until now. It
+// counts only if no member got one meanwhile. It returns the new health.
 func (t *Target) probeFailed(asked, now time.Time, err error) connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,8 +147,8 @@ func (t *Target) probeFailed(asked, now time.Time, err error) connstate.Health {
 	return t.health
 }
 
-// observer is a RoundTripper that sends requests to its server only, notes that it answered, and forgets discovery
-// when it says that a path does not exist.
+// observer is a RoundTripper that sends requests to its server only, notes that it answered, and
+// forgets discovery when it says that a path does not exist.
 type observer struct {
 	target *Target
 	next   http.RoundTripper

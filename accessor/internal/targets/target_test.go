@@ -58,7 +58,8 @@ func TestSetSharesAndForgets(t *testing.T) {
 func TestTargetHasNoIdentity(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	_, err := s.Join(&rest.Config{Host: "https://one", TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil)
+	_, err := s.Join(&rest.Config{Host: "https://one",
+		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	g.Expect(s.List()).To(BeEmpty())
 	target, err := s.Join(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"}, nil)
@@ -97,10 +98,13 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 		}
 		version := metav1.GroupVersionForDiscovery{GroupVersion: "g/v1", Version: "v1"}
 		reply(w, metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
-			Groups: []metav1.APIGroup{{Name: "g", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}}})
+			Groups: []metav1.APIGroup{
+				{Name: "g", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version},
+			}})
 	})
 	mux.HandleFunc("/apis/g/v1", func(w http.ResponseWriter, _ *http.Request) {
-		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "g/v1"}
+		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "g/v1"}
 		for _, kind := range *a.kinds.Load() {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: kind + "s", Kind: kind, Namespaced: true})
 		}
@@ -122,11 +126,12 @@ func (a *apiServer) target(t *testing.T) *Target {
 // member is a mapper of a connection with that User-Agent.
 func member(t *Target, userAgent string) *Mapper {
 	config := t.Config()
-	return t.Mapper(config, &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
-		req = req.Clone(req.Context())
-		req.Header.Set("User-Agent", userAgent)
-		return t.RoundTripper().RoundTrip(req)
-	})})
+	return t.Mapper(config,
+		&http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			req = req.Clone(req.Context())
+			req.Header.Set("User-Agent", userAgent)
+			return t.RoundTripper().RoundTrip(req)
+		})})
 }
 
 var gadget = schema.GroupKind{Group: "g", Kind: "gadget"}
@@ -175,7 +180,8 @@ func TestDiscoveryThatFailsForOneIsDoneByTheNext(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred(), "kinds are no secret of an identity")
 }
 
-// Who waits for a discovery that hangs waits no longer than its own context, and those who go on waiting get it.
+// Who waits for a discovery that hangs waits no longer than its own context, and those who go on
+// waiting get it.
 func TestDiscoveryThatHangs(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t, "gadget")
@@ -205,7 +211,8 @@ func TestDiscoveryThatHangs(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// A discovery that others wait for does not queue behind the requests of the identity that leads it.
+// A discovery that others wait for does not queue behind the requests of the identity that leads
+// it.
 func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g := NewWithT(t)
 	target := newAPIServer(t, "gadget").target(t)
@@ -215,7 +222,8 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// A server that a kubeconfig names may answer without end, in bytes, in values or in what else there is to ask for.
+// A server that a kubeconfig names may answer without end, in bytes, in values or in what else
+// there is to ask for.
 func TestDiscoveryIsBounded(t *testing.T) {
 	g := NewWithT(t)
 	var unit atomic.Pointer[string]
@@ -228,13 +236,16 @@ func TestDiscoveryIsBounded(t *testing.T) {
 			_, _ = w.Write([]byte(`{"kind":"APIVersions","apiVersion":"v1","versions":[]}`))
 		case "/apis":
 			_, _ = w.Write([]byte(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`))
-			for i := 0; r.Context().Err() == nil && sent.Load() < 10*maxDiscovery.Bytes && (*unit.Load() != groups || i < 3000); i++ {
+			for i := 0; r.Context().Err() == nil && sent.Load() < 10*maxDiscovery.Bytes &&
+				(*unit.Load() != groups || i < 3000); i++ {
 				n, _ := w.Write([]byte(strings.ReplaceAll(*unit.Load(), "#", strconv.Itoa(i)) + ","))
 				sent.Add(int64(n))
 			}
 			_, _ = w.Write([]byte(`{"name":"last","versions":[]}]}`))
 		default:
-			_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "g/v1"})
+			_ = json.NewEncoder(w).
+				Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+					GroupVersion: "g/v1"})
 		}
 	}))
 	t.Cleanup(endless.Close)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/util/connrotation"
 )
 
-// Transport carries requests to a target over TCP connections of its own: those that all members share, or those of a client
-// certificate. Its methods may be called from any goroutine.
+// Transport carries requests to a target over TCP connections of its own: those that all members
+// share, or those of a client certificate. Its methods may be called from any goroutine.
 type Transport struct {
 	target *Target
 	http1  *http.Transport
@@ -30,7 +30,8 @@ func newTransport(target *Target, config *tls.Config) *Transport {
 		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
-	// A transport of our own, not client-go's shared one, so that closing it affects no other client.
+	// A transport of our own, not client-go's shared one, so that closing it affects no other
+	// client.
 	t.http1 = utilnet.SetTransportDefaults(&http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     config,
@@ -52,8 +53,9 @@ func (t *Transport) Close() {
 	t.dialer.CloseAll() // also what is still shaking hands, or ends a cancelled stream
 }
 
-// dial opens a TCP connection that ends with the transport. net/http goes on dialing after the request that wanted the
-// connection was given up, so the transport may be closed when the dial succeeds.
+// dial opens a TCP connection that ends with the transport. net/http goes on dialing after the
+// request that wanted the connection was given up, so the transport may be closed when the dial
+// succeeds.
 func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,8 +9,9 @@ import (
 const (
 	// maxJobs bounds the connects and probes that run at the same time.
 	maxJobs = 100
-	// maxDoubtfulJobs bounds those at targets that are not known to answer, so that any number of targets
-	// that hang leave room for the others; minDoubtfulJobs of the room is theirs alone, so that they get their chance.
+	// maxDoubtfulJobs bounds those at targets that are not known to answer, so that any number of
+	// targets that hang leave room for the others; minDoubtfulJobs of the room is theirs alone, so
+	// that they get their chance.
 	maxDoubtfulJobs = 50
 	minDoubtfulJobs = 10
 	// maxJobsPerTarget bounds those at one target.
@@ -19,16 +20,17 @@ const (
 	urgentInARow = 4
 )
 
-// Pool runs connects and probes: bounded in all and per target, never blocking who submits. Within a target urgent jobs
-// run before others, and else in order. Targets that have room take turns: those that answer before those that were not
-// tried, and these before those that may not answer.
+// Pool runs connects and probes: bounded in all and per target, never blocking who submits. Within
+// a target urgent jobs run before others, and else in order. Targets that have room take turns:
+// those that answer before those that were not tried, and these before those that may not answer.
 type Pool struct {
 	mu      sync.Mutex
 	closed  bool
-	running [reachabilities]int         // guarded by mu
-	queues  map[string]*jobQueue        // guarded by mu; targets with jobs that wait or run
-	turns   [reachabilities][]*jobQueue // guarded by mu; in order of their turns; entries of queues that have moved are skipped
-	done    sync.WaitGroup
+	running [reachabilities]int  // guarded by mu
+	queues  map[string]*jobQueue // guarded by mu; targets with jobs that wait or run
+	// guarded by mu; in order of their turns; entries of queues that have moved are skipped
+	turns [reachabilities][]*jobQueue
+	done  sync.WaitGroup
 }
 
 // reachabilities is how many there are.
@@ -72,7 +74,8 @@ func (q *jobQueue) take() (job func()) {
 
 func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
 
-// Submit runs job soon. After Close it does nothing. reachability says what is known about the target; it must not block.
+// Submit runs job soon. After Close it does nothing. reachability says what is known about the
+// target; it must not block.
 func (p *Pool) Submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +90,8 @@ func (p *Pool) Submit(target string, reachability func() connstate.Reachability,
 		q = &jobQueue{target: target, turn: nowhere}
 		p.queues[target] = q
 	}
-	if q.reachability == nil || q.reachability() != connstate.Reachable { // another one at the same address does not make it doubtful
+	// another one at the same address does not make it doubtful
+	if q.reachability == nil || q.reachability() != connstate.Reachable {
 		q.reachability = reachability
 	}
 	if urgent {
@@ -99,8 +103,8 @@ func (p *Pool) Submit(target string, reachability func() connstate.Reachability,
 	p.dispatchLocked()
 }
 
-// giveTurnLocked puts a queue that has work and room where it takes its turn, once. One whose target has turned out to
-// answer moves up.
+// giveTurnLocked puts a queue that has work and room where it takes its turn, once. One whose
+// target has turned out to answer moves up.
 func (p *Pool) giveTurnLocked(q *jobQueue) {
 	if !q.hasWork() || q.running >= maxJobsPerTarget {
 		return
@@ -161,7 +165,8 @@ func (p *Pool) run(q *jobQueue, r connstate.Reachability, job func()) {
 	p.dispatchLocked()
 }
 
-// Close drops what waits and returns when nothing runs any more. The caller has cancelled what runs.
+// Close drops what waits and returns when nothing runs any more. The caller has cancelled what
+// runs.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	p.closed = true

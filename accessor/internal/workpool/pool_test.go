@@ -47,7 +47,8 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		var running, most atomic.Int32
 		for i := range 400 {
 			p.Submit(fmt.Sprintf("target-%d", i), answers, false, func() {
-				for n, before := running.Add(1), most.Load(); n > before && !most.CompareAndSwap(before, n); before = most.Load() {
+				for n, before := running.Add(1), most.Load(); n > before &&
+					!most.CompareAndSwap(before, n); before = most.Load() {
 				}
 				<-release
 				running.Add(-1)
@@ -93,7 +94,8 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 	})
 }
 
-// However many targets hang, those that are known to answer have room; and one that turns out to answer moves up.
+// However many targets hang, those that are known to answer have room; and one that turns out to
+// answer moves up.
 func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -110,7 +112,9 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		first := make(chan struct{})
 		p.Submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
 		for i := range 10 * maxDoubtfulJobs {
-			p.Submit(fmt.Sprintf("hangs-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, true, func() { hanging.Add(1); <-release })
+			p.Submit(fmt.Sprintf("hangs-%d", i), func() connstate.Reachability {
+				return connstate.Unresponsive
+			}, true, func() { hanging.Add(1); <-release })
 		}
 		for range 20 {
 			p.Submit("unknown", turnsOut, false, func() { served.Add(1) })
@@ -158,14 +162,15 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 		}
 		release <- struct{}{} // one place, so that there is an order
 		synctest.Wait()
-		g.Expect(order).To(Equal(strings.Repeat("ppppc", 7)+"pp"+strings.Repeat("c", 23)), "but connects get their turn too")
+		g.Expect(order).To(Equal(strings.Repeat("ppppc", 7)+"pp"+strings.Repeat("c", 23)),
+			"but connects get their turn too")
 		close(release)
 		p.Close()
 	})
 }
 
-// Targets that do not answer, and those that nobody tried yet, get their chance however busy the others are; and what
-// nobody tried comes before what did not answer.
+// Targets that do not answer, and those that nobody tried yet, get their chance however busy the
+// others are; and what nobody tried comes before what did not answer.
 func TestPoolGivesEverybodyAChance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -176,7 +181,9 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 		}
 		silent := make(chan struct{})
 		for i := range 2 * minDoubtfulJobs {
-			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, false, func() { <-silent })
+			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
+				return connstate.Unresponsive
+			}, false, func() { <-silent })
 		}
 		var tried atomic.Int32
 		p.Submit("new", func() connstate.Reachability { return connstate.Unknown }, false, func() { tried.Add(1) })
@@ -190,14 +197,17 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 	})
 }
 
-// Another target at the same address, which is not known to answer, does not make the address connstate.Unresponsive.
+// Another target at the same address, which is not known to answer, does not make the address
+// connstate.Unresponsive.
 func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		var p Pool
 		silent, busy := make(chan struct{}), make(chan struct{})
 		for i := range maxDoubtfulJobs {
-			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability { return connstate.Unresponsive }, false, func() { <-silent })
+			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
+				return connstate.Unresponsive
+			}, false, func() { <-silent })
 		}
 		for range maxJobsPerTarget {
 			p.Submit("address", answers, true, func() { <-busy })

@@ -12,7 +12,8 @@ type TaskGroup struct {
 	group  sync.WaitGroup
 }
 
-// Start runs f in a goroutine, unless Wait was called: then it returns false. f must end when its connection does.
+// Start runs f in a goroutine, unless Wait was called: then it returns false. f must end when its
+// connection does.
 func (g *TaskGroup) Start(f func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -22,7 +23,8 @@ func (g *TaskGroup) Start(f func()) bool {
 	return !g.closed
 }
 
-// Wait returns when all have ended, or after patience, and reports whether they have; none starts any more.
+// Wait returns when all have ended, or after patience, and reports whether they have; none starts
+// any more.
 func (g *TaskGroup) Wait(patience time.Duration) bool {
 	g.mu.Lock()
 	g.closed = true

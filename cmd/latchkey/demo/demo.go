@@ -107,20 +107,26 @@ func Run(ctx context.Context, options Options) (err error) {
 	return nil
 }
 
-// install applies the YAML of config/ and gives the content operator its role, by kubectl as a person would.
+// install applies the YAML of config/ and gives the content operator its role, by kubectl as a
+// person would.
 func install(ctx context.Context, cp *controlplane.ControlPlane) error {
 	if _, err := cp.KubectlInput(ctx, config.Manifests(), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev"); err != nil {
+	if _,
+		err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
-	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator", "--user="+operatorUser)
+	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
+		"--user="+operatorUser)
 	return err
 }
 
-// startOperator starts a manager with a ClusterCache and the content operator. What ends it is sent to stopped.
-func startOperator(ctx context.Context, cp *controlplane.ControlPlane, stopped chan<- error) (clustercache.ClusterCache, error) {
+// startOperator starts a manager with a ClusterCache and the content operator. What ends it is sent
+// to stopped.
+func startOperator(ctx context.Context, cp *controlplane.ControlPlane,
+	stopped chan<- error) (clustercache.ClusterCache, error) {
 	restConfig, err := cp.UserConfig(operatorUser)
 	if err != nil {
 		return nil, err
@@ -130,16 +136,18 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, stopped c
 		return nil, errors.Wrap(err, "making the manager")
 	}
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
-		Client:         clustercache.ClientOptions{UserAgent: operatorUser},
-		AllowIdentity:  clustercache.GuardedByAdmission,
-		HealthProbe:    healthprobe.Options{Interval: time.Second, IdentityInterval: 10 * time.Second, Timeout: time.Second, FailureThreshold: 3},
+		Client:        clustercache.ClientOptions{UserAgent: operatorUser},
+		AllowIdentity: clustercache.GuardedByAdmission,
+		HealthProbe: healthprobe.Options{Interval: time.Second, IdentityInterval: 10 * time.Second,
+			Timeout: time.Second, FailureThreshold: 3},
 		ConnectBackoff: wait.Backoff{Duration: 2 * time.Second, Factor: 1.5, Jitter: 0.2, Steps: 10, Cap: 10 * time.Second},
 	}, controller.Options{})
 	if err != nil {
 		return nil, err
 	}
 	if err := contentoperator.SetupWithManager(mgr, connections, controller.Options{
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond, 4*time.Second),
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond,
+			4*time.Second),
 	}); err != nil {
 		return nil, err
 	}
@@ -159,6 +167,7 @@ func (t *tour) showAround(log string) {
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
 	t.line("  kubectl -n team-blue create serviceaccount blue         # and back, as a new identity")
 	t.line("  kubectl -n team-green delete rolebinding content        # green loses its rights")
-	t.line("  grep extension/red %s | tail -3                         # what red asked for, as the API server saw it", t.cp.AuditLog())
+	t.line("  grep extension/red %s | tail -3                         # what red asked for, as the API server saw it",
+		t.cp.AuditLog())
 	t.line("  tail -f %s", log)
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// tenant is an extension, its ServiceAccount and what that may do. Extension and ServiceAccount have one name.
+// tenant is an extension, its ServiceAccount and what that may do. Extension and ServiceAccount
+// have one name.
 type tenant struct {
 	name      string
 	resources []string // core resources that its Role lets it write in its namespace
@@ -130,9 +131,10 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 		}
 	}
 	t.did("created 5 namespaces with Roles and content, and 5 ClusterExtensions")
-	if err := t.until(ctx, "five extensions to miss their ServiceAccounts", t.allAre(func(state clustercache.ConnectionState) bool {
-		return state.Reason == clustercache.ServiceAccountNotFound
-	})); err != nil {
+	if err := t.until(ctx, "five extensions to miss their ServiceAccounts",
+		t.allAre(func(state clustercache.ConnectionState) bool {
+			return state.Reason == clustercache.ServiceAccountNotFound
+		})); err != nil {
 		return err
 	}
 	t.saw("5 extensions not connected: %s", clustercache.ServiceAccountNotFound)
@@ -155,11 +157,14 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 		state := t.state(tenant.name)
 		t.saw("%-7s %-38s uid %s", tenant.name, state.Identity.Username, state.Identity.UID)
 		serviceAccount := &corev1.ServiceAccount{}
-		if err := t.admin.Get(ctx, client.ObjectKey{Namespace: tenant.namespace(), Name: tenant.name}, serviceAccount); err != nil {
+		if err := t.admin.Get(ctx, client.ObjectKey{Namespace: tenant.namespace(), Name: tenant.name},
+			serviceAccount); err != nil {
 			return errors.WithStack(err)
 		}
-		if state.Identity.UID != serviceAccount.UID || state.Identity.Username != "system:serviceaccount:"+tenant.namespace()+":"+tenant.name {
-			return errors.Errorf("%s is connected as somebody else: its ServiceAccount has UID %s", tenant.name, serviceAccount.UID)
+		if state.Identity.UID != serviceAccount.UID ||
+			state.Identity.Username != "system:serviceaccount:"+tenant.namespace()+":"+tenant.name {
+			return errors.Errorf("%s is connected as somebody else: its ServiceAccount has UID %s", tenant.name,
+				serviceAccount.UID)
 		}
 	}
 	return t.until(ctx, "content of all but yellow to be installed", func() (bool, string) {
@@ -180,7 +185,9 @@ func (t *tour) repair(ctx context.Context, cause causer) error {
 	if err := t.admin.Get(ctx, key, before); err != nil {
 		return errors.WithStack(err)
 	}
-	if err := cause(fmt.Sprintf("deleted configmap %s (uid %s)", key, before.UID), func() error { return t.admin.Delete(ctx, before) }); err != nil {
+	if err := cause(fmt.Sprintf("deleted configmap %s (uid %s)", key, before.UID), func() error {
+		return t.admin.Delete(ctx, before)
+	}); err != nil {
 		return err
 	}
 	after := &corev1.ConfigMap{}
@@ -197,7 +204,8 @@ func (t *tour) repair(ctx context.Context, cause causer) error {
 	return nil
 }
 
-// recreate deletes blue's ServiceAccount, which must disconnect it, and creates it again: another identity.
+// recreate deletes blue's ServiceAccount, which must disconnect it, and creates it again: another
+// identity.
 func (t *tour) recreate(ctx context.Context, cause causer) error {
 	before := t.state("blue")
 	old, err := t.connections.GetUncachedClient(ctx, client.ObjectKey{Name: "blue"})
@@ -224,7 +232,9 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 	t.saw("a client handed out before fails at once: %v", err)
 
 	start = time.Now()
-	if err := cause("created serviceaccount team-blue/blue again", func() error { return t.admin.Create(ctx, blue.serviceAccount()) }); err != nil {
+	if err := cause("created serviceaccount team-blue/blue again", func() error {
+		return t.admin.Create(ctx, blue.serviceAccount())
+	}); err != nil {
 		return err
 	}
 	if err := t.until(ctx, "blue to connect as the new ServiceAccount", func() (bool, string) {
@@ -234,7 +244,8 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 		return err
 	}
 	state := t.state("blue")
-	t.saw("blue is connected as uid %s, generation %d instead of %d (after %s)", state.Identity.UID, state.Generation, before.Generation, since(start))
+	t.saw("blue is connected as uid %s, generation %d instead of %d (after %s)", state.Identity.UID, state.Generation,
+		before.Generation, since(start))
 	return nil
 }
 
@@ -248,7 +259,8 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 			return false, "no condition"
 		}
 		message = installed.Message
-		return installed.Reason == string(metav1.StatusReasonForbidden), fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
+		return installed.Reason == string(metav1.StatusReasonForbidden),
+			fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
 	}); err != nil {
 		return err
 	}
@@ -265,7 +277,8 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 		if installed == nil {
 			return false, "no condition"
 		}
-		return installed.Status == metav1.ConditionTrue, fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
+		return installed.Status == metav1.ConditionTrue,
+			fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
 	}); err != nil {
 		return err
 	}
@@ -291,9 +304,10 @@ func (t *tour) restart(ctx context.Context, cause causer) error {
 		return err
 	}
 	t.did("killed kube-apiserver")
-	if err := t.until(ctx, "five extensions to find it unreachable", t.allAre(func(state clustercache.ConnectionState) bool {
-		return state.Phase != clustercache.Connected && state.Reason == clustercache.Unreachable
-	})); err != nil {
+	if err := t.until(ctx, "five extensions to find it unreachable",
+		t.allAre(func(state clustercache.ConnectionState) bool {
+			return state.Phase != clustercache.Connected && state.Reason == clustercache.Unreachable
+		})); err != nil {
 		return err
 	}
 	t.saw("5 extensions not connected: %s (after %s)", clustercache.Unreachable, since(start))
@@ -350,9 +364,13 @@ func (t tenant) serviceAccount() *corev1.ServiceAccount {
 }
 
 func (t tenant) role() *rbacv1.Role {
-	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}}}
+	rules := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
+	}
 	if !t.readOnly {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: t.resources, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}})
+		rules = append(rules,
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: t.resources,
+				Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}})
 	}
 	return &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace(), Name: "content"}, Rules: rules}
 }

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// KubernetesVersion and EtcdVersion are what test/controlplane builds; a test keeps them equal to its go.mod.
+// KubernetesVersion and EtcdVersion are what test/controlplane builds; a test keeps them equal to
+// its go.mod.
 const (
 	KubernetesVersion = "v1.36.3"
 	EtcdVersion       = "v3.6.8"
@@ -24,8 +25,8 @@ var Programs = []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-ma
 // ErrMissing is in the chain of what Find returns when no directory has all the programs.
 var ErrMissing = errors.New("control plane programs not found")
 
-// Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store of
-// setup-envtest, then the cache of this user that "make controlplane" fills.
+// Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store
+// of setup-envtest, then the cache of this user that "make controlplane" fills.
 //
 // A $KUBEBUILDER_ASSETS that lacks a program is an error: whoever set it means it. The store of
 // setup-envtest often lacks kube-controller-manager and is then passed over.
@@ -49,7 +50,8 @@ func Find() (string, error) {
 	return "", fmt.Errorf("%w: run \"make controlplane\" once (about 5 minutes), or set %s", ErrMissing, Env)
 }
 
-// Dir is where "make controlplane" puts the programs: a directory of this user's cache, named for their versions.
+// Dir is where "make controlplane" puts the programs: a directory of this user's cache, named for
+// their versions.
 func Dir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -70,7 +72,8 @@ func envtestStore() []string {
 		data = filepath.Join(home, ".local", "share")
 	}
 	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
-	dirs, err := filepath.Glob(filepath.Join(data, "kubebuilder-envtest", "k8s", fmt.Sprintf("%s.*-%s-%s", minor, runtime.GOOS, runtime.GOARCH)))
+	dirs, err := filepath.Glob(filepath.Join(data, "kubebuilder-envtest", "k8s",
+		fmt.Sprintf("%s.*-%s-%s", minor, runtime.GOOS, runtime.GOARCH)))
 	if err != nil {
 		return nil
 	}

@@ -30,9 +30,10 @@ const (
 	OutcomeRefused
 )
 
-// Classify returns what became of an informer's request, and whether the informer is to send it again, as long as it
-// runs. fromServer says whether err is the API server's answer, and not that of something on the way to it: a
-// credential that could not be had has an API server's status, too.
+// Classify returns what became of an informer's request, and whether the informer is to send it
+// again, as long as it runs. fromServer says whether err is the API server's answer, and not that
+// of something on the way to it: a credential that could not be had has an API server's status,
+// too.
 func Classify(r Request, err error, fromServer bool) (outcome Outcome, retry bool) {
 	switch {
 	case err == nil:

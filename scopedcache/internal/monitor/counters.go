@@ -10,8 +10,8 @@ type denialCounter struct {
 	firstReady time.Time // of those
 }
 
-// observe takes a verdict. It reports whether access is lost, and else when to ask again: soon, or 0 if there is
-// no hurry.
+// observe takes a verdict. It reports whether access is lost, and else when to ask again: soon, or
+// 0 if there is no hurry.
 func (d *denialCounter) observe(t *Timing, v Verdict, now time.Time) (lost bool, soon time.Duration) {
 	if !v.IsDenial() {
 		doubted := d.count > 0
@@ -55,9 +55,10 @@ type refusalCounter struct {
 	count             int // of those that were sent after that
 }
 
-// confirmed takes a refusal that was contradicted, and reports whether it counts all the same: what the informer sent
-// after the first contradiction was refused as often, and for as long, as it takes to lose access, and nothing was
-// served in between. When a refusal was sent counts, and not when it arrived: on a busy machine answers lie around.
+// confirmed takes a refusal that was contradicted, and reports whether it counts all the same: what
+// the informer sent after the first contradiction was refused as often, and for as long, as it
+// takes to lose access, and nothing was served in between. When a refusal was sent counts, and not
+// when it arrived: on a busy machine answers lie around.
 func (c *refusalCounter) confirmed(t *Timing, refused refusal, now time.Time) bool {
 	if !c.since.Equal(refused.since) {
 		*c = refusalCounter{since: refused.since}
@@ -72,15 +73,15 @@ func (c *refusalCounter) confirmed(t *Timing, refused refusal, now time.Time) bo
 	return c.count >= t.Confirmations && refused.sent.Sub(c.firstContradicted) >= t.ConfirmAfter
 }
 
-// reviewPacer says when to review after an RBAC event: soon, spread over some time for many scopes, but less and less
-// often while events go on.
+// reviewPacer says when to review after an RBAC event: soon, spread over some time for many scopes,
+// but less and less often while events go on.
 type reviewPacer struct {
 	last time.Time // when a review was, or will be, due to an event; zero if there was none
 	gap  time.Duration
 }
 
-// next returns after how long to review, and after how long once more. due is when a review comes in any case. jitter
-// is in [0,1).
+// next returns after how long to review, and after how long once more. due is when a review comes
+// in any case. jitter is in [0,1).
 func (p *reviewPacer) next(t *Timing, now, due time.Time, jitter float64) (delay, again time.Duration) {
 	if p.last.IsZero() || now.Sub(p.last) > 2*t.MaxGap {
 		p.gap = 0

@@ -7,8 +7,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A right that has worked is lost when it was Denied often and for long, with nothing else in between. How long depends on
-// what the API server says of itself.
+// A right that has worked is lost when it was Denied often and for long, with nothing else in
+// between. How long depends on what the API server says of itself.
 func TestDenialCounter(t *testing.T) {
 	type answer struct {
 		after float64 // seconds
@@ -26,13 +26,19 @@ func TestDenialCounter(t *testing.T) {
 		"three denials in two seconds": {{0, Denied, false}, {1, Denied, false}, {1, Denied, true}},
 		"three denials at once":        {{0, Denied, false}, {0, Denied, false}, {0, Denied, false}, {2, Denied, true}},
 		"two denials, long apart":      {{0, Denied, false}, {60, Denied, false}, {1, Denied, true}},
-		"allowed in between":           {{0, Denied, false}, {1, Denied, false}, {1, Allowed, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"no answer in between":         {{0, Denied, false}, {1, Denied, false}, {1, Unanswered, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"not to be asked in between":   {{0, Denied, false}, {1, Unaskable, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"first moments, then ready":    {{0, DeniedReadinessUnknown, false}, {1, DeniedUnready, false}, {1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"readiness unknown":            steady(DeniedReadinessUnknown, 11),
-		"it is not ready":              steady(DeniedUnready, 61),
-		"not ready, then silent":       append([]answer{{1, DeniedUnready, false}, {5, DeniedUnready, false}, {5, DeniedUnready, false}}, answer{1, DeniedReadinessUnknown, true}),
+		"allowed in between": {{0, Denied, false}, {1, Denied, false}, {1, Allowed, false}, {1, Denied, false},
+			{1, Denied, false}, {1, Denied, true}},
+		"no answer in between": {{0, Denied, false}, {1, Denied, false}, {1, Unanswered, false},
+			{1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
+		"not to be asked in between": {{0, Denied, false}, {1, Unaskable, false}, {1, Denied, false},
+			{1, Denied, false}, {1, Denied, true}},
+		"first moments, then ready": {{0, DeniedReadinessUnknown, false}, {1, DeniedUnready, false},
+			{1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
+		"readiness unknown": steady(DeniedReadinessUnknown, 11),
+		"it is not ready":   steady(DeniedUnready, 61),
+		"not ready, then silent": append([]answer{
+			{1, DeniedUnready, false}, {5, DeniedUnready, false}, {5, DeniedUnready, false},
+		}, answer{1, DeniedReadinessUnknown, true}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -53,8 +59,8 @@ func TestDenialCounter(t *testing.T) {
 	}
 }
 
-// An informer is believed against reviews and discovery when what it sent after they had spoken was refused often and for
-// long.
+// An informer is believed against reviews and discovery when what it sent after they had spoken was
+// refused often and for long.
 func TestRefusalCounter(t *testing.T) {
 	at := func(seconds float64) time.Time { return time.Unix(0, int64(seconds*1e9)) }
 	type refused struct {
@@ -62,30 +68,34 @@ func TestRefusalCounter(t *testing.T) {
 		certain            bool
 	}
 	for name, refusals := range map[string][]refused{
-		"often and for long":          {{0, 0, 0, false}, {0, 1, 1, false}, {0, 2, 2, false}, {0, 3, 3, true}},
-		"answers that lay around":     {{0, 0, 5, false}, {0, 1, 9, false}, {0, 2, 9, false}, {0, 4, 9, false}},
-		"for long, but not often":     {{0, 0, 0, false}, {0, 60, 60, false}, {0, 61, 61, false}, {0, 62, 62, true}},
-		"often, but not for long":     {{0, 0, 0, false}, {0, .1, .1, false}, {0, .2, .2, false}, {0, .3, .3, false}, {0, 2, 2, true}},
-		"something served in between": {{0, 0, 0, false}, {0, 1, 1, false}, {2, 2, 2, false}, {2, 3, 3, false}, {2, 3.5, 3.5, false}, {2, 4, 4, true}},
+		"often and for long":      {{0, 0, 0, false}, {0, 1, 1, false}, {0, 2, 2, false}, {0, 3, 3, true}},
+		"answers that lay around": {{0, 0, 5, false}, {0, 1, 9, false}, {0, 2, 9, false}, {0, 4, 9, false}},
+		"for long, but not often": {{0, 0, 0, false}, {0, 60, 60, false}, {0, 61, 61, false}, {0, 62, 62, true}},
+		"often, but not for long": {{0, 0, 0, false}, {0, .1, .1, false}, {0, .2, .2, false}, {0, .3, .3, false},
+			{0, 2, 2, true}},
+		"something served in between": {{0, 0, 0, false}, {0, 1, 1, false}, {2, 2, 2, false}, {2, 3, 3, false},
+			{2, 3.5, 3.5, false}, {2, 4, 4, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			var c refusalCounter
 			for i, r := range refusals {
-				g.Expect(c.confirmed(&DefaultTiming, refusal{since: at(r.since), sent: at(r.sent)}, at(r.noted))).To(Equal(r.certain), "refusal %d", i)
+				g.Expect(c.confirmed(&DefaultTiming, refusal{since: at(r.since), sent: at(r.sent)}, at(r.noted))).
+					To(Equal(r.certain), "refusal %d", i)
 			}
 		})
 	}
 }
 
-// While events go on questions get rarer; what was not waited for because of them does not count; and when they have ended they
-// are as quick as ever.
+// While events go on questions get rarer; what was not waited for because of them does not count;
+// and when they have ended they are as quick as ever.
 func TestReviewPacer(t *testing.T) {
 	g := NewWithT(t)
 	var p reviewPacer
 	start := time.Unix(0, 0)
 	now, asked := start, 0
-	for now.Before(start.Add(10 * time.Minute)) { // there is an event when a question is asked, and it is asked again when the pacer says
+	// there is an event when a question is asked, and it is asked again when the pacer says
+	for now.Before(start.Add(10 * time.Minute)) {
 		_, again := p.next(&DefaultTiming, now, now, .5)
 		now = now.Add(again)
 		asked++

@@ -14,7 +14,8 @@ const diagramDepth = 9
 
 // TestDiagram fails if the state diagram in docs/architecture.md is not what the machine does.
 func TestDiagram(t *testing.T) {
-	names := map[phase]string{discovering: "Discovering", reviewing: "Reviewing", waiting: "Waiting", running: "Running", stopped: "[*]"}
+	names := map[phase]string{discovering: "Discovering", reviewing: "Reviewing", waiting: "Waiting",
+		running: "Running", stopped: "[*]"}
 	diagram := statediagram.Diagram{}
 	m := New(exploreConfig, epoch0)
 	m.Start(epoch0, 0)
@@ -32,7 +33,8 @@ func TestDiagram(t *testing.T) {
 					continue
 				}
 				after, _ := front[i].step(in)
-				if !strings.HasPrefix(in.name, "late") && !strings.HasPrefix(in.name, "stopped ") { // which have what is due done, too
+				// which have what is due done, too
+				if !strings.HasPrefix(in.name, "late") && !strings.HasPrefix(in.name, "stopped ") {
 					diagram.Add(names[phase(front[i].phase)], names[phase(after.phase)], strings.ReplaceAll(in.name, ",", ""))
 				}
 				if !seen[after] {
@@ -43,7 +45,8 @@ func TestDiagram(t *testing.T) {
 		}
 		front = next
 	}
-	if err := statediagram.Put("../../../docs/architecture.md", "monitor", diagram.Mermaid("Discovering"), *update); err != nil {
+	if err := statediagram.Put("../../../docs/architecture.md", "monitor", diagram.Mermaid("Discovering"),
+		*update); err != nil {
 		t.Error(err)
 	}
 }

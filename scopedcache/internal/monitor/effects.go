@@ -11,12 +11,14 @@ type Effect interface{ isEffect() }
 
 // Questions. The driver asks beside its own goroutine, and always answers, with the same ID.
 type (
-	// AskMapping says to find the kind's resource. Distrust says that what is known of it may be wrong.
+	// AskMapping says to find the kind's resource. Distrust says that what is known of it may be
+	// wrong.
 	AskMapping struct {
 		Question QuestionID
 		Distrust bool
 	}
-	// AskReview says to ask whether the identity has access with all Verbs. OrListOnly: if not, ask whether it may list.
+	// AskReview says to ask whether the identity has access with all Verbs. OrListOnly: if not, ask
+	// whether it may list.
 	AskReview struct {
 		Question   QuestionID
 		Mapping    *meta.RESTMapping
@@ -29,8 +31,8 @@ type (
 
 // What to do with the informer.
 type (
-	// StartInformer says to make an informer and run it. If that fails, pass InformerStartFailed. Poll is how far apart its
-	// lists are, if it may not watch; else zero.
+	// StartInformer says to make an informer and run it. If that fails, pass InformerStartFailed.
+	// Poll is how far apart its lists are, if it may not watch; else zero.
 	StartInformer struct {
 		Life    LifeID
 		Mapping *meta.RESTMapping
@@ -38,18 +40,21 @@ type (
 	}
 	// Serve says to serve reads from the informer.
 	Serve struct{ Life LifeID }
-	// RestartWatch says to begin the informer's watch anew, where it was, so that the API server authorizes it again.
+	// RestartWatch says to begin the informer's watch anew, where it was, so that the API server
+	// authorizes it again.
 	RestartWatch struct{ Life LifeID }
 	// StopInformer says to stop the informer, and serve nothing from it any more.
 	StopInformer struct{ Life LifeID }
 )
 
-// SetState says that the scope is in this state now. Err is why it is Forbidden, NotServed or Failing.
+// SetState says that the scope is in this state now. Err is why it is Forbidden, NotServed or
+// Failing.
 type SetState struct {
 	State State
 	Err   error
 	Since time.Time
-	// Before is what readers got when that was last known: Synced, Forbidden or NotServed; Syncing if it never was.
+	// Before is what readers got when that was last known: Synced, Forbidden or NotServed; Syncing
+	// if it never was.
 	Before State
 }
 

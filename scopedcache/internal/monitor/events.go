@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// QuestionID names a question to the API server, LifeID the life of an informer. The machine never uses an ID
-// twice; zero names none.
+// QuestionID names a question to the API server, LifeID the life of an informer. The machine never
+// uses an ID twice; zero names none.
 type (
 	QuestionID uint64
 	LifeID     uint64
@@ -94,7 +94,8 @@ type Verdict int
 const (
 	// Allowed: the server said yes.
 	Allowed Verdict = iota
-	// Denied: the server said no, and that it is ready. A single denial is not trusted where access has worked.
+	// Denied: the server said no, and that it is ready. A single denial is not trusted where access
+	// has worked.
 	Denied
 	// DeniedReadinessUnknown: the server said no, and does not say whether it is ready.
 	DeniedReadinessUnknown

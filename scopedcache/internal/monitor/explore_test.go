@@ -23,8 +23,9 @@ type input struct {
 // inputs is the alphabet of the exploration.
 var inputs = func() (list []input) {
 	asks := func(kind int8) func(*world) bool { return func(w *world) bool { return w.asked == kind } }
-	for name, verdict := range map[string]Verdict{"allowed": Allowed, "denied": Denied, "denied, readiness unknown": DeniedReadinessUnknown,
-		"denied, not ready": DeniedUnready, "may not be asked": Unaskable, "no answer": Unanswered} {
+	for name, verdict := range map[string]Verdict{"allowed": Allowed, "denied": Denied,
+		"denied, readiness unknown": DeniedReadinessUnknown,
+		"denied, not ready":         DeniedUnready, "may not be asked": Unaskable, "no answer": Unanswered} {
 		e := Reviewed{Question: questionID, Verdict: verdict}
 		if verdict != Allowed {
 			e.Err = errForbidden
@@ -34,7 +35,8 @@ var inputs = func() (list []input) {
 		}
 		list = append(list, input{name: name, possible: asks(asksReview), event: e})
 	}
-	for name, e := range map[string]Mapped{"mapped": {Mapping: oneMapping}, "mapped otherwise": {Mapping: otherMapping}, "no match": {Err: errNoMatch}, "discovery fails": {Err: errServer}} {
+	for name, e := range map[string]Mapped{"mapped": {Mapping: oneMapping}, "mapped otherwise": {Mapping: otherMapping},
+		"no match": {Err: errNoMatch}, "discovery fails": {Err: errServer}} {
 		e.Question = questionID
 		list = append(list, input{name: name, possible: asks(asksMapping), event: e})
 	}
@@ -44,12 +46,18 @@ var inputs = func() (list []input) {
 		input{name: "not ready", possible: asks(asksReadiness), event: Readied{Question: questionID}},
 		input{name: "late answer", event: Reviewed{Question: staleQ, Verdict: Denied, Err: errForbidden}},
 		input{name: "late discovery", event: Mapped{Question: staleQ, Err: errNoMatch}},
-		input{name: "start fails", possible: func(w *world) bool { return w.life.alive && !w.life.synced }, event: InformerStartFailed{Life: lifeID, Err: errServer}},
-		input{name: "synced", possible: func(w *world) bool { return w.life.alive && !w.life.synced }, event: InformerSynced{Life: lifeID}},
+		input{name: "start fails", possible: func(w *world) bool {
+			return w.life.alive && !w.life.synced
+		}, event: InformerStartFailed{Life: lifeID, Err: errServer}},
+		input{name: "synced", possible: func(w *world) bool {
+			return w.life.alive && !w.life.synced
+		}, event: InformerSynced{Life: lifeID}},
 		input{name: "served", possible: alive, event: Served{Life: lifeID}},
 		input{name: "failed", possible: alive, event: Failed{Life: lifeID, Err: errServer}},
-		input{name: "refused with 403", possible: alive, event: Refused{Life: lifeID, Err: errForbidden, Sent: epoch0, At: epoch0}},
-		input{name: "refused with 404", possible: alive, event: Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0}},
+		input{name: "refused with 403", possible: alive,
+			event: Refused{Life: lifeID, Err: errForbidden, Sent: epoch0, At: epoch0}},
+		input{name: "refused with 404", possible: alive,
+			event: Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0}},
 		input{name: "stopped informer synced", event: InformerSynced{Life: staleL}},
 		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
 		input{name: "access may have changed", event: AccessMayHaveChanged{}},
@@ -167,7 +175,8 @@ var invariants = []struct {
 	}},
 	{"while informers are contradicted the state is what they heard", func(t *transition) bool {
 		a := &t.after
-		return a.phase == stopped || (a.contradicted == "" || a.life.synced || a.state == a.contradicted) && (!a.life.quiet || a.contradicted != "" && a.state == a.contradicted)
+		return a.phase == stopped || (a.contradicted == "" || a.life.synced || a.state == a.contradicted) &&
+			(!a.life.quiet || a.contradicted != "" && a.state == a.contradicted)
 	}},
 	{"errors come with Forbidden, NotServed and Failing, and with nothing else", func(t *transition) bool {
 		fine := t.after.state == Syncing || t.after.state == Synced
@@ -200,7 +209,8 @@ var invariants = []struct {
 		most := t.before.config.Timing.Confirmations - 1
 		switch e := t.event.(type) {
 		case Reviewed:
-			return t.before.life.denials.count >= most && e.Verdict.IsDenial() || t.before.life.refusals.count >= most && !e.Verdict.IsDenial()
+			return t.before.life.denials.count >= most && e.Verdict.IsDenial() || t.before.life.refusals.count >= most &&
+				!e.Verdict.IsDenial()
 		case Mapped:
 			return e.Err != nil || e.Mapping != t.before.mapping || t.before.life.refusals.count >= most
 		}
@@ -210,7 +220,8 @@ var invariants = []struct {
 		switch t.event.(type) {
 		case AccessMayHaveChanged, Read:
 			before, after := t.before.Deadline(), t.after.Deadline()
-			return before.IsZero() || !before.After(epoch0) || questions(t.effects) > 0 || !after.IsZero() && !after.After(before)
+			return before.IsZero() || !before.After(epoch0) || questions(t.effects) > 0 || !after.IsZero() &&
+				!after.After(before)
 		}
 		return true
 	}},
@@ -271,7 +282,9 @@ func (w world) step(in *input) (next world, broken []string) {
 	}
 	for _, invariant := range invariants {
 		if !invariant.holds(&t) {
-			broken = append(broken, fmt.Sprintf("%s\n  before  %+v\n  event   %s %+v\n  effects %+v\n  after   %+v", invariant.name, w, in.name, in.event, t.effects, next))
+			broken = append(broken,
+				fmt.Sprintf("%s\n  before  %+v\n  event   %s %+v\n  effects %+v\n  after   %+v", invariant.name, w, in.name,
+					in.event, t.effects, next))
 		}
 	}
 	return next, broken
@@ -318,17 +331,22 @@ func (w world) leads(goal int, known map[world]bool) bool {
 	return false
 }
 
-// alphabets are the parts of the alphabet that are explored together, each to the end. All of it at once has too many states:
-// what happens before an informer starts, during its life, and how events and readers pace questions hardly depend on each
-// other.
+// alphabets are the parts of the alphabet that are explored together, each to the end. All of it at
+// once has too many states: what happens before an informer starts, during its life, and how events
+// and readers pace questions hardly depend on each other.
 var alphabets = map[string]string{
-	"denials and errors":       "allowed|denied|denied, readiness unknown|denied, not ready|may not be asked|no answer|mapped|mapped otherwise|no match|discovery fails|start fails|synced|served|failed|late answer|late discovery|stopped informer synced|stopped informer failed|read|tick|stopped|time passes",
-	"refusals during its life": "allowed|denied|may not be asked|mapped|mapped otherwise|no match|ready|not ready|synced|served|refused with 403|refused with 404|late answer|tick|stopped|time passes",
-	"events and readers":       "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
+	"denials and errors": "allowed|denied|denied, readiness unknown|denied, not ready|may not be asked|no " +
+		"answer|mapped|mapped otherwise|no match|discovery fails|start fails|synced|served|failed|late answer|late " +
+		"discovery|stopped informer synced|stopped informer failed|read|tick|stopped|time passes",
+	"refusals during its life": "allowed|denied|may not be asked|mapped|mapped otherwise|no match|ready|not ready|" +
+		"synced|served|refused with 403|refused with 404|late answer|tick|stopped|time passes",
+	"events and readers": "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|" +
+		"discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
 }
 
-// TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks the invariants on each
-// step. It proves structure. That each decision is the right one is for the tables and scenarios to prove.
+// TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks
+// the invariants on each step. It proves structure. That each decision is the right one is for the
+// tables and scenarios to prove.
 func TestExplore(t *testing.T) {
 	begun := time.Now()
 	used := map[string]bool{}
@@ -393,7 +411,8 @@ func explore(t *testing.T, inputs []input) {
 			}
 		}
 	}
-	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness: %d broken; %.1f s", len(seen), steps, depth, len(inputs), len(invariants), broken, time.Since(begun).Seconds())
+	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness: %d broken; %.1f s", len(seen), steps,
+		depth, len(inputs), len(invariants), broken, time.Since(begun).Seconds())
 	if depth < exploreDepth && len(seen) < 1000 {
 		t.Errorf("only %d states: the exploration does not reach what it is for", len(seen))
 	}

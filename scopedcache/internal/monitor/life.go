@@ -59,7 +59,8 @@ func (s *step) lookInto() {
 	refused := s.life.refusal
 	s.life.refusal = refusal{}
 	if apierrors.IsForbidden(refused.err) {
-		s.emit(AskReview{Question: s.ask(forReview, aboutRefusal, refused), Mapping: s.mapping, Verbs: []string{"list", s.life.verb}})
+		s.emit(AskReview{Question: s.ask(forReview, aboutRefusal, refused), Mapping: s.mapping,
+			Verbs: []string{"list", s.life.verb}})
 		return
 	}
 	s.emit(AskReadiness{Question: s.ask(forReadiness, aboutRefusal, refused)})
@@ -100,8 +101,8 @@ func (s *step) remapped(refused refusal, e Mapped) {
 	}
 }
 
-// contradict takes a refusal that reviews or discovery contradict. If only the informer can be asked, its word counts at
-// once; else when it is confirmed.
+// contradict takes a refusal that reviews or discovery contradict. If only the informer can be
+// asked, its word counts at once; else when it is confirmed.
 func (s *step) contradict(state State, refused refusal) {
 	onlyWitness := s.life.started == Unaskable && !s.life.synced && !s.life.quiet
 	if onlyWitness || s.life.refusals.confirmed(&s.config.Timing, refused, s.now) {

@@ -117,8 +117,8 @@ func (m *Machine) Start(now time.Time, jitter float64) []Effect {
 	return s.effects
 }
 
-// Step decides what follows from an event at now, and returns what the driver is to do, in order. jitter in [0,1) is
-// random.
+// Step decides what follows from an event at now, and returns what the driver is to do, in order.
+// jitter in [0,1) is random.
 func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	s := step{Machine: m, now: now, jitter: jitter}
 	if m.phase == stopped || m.phase == idle {
@@ -153,11 +153,13 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	return s.effects
 }
 
-// Deadline returns when to pass Tick; zero for never. While a question is under way, its answer comes first.
+// Deadline returns when to pass Tick; zero for never. While a question is under way, its answer
+// comes first.
 func (m *Machine) Deadline() time.Time {
 	switch {
 	case m.phase == waiting:
-		if expedited := m.waitBegan.Add(m.config.Timing.ExpediteAfter); m.waitExpeditable && m.readPending && expedited.Before(m.waitUntil) {
+		if expedited := m.waitBegan.Add(m.config.Timing.ExpediteAfter); m.waitExpeditable && m.readPending &&
+			expedited.Before(m.waitUntil) {
 			return expedited
 		}
 		return m.waitUntil

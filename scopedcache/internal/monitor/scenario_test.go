@@ -18,8 +18,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
 
-// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event, the indented lines below
-// it are what the machine does. -update writes the latter.
+// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event,
+// the indented lines below it are what the machine does. -update writes the latter.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -124,7 +124,9 @@ func (p *player) event(verb, argument string) (Event, error) {
 	if argument == "sent before" {
 		sent = p.sent
 	}
-	verdicts := map[string]Verdict{"allowed": Allowed, "denied": Denied, "denied-readiness-unknown": DeniedReadinessUnknown, "denied-unready": DeniedUnready, "unaskable": Unaskable, "unanswered": Unanswered}
+	verdicts := map[string]Verdict{"allowed": Allowed, "denied": Denied,
+		"denied-readiness-unknown": DeniedReadinessUnknown, "denied-unready": DeniedUnready, "unaskable": Unaskable,
+		"unanswered": Unanswered}
 	if verdict, ok := verdicts[verb]; ok {
 		e := Reviewed{Question: question, Verdict: verdict, ListOnly: argument == "list-only"}
 		if verdict != Allowed {

@@ -23,7 +23,8 @@ func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID
 	return s.question.id
 }
 
-// answered ends the question of that kind and ID, and returns what it was about; zero if it is not under way.
+// answered ends the question of that kind and ID, and returns what it was about; zero if it is not
+// under way.
 func (s *step) answered(kind questionKind, id QuestionID) question {
 	if id != s.question.id || kind != s.question.kind {
 		return question{}
@@ -110,7 +111,8 @@ func (s *step) mapped(e Mapped) {
 			s.wait(delay(&s.failing, s.jitter), false)
 		default:
 			s.phase, s.mapping = reviewing, e.Mapping
-			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping, Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
+			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping,
+				Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
 		}
 	}
 }
@@ -144,8 +146,8 @@ func (s *step) reviewedAtStart(e Reviewed) {
 	}
 }
 
-// untilReview is when to ask again after a denial. The first one may have been that of an API server in its first
-// moments.
+// untilReview is when to ask again after a denial. The first one may have been that of an API
+// server in its first moments.
 func (s *step) untilReview() time.Duration {
 	if s.denials == 1 {
 		return min(s.config.Timing.ConfirmAfter, s.interval())
@@ -159,7 +161,8 @@ func (s *step) startInformer(e Reviewed) {
 	}
 	s.lastID++
 	s.phase, s.again = running, time.Time{}
-	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "", check: s.now.Add(s.interval())}
+	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "",
+		check: s.now.Add(s.interval())}
 	var poll time.Duration
 	if e.ListOnly {
 		s.life.verb, poll = "list", s.interval()
@@ -210,7 +213,8 @@ func (s *step) wait(d time.Duration, expeditable bool) {
 	s.acceptAccess()
 }
 
-// accessMayHaveChanged brings the next review forward, once per wait or check, however many events follow.
+// accessMayHaveChanged brings the next review forward, once per wait or check, however many events
+// follow.
 func (s *step) accessMayHaveChanged() {
 	s.accessPending = true
 	if (s.phase == waiting || s.phase == running) && !s.accessTaken {

@@ -26,7 +26,8 @@ var (
 	errNotFound  = apierrors.NewNotFound(schema.GroupResource{}, "")
 	errNoMatch   = &meta.NoKindMatchError{}
 
-	oneMapping   = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeNamespace}
+	oneMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"},
+		Scope: meta.RESTScopeNamespace}
 	otherMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeRoot}
 
 	errs     = []error{nil, errServer, errForbidden, errNotFound, errNoMatch}
@@ -37,9 +38,12 @@ var (
 	exploreConfig = &Config{
 		Interval: 2500 * time.Millisecond, // 80 % of which are two ticks
 		Timing: Timing{
-			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick, Confirmations: 2,
-			AfterEvent: tick, FirstGap: tick, MaxGap: 2 * tick, ExpediteAfter: tick,
-			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{Duration: tick, Factor: 2, Steps: 1},
+			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
+			Confirmations: 2,
+			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, ExpediteAfter: tick,
+			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
+				Duration: tick, Factor: 2, Steps: 1,
+			},
 		},
 	}
 )
@@ -53,8 +57,8 @@ func indexOf[T comparable](list []T, value T) int8 {
 	panic(errors.Errorf("%v is none of those that the exploration knows", value))
 }
 
-// world is a machine, and what its driver owes it, in a form that two equal states share. Times are relative to now, IDs are
-// replaced by what they stand for.
+// world is a machine, and what its driver owes it, in a form that two equal states share. Times are
+// relative to now, IDs are replaced by what they stand for.
 type world struct {
 	state, stateErr, lastSettled, phase     int8
 	purpose, asked, refusalErr              int8 // of the question; asked is its kind
@@ -127,7 +131,8 @@ func (c counted) counter() denialCounter {
 
 func countedOf(d denialCounter) counted {
 	most := exploreConfig.Timing.Confirmations
-	return counted{count: int8(min(d.count, most)), first: ticksOf(d.first), ready: int8(min(d.ready, most)), firstReady: ticksOf(d.firstReady)}
+	return counted{count: int8(min(d.count, most)), first: ticksOf(d.first), ready: int8(min(d.ready, most)),
+		firstReady: ticksOf(d.firstReady)}
 }
 
 func backoffOf(index int8) wait.Backoff {
@@ -142,45 +147,61 @@ func indexOfBackoff(b wait.Backoff) int8 { return int8(exploreConfig.Timing.Fail
 
 // machine makes the machine that w stands for.
 func (w *world) machine() *Machine {
-	m := &Machine{config: exploreConfig, state: states[w.state], stateErr: errs[w.stateErr], since: epoch0, lastSettled: states[w.lastSettled],
-		phase: phase(w.phase), mapping: mappings[w.mapping], distrust: w.distrust, lastID: lastID, denials: int(w.denials),
-		startDenials: w.startDenials.counter(), failing: backoffOf(w.failing), pending: backoffOf(w.pending), contradicted: states[w.contradicted],
+	m := &Machine{config: exploreConfig, state: states[w.state], stateErr: errs[w.stateErr], since: epoch0,
+		lastSettled: states[w.lastSettled],
+		phase:       phase(w.phase), mapping: mappings[w.mapping], distrust: w.distrust, lastID: lastID, denials: int(
+			w.denials),
+		startDenials: w.startDenials.counter(), failing: backoffOf(w.failing), pending: backoffOf(
+			w.pending), contradicted: states[w.contradicted],
 		pacer: reviewPacer{last: at(w.pacerLast), gap: time.Duration(w.pacerGap) * tick}, again: at(w.again),
 		accessTaken: w.accessTaken, accessPending: w.accessPending, readPending: w.readPending,
 		waitUntil: at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
 	if w.purpose != 0 {
-		m.question = question{id: questionID, kind: questionKind(w.asked), purpose: purpose(w.purpose), refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)}}
+		m.question = question{id: questionID, kind: questionKind(w.asked), purpose: purpose(w.purpose),
+			refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)}}
 	}
 	if l := &w.life; l.alive {
-		m.life = life{id: lifeID, verb: "watch", started: Verdict(l.started), quiet: l.quiet, synced: l.synced, check: at(l.check), again: at(l.again),
+		m.life = life{id: lifeID, verb: "watch", started: Verdict(l.started), quiet: l.quiet, synced: l.synced,
+			check: at(l.check), again: at(l.again),
 			suspected: l.suspected, unanswered: int(l.unanswered), denials: l.denials.counter(),
-			refusals:     refusalCounter{since: at(l.refusals.since), firstContradicted: at(l.refusals.first), count: int(l.refusals.count)},
-			refusedSince: at(l.refusedSince), refusal: refusal{err: errs[l.pendingErr], since: at(l.pendingSince), sent: at(l.pendingSent)}}
+			refusals: refusalCounter{since: at(l.refusals.since), firstContradicted: at(l.refusals.first),
+				count: int(l.refusals.count)},
+			refusedSince: at(l.refusedSince), refusal: refusal{
+				err: errs[l.pendingErr], since: at(l.pendingSince), sent: at(l.pendingSent),
+			}}
 	}
 	return m
 }
 
 // take returns w with the state of the machine.
 func (w world) take(m *Machine) world {
-	n := world{state: indexOf(states, m.state), stateErr: indexOf(errs, m.stateErr), lastSettled: indexOf(states, m.lastSettled), phase: int8(m.phase),
-		purpose: int8(m.question.purpose), asked: int8(m.question.kind), mapping: indexOf(mappings, m.mapping), denials: int8(min(m.denials, 2)),
+	n := world{state: indexOf(states, m.state), stateErr: indexOf(errs, m.stateErr),
+		lastSettled: indexOf(states, m.lastSettled), phase: int8(m.phase),
+		purpose: int8(m.question.purpose), asked: int8(m.question.kind), mapping: indexOf(mappings,
+			m.mapping), denials: int8(min(m.denials, 2)),
 		contradicted: indexOf(states, m.contradicted), distrust: m.distrust, startDenials: countedOf(m.startDenials),
-		failing: indexOfBackoff(m.failing), pending: indexOfBackoff(m.pending), pacerLast: ticksOf(m.pacer.last), pacerGap: ticks(m.pacer.gap / tick),
+		failing: indexOfBackoff(m.failing), pending: indexOfBackoff(m.pending), pacerLast: ticksOf(
+			m.pacer.last), pacerGap: ticks(m.pacer.gap / tick),
 		again: ticksOf(m.again), accessTaken: m.accessTaken, accessPending: m.accessPending, readPending: m.readPending,
 		waitUntil: unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
 	if m.phase == waiting {
 		n.waitUntil, n.waitBegan, n.expeditable = ticksOf(m.waitUntil), max(ticksOf(m.waitBegan), -1), m.waitExpeditable
 	}
 	if m.question.purpose == aboutRefusal {
-		n.refusalErr, n.refusalSince, n.refusalSent = indexOf(errs, m.question.refusal.err), ticksOf(m.question.refusal.since), ticksOf(m.question.refusal.sent)
+		n.refusalErr, n.refusalSince, n.refusalSent = indexOf(errs, m.question.refusal.err),
+			ticksOf(m.question.refusal.since), ticksOf(m.question.refusal.sent)
 	}
-	none := worldLife{check: unset, again: unset, denials: counted{first: unset, firstReady: unset}, refusedSince: unset, pendingSince: unset, pendingSent: unset}
+	none := worldLife{check: unset, again: unset, denials: counted{first: unset, firstReady: unset},
+		refusedSince: unset, pendingSince: unset, pendingSent: unset}
 	none.refusals.since, none.refusals.first = unset, unset
 	n.life = none
 	if l := &m.life; l.id != 0 {
-		n.life = worldLife{alive: true, quiet: l.quiet, synced: l.synced, suspected: l.suspected, started: int8(l.started), unanswered: int8(l.unanswered),
-			check: ticksOf(l.check), again: ticksOf(l.again), denials: countedOf(l.denials), refusedSince: ticksOf(l.refusedSince),
-			pendingErr: indexOf(errs, l.refusal.err), pendingSince: ticksOf(l.refusal.since), pendingSent: ticksOf(l.refusal.sent)}
+		n.life = worldLife{alive: true, quiet: l.quiet, synced: l.synced, suspected: l.suspected,
+			started: int8(l.started), unanswered: int8(l.unanswered),
+			check: ticksOf(l.check), again: ticksOf(l.again), denials: countedOf(l.denials), refusedSince: ticksOf(
+				l.refusedSince),
+			pendingErr: indexOf(errs,
+				l.refusal.err), pendingSince: ticksOf(l.refusal.since), pendingSent: ticksOf(l.refusal.sent)}
 		n.life.refusals.since, n.life.refusals.first = ticksOf(l.refusals.since), ticksOf(l.refusals.firstContradicted)
 		n.life.refusals.count = int8(min(l.refusals.count, exploreConfig.Timing.Confirmations))
 		if l.started != Unaskable || l.synced || l.quiet {
@@ -205,7 +226,8 @@ func (w world) canonical() world {
 	for _, c := range []*counted{&w.startDenials, &l.denials} {
 		c.first, c.firstReady = atLeast(c.first, -3), atLeast(c.firstReady, -1)
 	}
-	l.refusedSince, l.pendingSince, w.refusalSince = atLeast(l.refusedSince, -3), atLeast(l.pendingSince, -3), atLeast(w.refusalSince, -3)
+	l.refusedSince, l.pendingSince, w.refusalSince = atLeast(l.refusedSince, -3), atLeast(l.pendingSince, -3),
+		atLeast(w.refusalSince, -3)
 	l.refusals.since = atLeast(l.refusals.since, -3)
 	// Refusals that belong to no row that goes on are counted anew.
 	if since := l.refusals.since; since != l.refusedSince && since != w.refusalSince {
@@ -226,8 +248,8 @@ func atLeast(t, least ticks) ticks {
 	return max(t, least)
 }
 
-// relevant is when a refusal was sent, as far as that makes a difference: before the first contradiction, at the same time, or
-// ConfirmAfter later.
+// relevant is when a refusal was sent, as far as that makes a difference: before the first
+// contradiction, at the same time, or ConfirmAfter later.
 func relevant(sent, first ticks) ticks {
 	switch {
 	case sent == unset:
@@ -244,8 +266,10 @@ func (w world) advance(by ticks) world {
 		return w
 	}
 	l := &w.life
-	for _, t := range []*ticks{&w.refusalSince, &w.refusalSent, &w.startDenials.first, &w.startDenials.firstReady, &w.pacerLast, &w.again, &w.waitUntil, &w.waitBegan,
-		&l.check, &l.again, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first, &l.refusedSince, &l.pendingSince, &l.pendingSent} {
+	for _, t := range []*ticks{&w.refusalSince, &w.refusalSent, &w.startDenials.first, &w.startDenials.firstReady,
+		&w.pacerLast, &w.again, &w.waitUntil, &w.waitBegan,
+		&l.check, &l.again, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first,
+		&l.refusedSince, &l.pendingSince, &l.pendingSent} {
 		if *t != unset {
 			*t = max(*t-by, horizon)
 		}

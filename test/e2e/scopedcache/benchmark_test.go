@@ -20,8 +20,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// rivals are the caches that are measured beside each other, in one run and by turns, so that what the machine does else
-// concerns both.
+// rivals are the caches that are measured beside each other, in one run and by turns, so that what
+// the machine does else concerns both.
 var rivals = [2]struct {
 	name string
 	new  cache.NewCacheFunc
@@ -30,7 +30,8 @@ var rivals = [2]struct {
 	{"controller-runtime", cache.New},
 }
 
-// ring is where rivals are measured: a namespace with 100 ConfigMaps, which a user may read everywhere.
+// ring is where rivals are measured: a namespace with 100 ConfigMaps, which a user may read
+// everywhere.
 type ring struct {
 	namespace  string
 	config     *rest.Config
@@ -115,7 +116,8 @@ func BenchmarkWarmReads(b *testing.B) {
 	r := newRing(b)
 	reads := map[string]func(client.Reader) error{
 		"Get": func(c client.Reader) error {
-			return c.Get(context.Background(), client.ObjectKey{Namespace: r.namespace, Name: "object-1"}, &corev1.ConfigMap{})
+			return c.Get(context.Background(), client.ObjectKey{Namespace: r.namespace, Name: "object-1"},
+				&corev1.ConfigMap{})
 		},
 		"List": func(c client.Reader) error {
 			return c.List(context.Background(), &corev1.ConfigMapList{}, client.InNamespace(r.namespace))

@@ -99,8 +99,8 @@ func (l *ledger) differs(ctx context.Context, namespace string) (string, error) 
 	return "", nil
 }
 
-// Errors are not rights: in bursts of 500, 429, 410 and resets nothing is ever forbidden, reads go on from what there is, and
-// in the end handlers were told of everything, once.
+// Errors are not rights: in bursts of 500, 429, 410 and resets nothing is ever forbidden, reads go
+// on from what there is, and in the end handlers were told of everything, once.
 func TestBurstsOfErrors(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -110,11 +110,13 @@ func TestBurstsOfErrors(t *testing.T) {
 	f := newFaults(t, u)
 	var mu sync.Mutex
 	states := map[scopedcache.State]int{}
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond, Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
-		mu.Lock()
-		defer mu.Unlock()
-		states[now.State]++
-	}}, cache.Options{})
+	c := u.startAt(t, f.config,
+		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond,
+			Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
+				mu.Lock()
+				defer mu.Unlock()
+				states[now.State]++
+			}}, cache.Options{})
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := newLedger()
@@ -138,8 +140,9 @@ func TestBurstsOfErrors(t *testing.T) {
 		}
 		reads <- nil
 	}()
-	answered := [5]int{}          // by kind of error
-	for burst := range answered { // each ends a watch, after which client-go waits twice as long as before, up to a minute
+	answered := [5]int{} // by kind of error
+	// each ends a watch, after which client-go waits twice as long as before, up to a minute
+	for burst := range answered {
 		count := func() int {
 			mu.Lock()
 			defer mu.Unlock()
@@ -177,7 +180,8 @@ func TestBurstsOfErrors(t *testing.T) {
 		first.Data = map[string]string{"burst": fmt.Sprint(burst)}
 		g.Expect(admin.Update(ctx, first)).To(Succeed())
 		g.Eventually(count).WithTimeout(patience).Should(BeNumerically(">", 1))
-		g.Eventually(held.State).WithTimeout(patience).Should(And(HaveField("State", scopedcache.Failing), HaveField("LastError", HaveOccurred())))
+		g.Eventually(held.State).WithTimeout(patience).
+			Should(And(HaveField("State", scopedcache.Failing), HaveField("LastError", HaveOccurred())))
 		for range 100 { // the burst does not end before they are served
 			inTime, cancel := context.WithTimeout(ctx, 5*time.Second)
 			g.Expect(held.Get(inTime, client.ObjectKey{Namespace: ns, Name: "first"}, &corev1.ConfigMap{})).To(Succeed())
@@ -191,7 +195,8 @@ func TestBurstsOfErrors(t *testing.T) {
 	g.Expect(told.wrong()).To(BeEmpty())
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("Requests of the informer that were answered with 500, 429, 410, 504, resets: %v; states: %v", answered, states)
+	t.Logf("Requests of the informer that were answered with 500, 429, 410, 504, resets: %v; states: %v", answered,
+		states)
 	g.Expect(states).NotTo(HaveKey(scopedcache.Forbidden))
 	g.Expect(states).NotTo(HaveKey(scopedcache.NotServed))
 	g.Expect(held.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
@@ -202,8 +207,9 @@ func TestBurstsOfErrors(t *testing.T) {
 func fail(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
-	_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-		Code: code, Reason: reason, Message: strings.ToLower(string(reason))})
+	_ = json.NewEncoder(w).
+		Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+			Code: code, Reason: reason, Message: strings.ToLower(string(reason))})
 }
 
 // total is how many additions and updates the handler was told of.

@@ -15,8 +15,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// What was got and set up once lasts: the informer, handlers, indexes, transforms. Losing the right and winning it back makes
-// none of it new.
+// What was got and set up once lasts: the informer, handlers, indexes, transforms. Losing the right
+// and winning it back makes none of it new.
 func TestInformersOutliveRights(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -24,12 +24,13 @@ func TestInformersOutliveRights(t *testing.T) {
 	create(t, coloured(ns, "a", "red"), coloured(ns, "b", "green"))
 	right := u.grant(t, "", "configmaps", "list", "watch")
 	resync := time.Second
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
-		if found, ok := object.(*corev1.ConfigMap); ok {
-			found.Annotations = map[string]string{"seen": "yes"}
-		}
-		return object, nil
-	}})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+		cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
+			if found, ok := object.(*corev1.ConfigMap); ok {
+				found.Annotations = map[string]string{"seen": "yes"}
+			}
+			return object, nil
+		}})
 	byColour := func(object client.Object) []string { return []string{object.GetLabels()["colour"]} }
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).To(Succeed())
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).NotTo(Succeed(), "there is one of that name")
@@ -46,9 +47,13 @@ func TestInformersOutliveRights(t *testing.T) {
 	unsynced := &testutil.Recorder{Namespace: ns}
 	_, err = informer.AddEventHandlerWithOptions(unsynced, toolscache.HandlerOptions{ResyncPeriod: &never})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(informer.AddIndexers(toolscache.Indexers{"first": func(any) ([]string, error) { return []string{"x"}, nil }})).To(Succeed())
+	g.Expect(informer.AddIndexers(toolscache.Indexers{"first": func(any) ([]string, error) {
+		return []string{"x"}, nil
+	}})).To(Succeed())
 	// An index that comes when the informer runs already.
-	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "first", func(object client.Object) []string { return []string{object.GetName()[:1]} })).To(Succeed())
+	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "first", func(object client.Object) []string {
+		return []string{object.GetName()[:1]}
+	})).To(Succeed())
 
 	check := func() {
 		t.Helper()
@@ -89,7 +94,8 @@ func TestInformersOutliveRights(t *testing.T) {
 		told.Reset()
 		resynced.Reset()
 		right.again(t)
-		g.Eventually(func() bool { return !c.refused(ctx, "") && !c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
+		g.Eventually(func() bool { return !c.refused(ctx, "") && !c.refused(ctx, ns) }).WithTimeout(patience).
+			Should(BeTrue())
 		check()
 		g.Eventually(late.Events).WithTimeout(patience).Should(ContainElements("add a", "add b"))
 		g.Eventually(resynced.Events).WithTimeout(patience).Should(ContainElement("update a"), "a resync")
@@ -115,15 +121,16 @@ func TestInformersOutliveRights(t *testing.T) {
 	g.Eventually(fresh.Events).WithTimeout(patience).Should(ContainElements("add a", "add b"))
 }
 
-// Namespaces that the cache's options name live with RBAC as well: each on its own, and all of them together only if every
-// one may be read.
+// Namespaces that the cache's options name live with RBAC as well: each on its own, and all of them
+// together only if every one may be read.
 func TestConfiguredNamespaces(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	one, two, other, u := namespace(t), namespace(t), namespace(t), newUser(t)
 	create(t, configMap(one, "a"), configMap(two, "b"), configMap(other, "c"))
 	u.grant(t, one, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+		cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
 	informer, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
 	told := &testutil.Recorder{}

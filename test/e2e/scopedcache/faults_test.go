@@ -15,7 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// faults is an API server that passes a user's requests on to the real one, except where a test has it do something else.
+// faults is an API server that passes a user's requests on to the real one, except where a test has
+// it do something else.
 type faults struct {
 	*httptest.Server
 	config *rest.Config // of the user, to be served here
@@ -52,7 +53,11 @@ func newFaults(t testing.TB, u *user) *faults {
 	f.EnableHTTP2 = true
 	f.TLS = &tls.Config{}
 	f.StartTLS()
-	f.config = &rest.Config{Host: f.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw})}}
+	f.config = &rest.Config{
+		Host: f.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{
+			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}),
+		},
+	}
 	f.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &counting{next: next, sent: u.sent} })
 	closeIdle = append(closeIdle, f.CloseClientConnections, transport.CloseIdleConnections)
 	t.Cleanup(func() {

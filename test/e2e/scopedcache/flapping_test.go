@@ -20,8 +20,8 @@ import (
 
 var flapping = flag.Duration("flapping", 2*time.Minute, "how long rights flap")
 
-// Of 200 scopes half gain and lose their rights for two minutes. The other half notice nothing: no list, no event missed
-// or told twice. And nothing is left of what stopped.
+// Of 200 scopes half gain and lose their rights for two minutes. The other half notice nothing: no
+// list, no event missed or told twice. And nothing is left of what stopped.
 func TestFlappingRights(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -29,15 +29,17 @@ func TestFlappingRights(t *testing.T) {
 	u := newUser(t)
 	var lost, won atomic.Int64
 	var lostIn sync.Map // by namespace
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
-		switch {
-		case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
-			lost.Add(1)
-			lostIn.Store(now.Scope.Namespace, true)
-		case before == scopedcache.Forbidden && now.State == scopedcache.Synced:
-			won.Add(1)
-		}
-	}}, cache.Options{})
+	c := u.start(t,
+		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second,
+			Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+				switch {
+				case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
+					lost.Add(1)
+					lostIn.Store(now.Scope.Namespace, true)
+				case before == scopedcache.Forbidden && now.State == scopedcache.Synced:
+					won.Add(1)
+				}
+			}}, cache.Options{})
 	type member struct {
 		namespace string
 		told      *ledger
@@ -95,7 +97,8 @@ func TestFlappingRights(t *testing.T) {
 		}
 	}
 	for _, m := range append(append([]*member{}, steady...), moody...) {
-		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).Should(BeEmpty())
+		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).
+			Should(BeEmpty())
 	}
 	flapped := 0
 	for _, m := range moody {
@@ -111,11 +114,13 @@ func TestFlappingRights(t *testing.T) {
 		events += m.told.total()
 		g.Expect(m.told.total()).To(Equal(1 + m.created))
 	}
-	t.Logf("%d times a right was lost, %d times won; the others were told of %d objects, each once; %d access reviews", lost.Load(), won.Load(), events, u.sent.reviews())
+	t.Logf("%d times a right was lost, %d times won; the others were told of %d objects, each once; %d access reviews",
+		lost.Load(), won.Load(), events, u.sent.reviews())
 	g.Expect(flapped).To(BeNumerically(">", len(moody)/2), "lost their right at least once")
 	g.Expect(lost.Load()).To(BeNumerically(">", 20))
 	g.Expect(won.Load()).To(BeNumerically(">", 20))
-	g.Eventually(func() int { return runtime.NumGoroutine() }).WithTimeout(patience).Should(BeNumerically("<=", baseline+20), "goroutines, with as many informers as before")
+	g.Eventually(func() int { return runtime.NumGoroutine() }).WithTimeout(patience).
+		Should(BeNumerically("<=", baseline+20), "goroutines, with as many informers as before")
 	for _, m := range append(steady, moody...) {
 		m.held.Release()
 	}

@@ -35,8 +35,9 @@ var (
 )
 
 const (
-	// bound is how long after a change of rights the cache may still go by the old ones: AccessReviewInterval, the time it takes to
-	// believe a denial, and generous room for a loaded machine.
+	// bound is how long after a change of rights the cache may still go by the old ones:
+	// AccessReviewInterval, the time it takes to believe a denial, and generous room for a loaded
+	// machine.
 	bound = 10 * time.Second
 	// restartingSeed is of a recorded sequence that restarts the API server in any case.
 	restartingSeed = 2
@@ -44,9 +45,10 @@ const (
 	readTimeout = 5 * time.Second
 )
 
-// Random grants, revocations, creations, deletions, reads, watches and restarts of the API server, against a model of what
-// each user may: nothing is read, and nobody is refused, for longer than the bound after a change; handlers that may see
-// something have been told of all of it; nothing hangs.
+// Random grants, revocations, creations, deletions, reads, watches and restarts of the API server,
+// against a model of what each user may: nothing is read, and nobody is refused, for longer than
+// the bound after a change; handlers that may see something have been told of all of it; nothing
+// hangs.
 func TestRandomRights(t *testing.T) {
 	if *fuzzSeed != 0 {
 		newSequence(t, *fuzzSeed).run()
@@ -59,12 +61,15 @@ func TestRandomRights(t *testing.T) {
 		judged += s.judged
 		flips += s.flips
 	}
-	t.Logf("%d reads of rights that were lost for longer than the bound, %d after others that had got what they must", judged, flips)
+	t.Logf("%d reads of rights that were lost for longer than the bound, %d after others that had got what they must",
+		judged, flips)
 	NewWithT(t).Expect(judged).To(BeNumerically(">", 2), "reads whose right was lost for longer than the bound")
 	begun := time.Now()
 	for seed, n := uint64(begun.UnixNano()), 1; time.Since(begun) < *fuzzFor; seed, n = seed+1, n+1 {
 		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { newSequence(t, seed).run() }) {
-			t.Fatalf("sequence %d failed; to see it again: go test -race ./test/e2e/scopedcache -run TestRandomRights -seed %d", n, seed)
+			t.Fatalf(
+				"sequence %d failed; to see it again: go test -race ./test/e2e/scopedcache -run TestRandomRights -seed %d", n,
+				seed)
 		}
 		if n%10 == 0 {
 			fmt.Printf("%d sequences in %s, nothing found\n", n, time.Since(begun).Round(time.Second))
@@ -93,7 +98,9 @@ var fuzzKinds = []struct {
 	object   func(namespace, name string) client.Object
 	list     func() client.ObjectList
 }{
-	{"configmaps", func(ns, name string) client.Object { return configMap(ns, name) }, func() client.ObjectList { return &corev1.ConfigMapList{} }},
+	{"configmaps", func(ns, name string) client.Object { return configMap(ns, name) }, func() client.ObjectList {
+		return &corev1.ConfigMapList{}
+	}},
 	{"secrets", func(ns, name string) client.Object {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
 	}, func() client.ObjectList { return &corev1.SecretList{} }},
@@ -131,15 +138,17 @@ type sequence struct {
 	actors     []*actor
 	objects    map[string]client.Object // by kind, namespace and name
 	restarted  time.Time
-	steps      []string             // what was done, for a report
-	judged     int                  // reads without a right that was lost for longer than the bound
-	known      map[string]time.Time // since when what reads get is as it is, if a read got it since, by user, kind and namespace
-	flips      int                  // reads that were judged by what reads got before
+	steps      []string // what was done, for a report
+	judged     int      // reads without a right that was lost for longer than the bound
+	// since when what reads get is as it is, if a read got it since, by user, kind and namespace
+	known map[string]time.Time
+	flips int // reads that were judged by what reads got before
 }
 
 func newSequence(t *testing.T, seed uint64) *sequence {
 	t.Helper()
-	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed, objects: map[string]client.Object{}, known: map[string]time.Time{}}
+	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed,
+		objects: map[string]client.Object{}, known: map[string]time.Time{}}
 	for range 3 {
 		s.namespaces = append(s.namespaces, namespace(t))
 	}
@@ -154,7 +163,9 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 		}
 		if a.options.WatchRBAC {
 			a.options.AccessReviewInterval = time.Second
-			a.user.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+			a.user.grantRule(t, "",
+				rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
+					Verbs: []string{"list", "watch"}})
 		}
 		s.actors = append(s.actors, a)
 	}
@@ -287,7 +298,8 @@ func (s *sequence) read(a *actor) {
 }
 
 // judge compares what a read got with the model.
-func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, begun time.Time, took time.Duration) {
+func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, begun time.Time,
+	took time.Duration) {
 	s.t.Helper()
 	held, since := a.may(kind, ns)
 	settled := begun.Sub(since) > bound
@@ -295,13 +307,15 @@ func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, 
 		s.judged++
 	}
 	restarting := time.Since(s.restarted) < 30*time.Second
-	// What a read got once since the last change of rights all get after it, however little time has passed. (Of an informer that
-	// has just begun a first denial is believed, also that of an API server in its first moments.)
+	// What a read got once since the last change of rights all get after it, however little time
+	// has passed. (Of an informer that has just begun a first denial is believed, also that of an
+	// API server in its first moments.)
 	key := fmt.Sprint(a.user.name, kind, ns)
 	if last, ok := s.known[key]; ok && last.Equal(since) && !restarting {
 		s.flips++
 		if (err == nil) != held {
-			s.fail("%s read %s/%s and got %v, after another read since the right changed (%t) got otherwise", a.user.name, fuzzKinds[kind].resource, ns, err, held)
+			s.fail("%s read %s/%s and got %v, after another read since the right changed (%t) got otherwise", a.user.name,
+				fuzzKinds[kind].resource, ns, err, held)
 		}
 	}
 	if err == nil && held || apierrors.IsForbidden(err) && !held {
@@ -311,9 +325,11 @@ func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, 
 	case took > readTimeout+5*time.Second:
 		s.fail("a read took %s", took)
 	case err == nil && !held && settled:
-		s.fail("%s read %s/%s, with %d objects, %s after the right was lost", a.user.name, fuzzKinds[kind].resource, ns, meta.LenList(list), time.Since(since))
+		s.fail("%s read %s/%s, with %d objects, %s after the right was lost", a.user.name, fuzzKinds[kind].resource, ns,
+			meta.LenList(list), time.Since(since))
 	case apierrors.IsForbidden(err) && held && settled:
-		s.fail("%s was refused %s/%s, %s after it was granted: %v", a.user.name, fuzzKinds[kind].resource, ns, time.Since(since), err)
+		s.fail("%s was refused %s/%s, %s after it was granted: %v", a.user.name, fuzzKinds[kind].resource, ns,
+			time.Since(since), err)
 	case err != nil && !apierrors.IsForbidden(err) && !restarting:
 		s.fail("%s read %s/%s: %v", a.user.name, fuzzKinds[kind].resource, ns, err)
 	}
@@ -334,7 +350,8 @@ func (s *sequence) hold(a *actor) {
 	h := &fuzzHold{kind: s.random.IntN(len(fuzzKinds)), namespace: s.where(4), told: newLedger()}
 	h.told.refeeds = true
 	var err error
-	h.handle, err = a.cache.Hold(context.Background(), fuzzKinds[h.kind].object("", ""), scopedcache.Scope{Namespace: h.namespace},
+	h.handle, err = a.cache.Hold(context.Background(), fuzzKinds[h.kind].object("", ""),
+		scopedcache.Scope{Namespace: h.namespace},
 		scopedcache.HoldOptions{Dependent: types.UID(fmt.Sprint("dependent-", s.random.IntN(1<<30)))})
 	s.g.Expect(err).NotTo(HaveOccurred())
 	_, err = h.handle.AddEventHandler(h.told)
@@ -365,8 +382,8 @@ func (s *sequence) restart() {
 	s.note("restarted the API server")
 }
 
-// settle waits for the bound. Then everybody must be served as the model says: everything that may be read is, and was told;
-// the rest is refused.
+// settle waits for the bound. Then everybody must be served as the model says: everything that may
+// be read is, and was told; the rest is refused.
 func (s *sequence) settle() {
 	s.note("settling")
 	last := s.restarted
@@ -427,7 +444,8 @@ func (s *sequence) eventually(check func() error) {
 	s.fail("it does not settle: %v", err)
 }
 
-// compare compares what is known of a kind in a namespace, by UID and resourceVersion, with what there is.
+// compare compares what is known of a kind in a namespace, by UID and resourceVersion, with what
+// there is.
 func (s *sequence) compare(kind int, ns string, known map[types.UID]string) error {
 	there := map[types.UID]string{}
 	list := fuzzKinds[kind].list()
@@ -438,7 +456,8 @@ func (s *sequence) compare(kind int, ns string, known map[types.UID]string) erro
 		there[uid] = version
 	}
 	if len(there) != len(known) {
-		return errors.Errorf("%s/%s: %d objects are known, there are %d", fuzzKinds[kind].resource, ns, len(known), len(there))
+		return errors.Errorf("%s/%s: %d objects are known, there are %d", fuzzKinds[kind].resource, ns, len(known),
+			len(there))
 	}
 	for uid, version := range there {
 		if known[uid] != version {

@@ -19,7 +19,8 @@ import (
 
 // A kind that hangs delays no other, and nobody longer than they said. The error says why.
 func TestHungKindBesideAHealthyOne(t *testing.T) {
-	for name, hangs := range map[string]string{"the list": "/configmaps", "the access review": "/selfsubjectaccessreviews"} {
+	for name, hangs := range map[string]string{"the list": "/configmaps",
+		"the access review": "/selfsubjectaccessreviews"} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			ctx := t.Context()
@@ -30,7 +31,8 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			u.grant(t, ns, "services", "list", "watch")
 			u.grant(t, ns, "secrets", "list", "watch")
 			f := newFaults(t, u)
-			c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, ReadTimeout: readTimeout}, cache.Options{})
+			c := u.startAt(t, f.config,
+				scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, ReadTimeout: readTimeout}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 			f.hangOn(hangs)
 
@@ -40,12 +42,15 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			key := client.ObjectKey{Namespace: ns, Name: "a"}
 			// The bounds are generous; what hangs would hang for ever.
 			for name, read := range map[string]func(context.Context) error{
-				"List":             func(ctx context.Context) error { return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) },
+				"List": func(ctx context.Context) error {
+					return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))
+				},
 				"Get":              func(ctx context.Context) error { return c.Get(ctx, key, &corev1.ConfigMap{}) },
 				"List of a handle": func(ctx context.Context) error { return held.List(ctx, &corev1.ConfigMapList{}) },
 				"Get of a handle":  func(ctx context.Context) error { return held.Get(ctx, key, &corev1.ConfigMap{}) },
 			} {
-				for _, deadline := range []time.Duration{200 * time.Millisecond, time.Hour} { // that of the context, and ReadTimeout
+				// that of the context, and ReadTimeout
+				for _, deadline := range []time.Duration{200 * time.Millisecond, time.Hour} {
 					inTime, cancel := context.WithTimeout(ctx, deadline)
 					begun := time.Now()
 					err := read(inTime)
@@ -54,7 +59,10 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 					t.Logf("%s, after %s: %v", name, took.Round(time.Millisecond), err)
 					g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
 					g.Expect(err).To(MatchError(context.DeadlineExceeded))
-					g.Expect(err).To(MatchError(ContainSubstring("the informer of /v1, Kind=ConfigMap (namespace " + ns + ") has not synced, it is Syncing")))
+					g.Expect(err).
+						To(
+							MatchError(ContainSubstring("the informer of /v1, Kind=ConfigMap (namespace " + ns +
+								") has not synced, it is Syncing")))
 					if deadline < readTimeout {
 						g.Expect(took).To(BeNumerically("<", 1500*time.Millisecond))
 					} else {
@@ -72,7 +80,8 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			}
 			f.do(nil)
 			f.CloseClientConnections() // what hangs now hangs for ever
-			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).
+				Should(Equal([]string{"a"}))
 		})
 	}
 }
@@ -96,8 +105,8 @@ func TestReadSaysWhyItWaits(t *testing.T) {
 	g.Expect(err).To(MatchError(And(ContainSubstring("it is Failing"), ContainSubstring("thedatabaseisaway"))))
 }
 
-// A cache that is stopped in the middle of a sync ends at once, and so does everybody who waits for it. What is called after
-// that fails at once, with the reason.
+// A cache that is stopped in the middle of a sync ends at once, and so does everybody who waits for
+// it. What is called after that fails at once, with the reason.
 func TestStopDuringSync(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -122,7 +131,8 @@ func TestStopDuringSync(t *testing.T) {
 	for _, call := range calls {
 		go func() { waits <- call() }()
 	}
-	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(1), "one of them waits for the right to all namespaces, which it has not got")
+	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(1),
+		"one of them waits for the right to all namespaces, which it has not got")
 	begun := time.Now()
 	c.stop()
 	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second), "a safety bound: what hangs would hang for ever")

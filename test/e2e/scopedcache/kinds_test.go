@@ -59,7 +59,9 @@ func (w widget) remove(t testing.TB) {
 	t.Helper()
 	g := NewWithT(t)
 	crd := &unstructured.Unstructured{}
-	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	crd.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
+	})
 	crd.SetName(w.resource())
 	g.Expect(admin.Delete(context.Background(), crd)).To(Succeed())
 	g.Eventually(func() bool {
@@ -84,7 +86,8 @@ func (w widget) names(ctx context.Context, c client.Reader, version, namespace s
 	return namesOf(list), nil
 }
 
-// createVia creates with a client that has just learnt of the kind: the administrator's may know an earlier one.
+// createVia creates with a client that has just learnt of the kind: the administrator's may know an
+// earlier one.
 func createVia(t testing.TB, object client.Object) {
 	t.Helper()
 	fresh, err := client.New(cp.Config(), client.Options{HTTPClient: adminHTTP})
@@ -92,8 +95,9 @@ func createVia(t testing.TB, object client.Object) {
 	NewWithT(t).Expect(fresh.Create(context.Background(), object)).To(Succeed())
 }
 
-// A kind that is not there yet is waited for; one that goes takes its objects along; one that comes back as another, with
-// other scope or version, works. Nobody restarts anything, and the mapper is controller-runtime's own, which forgets nothing.
+// A kind that is not there yet is waited for; one that goes takes its objects along; one that comes
+// back as another, with other scope or version, works. Nobody restarts anything, and the mapper is
+// controller-runtime's own, which forgets nothing.
 func TestKindsComeAndGo(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -120,7 +124,8 @@ func TestKindsComeAndGo(t *testing.T) {
 	w.define(t, "Namespaced", "v1")
 	createVia(t, w.object("v1", ns, "a"))
 	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"a"}))
-	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", ns) }).WithTimeout(patience).
+		Should(Equal([]string{"a"}))
 	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
 
 	// Deleted.
@@ -132,29 +137,34 @@ func TestKindsComeAndGo(t *testing.T) {
 	w.define(t, "Cluster", "v1")
 	createVia(t, w.object("v1", "", "b"))
 	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"b"}))
-	g.Eventually(told.Events).WithTimeout(patience).Should(ConsistOf("add a", Or(Equal("delete a"), Equal("delete unseen a")), "add b"))
+	g.Eventually(told.Events).WithTimeout(patience).
+		Should(ConsistOf("add a", Or(Equal("delete a"), Equal("delete unseen a")), "add b"))
 	g.Expect(held.Get(ctx, client.ObjectKey{Name: "b"}, w.object("v1", "", ""))).To(Succeed())
-	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", "") }).WithTimeout(patience).Should(Equal([]string{"b"}))
+	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", "") }).WithTimeout(patience).
+		Should(Equal([]string{"b"}))
 
 	// Recreated in another version: the old one is not served, the new one is.
 	w.remove(t)
 	w.define(t, "Namespaced", "v2")
 	createVia(t, w.object("v2", ns, "c"))
 	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
-	g.Eventually(func() ([]string, error) { return w.names(ctx, c, "v2", ns) }).WithTimeout(patience).Should(Equal([]string{"c"}))
+	g.Eventually(func() ([]string, error) { return w.names(ctx, c, "v2", ns) }).WithTimeout(patience).
+		Should(Equal([]string{"c"}))
 	held.Release()
 	inNamespace.Release()
 	w.remove(t)
 }
 
-// An operator whose options name the namespaces that it caches stays up without a kind too, and begins when it is there.
+// An operator whose options name the namespaces that it caches stays up without a kind too, and
+// begins when it is there.
 func TestLateKindInConfiguredNamespaces(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	one, two, other, u, w := namespace(t), namespace(t), namespace(t), newUser(t), newWidget()
 	u.grant(t, one, w.resource(), "list", "watch")
 	u.grant(t, two, w.resource(), "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+		cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
 	informer, err := c.GetInformer(ctx, w.object("v1", "", ""))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(informer.HasSynced()).To(BeTrue(), "it is known that there is nothing")
@@ -172,7 +182,8 @@ func TestLateKindInConfiguredNamespaces(t *testing.T) {
 	w.remove(t)
 }
 
-// A kind that comes back with another schema is read as it is now, and so is one whose schema changes while it is watched.
+// A kind that comes back with another schema is read as it is now, and so is one whose schema
+// changes while it is watched.
 func TestKindWithAnotherSchema(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -217,7 +228,9 @@ func TestKindWithAnotherSchema(t *testing.T) {
 
 	// Changed in place: objects that do not fit stay, and new ones are of the new form.
 	crd := &unstructured.Unstructured{}
-	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	crd.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
+	})
 	g.Expect(admin.Get(ctx, client.ObjectKey{Name: w.resource()}, crd)).To(Succeed())
 	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -226,7 +239,8 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	g.Expect(admin.Update(ctx, crd)).To(Succeed())
 	made := w.object("v1", ns, "two")
 	made.Object["size"] = true
-	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(ctx, made.DeepCopy())) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(ctx, made.DeepCopy())) }).
+		WithTimeout(patience).Should(Succeed())
 	g.Eventually(size("two")).WithTimeout(patience).Should(BeTrue())
 	g.Expect(size("one")()).To(Equal("large"))
 	held.Release()

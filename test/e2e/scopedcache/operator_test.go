@@ -23,7 +23,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// reconciled writes down what a plain operator reconciles: one controller each for ConfigMaps, Secrets and Services.
+// reconciled writes down what a plain operator reconciles: one controller each for ConfigMaps,
+// Secrets and Services.
 type reconciled struct {
 	mu   sync.Mutex
 	seen map[string]bool
@@ -51,15 +52,16 @@ func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reco
 	made := &reconciled{seen: map[string]bool{}}
 	for _, kind := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}, &corev1.Service{}} {
 		name := fmt.Sprintf("%T", kind)[len("*v1."):]
-		err := ctrl.NewControllerManagedBy(mgr).For(kind).Complete(reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-			if err := mgr.GetClient().Get(ctx, req.NamespacedName, kind.DeepCopyObject().(client.Object)); err != nil {
-				return reconcile.Result{}, client.IgnoreNotFound(err)
-			}
-			made.mu.Lock()
-			defer made.mu.Unlock()
-			made.seen[name+" "+req.String()] = true
-			return reconcile.Result{}, nil
-		}))
+		err := ctrl.NewControllerManagedBy(mgr).For(kind).
+			Complete(reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+				if err := mgr.GetClient().Get(ctx, req.NamespacedName, kind.DeepCopyObject().(client.Object)); err != nil {
+					return reconcile.Result{}, client.IgnoreNotFound(err)
+				}
+				made.mu.Lock()
+				defer made.mu.Unlock()
+				made.seen[name+" "+req.String()] = true
+				return reconcile.Result{}, nil
+			}))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -67,15 +69,17 @@ func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reco
 	return mgr, made, nil
 }
 
-// A plain operator without rights on two of its three kinds stays up with this cache, reconciles the third, and starts
-// the others when it may. With controller-runtime's own it ends: that is what this is for.
+// A plain operator without rights on two of its three kinds stays up with this cache, reconciles
+// the third, and starts the others when it may. With controller-runtime's own it ends: that is what
+// this is for.
 func TestPlainOperator(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
 	u.grant(t, "", "configmaps", "get", "list", "watch")
 	create(t, configMap(ns, "a"),
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "b"}},
-		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
 
 	before := testenv.NewGoroutines()
 	mgr, seen, err := plainOperator(u, scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: often}))
@@ -130,5 +134,6 @@ func TestPlainOperatorWithTheOtherCache(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	g.Eventually(ended).WithTimeout(patience).Should(Receive(MatchError(ContainSubstring("timed out waiting for cache to be synced"))))
+	g.Eventually(ended).WithTimeout(patience).
+		Should(Receive(MatchError(ContainSubstring("timed out waiting for cache to be synced"))))
 }

@@ -20,8 +20,9 @@ import (
 
 var restarts = flag.Int("restarts", 10, "how often the API server restarts")
 
-// An API server in its first moments denies rightful requests, access reviews too. Ten of its restarts under load, with caches
-// that ask all the time, make no cache believe that a right was lost; and nothing is lost to handlers.
+// An API server in its first moments denies rightful requests, access reviews too. Ten of its
+// restarts under load, with caches that ask all the time, make no cache believe that a right was
+// lost; and nothing is lost to handlers.
 func TestRestartsOfTheAPIServer(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -42,16 +43,21 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	for range caches {
 		ns, u := namespace(t), newUser(t)
 		u.grant(t, ns, "configmaps", "list", "watch")
-		u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+		u.grantRule(t, "",
+			rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
+				Verbs: []string{"list", "watch"}})
 		create(t, configMap(ns, "first"))
-		c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond, WatchRBAC: true, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
-			mu.Lock()
-			defer mu.Unlock()
-			states[now.State]++
-			if now.State == scopedcache.Forbidden || now.State == scopedcache.NotServed {
-				lost = append(lost, fmt.Sprintf("%s of %s: %s, then %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
-			}
-		}}, cache.Options{})
+		c := u.start(t,
+			scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond, WatchRBAC: true,
+				Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+					mu.Lock()
+					defer mu.Unlock()
+					states[now.State]++
+					if now.State == scopedcache.Forbidden || now.State == scopedcache.NotServed {
+						lost = append(lost,
+							fmt.Sprintf("%s of %s: %s, then %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
+					}
+				}}, cache.Options{})
 		m := member{namespace: ns, told: newLedger()}
 		var err error
 		m.held, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
@@ -92,7 +98,8 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 		mu.Unlock()
 	}
 	for _, m := range members {
-		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).Should(BeEmpty())
+		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).
+			Should(BeEmpty())
 		g.Expect(m.told.wrong()).To(BeEmpty())
 	}
 	stopReading()
@@ -104,7 +111,8 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("%d reads, %d access reviews, %d rightful requests were denied, states: %v", reads.Load(), reviews, denials, states)
+	t.Logf("%d reads, %d access reviews, %d rightful requests were denied, states: %v", reads.Load(), reviews, denials,
+		states)
 	g.Expect(lost).To(BeEmpty())
 	g.Expect(refused.Load()).To(BeZero())
 	g.Expect(denials).To(BeNumerically(">", 0), "else this shows nothing")

@@ -22,8 +22,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// Who may not read is told so at once and by name, and nobody lists. Once the right is granted everything works, and handlers
-// that were added before are fed.
+// Who may not read is told so at once and by name, and nobody lists. Once the right is granted
+// everything works, and handlers that were added before are fed.
 func TestForbiddenAtStartThenGranted(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -40,10 +40,12 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	_, err = c.names(ctx, ns)
 	t.Logf("The first read was refused after %s: %v", time.Since(begun).Round(time.Millisecond), err)
 	g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
-	for _, part := range []string{`User "` + u.name + `"`, "cannot list", `resource "configmaps"`, `in the namespace "` + ns + `"`} {
+	for _, part := range []string{`User "` + u.name + `"`, "cannot list", `resource "configmaps"`,
+		`in the namespace "` + ns + `"`} {
 		g.Expect(err).To(MatchError(ContainSubstring(part)))
 	}
-	g.Expect(c.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})).To(Satisfy(apierrors.IsForbidden))
+	g.Expect(c.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})).
+		To(Satisfy(apierrors.IsForbidden))
 	g.Expect(c.state(ns)).To(Equal(scopedcache.Forbidden))
 	g.Expect(u.sent.of("/configmaps")).To(BeZero(), "permission is asked, not tried")
 	g.Expect(held.HasSynced()).To(BeTrue(), "it is settled: nobody need wait")
@@ -57,8 +59,8 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	held.Release()
 }
 
-// A right that is revoked while a watch runs is noticed by asking, although the API server leaves the watch open: the
-// informer stops, its objects are dropped, reads are refused.
+// A right that is revoked while a watch runs is noticed by asking, although the API server leaves
+// the watch open: the informer stops, its objects are dropped, reads are refused.
 func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
@@ -73,14 +75,18 @@ func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	g.Expect(c.States()).To(HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0))))
 }
 
-// The same without waiting for an interval: the cache hears of the change, whatever it selects of other kinds.
+// The same without waiting for an interval: the cache hears of the change, whatever it selects of
+// other kinds.
 func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
 	create(t, coloured(ns, "a", "red"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
-	u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true}, cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
+	u.grantRule(t, "",
+		rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
+			Verbs: []string{"list", "watch"}})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true},
+		cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
 	u.quiet(t)
 	right.revoke(t)
@@ -92,22 +98,32 @@ func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	u.quiet(t)
 	right.again(t)
 	begun := time.Now()
-	g.Eventually(func() ([]string, error) { return c.names(t.Context(), ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+	g.Eventually(func() ([]string, error) { return c.names(t.Context(), ns) }).WithTimeout(patience).
+		Should(Equal([]string{"a"}))
 	t.Logf("The first read was %s after the grant", time.Since(begun).Round(10*time.Millisecond))
 	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second))
 }
 
-// Every way in which RBAC takes and gives a right is noticed, and so is what happened while RBAC could not be watched.
+// Every way in which RBAC takes and gives a right is noticed, and so is what happened while RBAC
+// could not be watched.
 func TestEventsOfRBAC(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		everywhere bool
 		take, give func(t *testing.T, right *grants)
 	}{
-		"RoleBinding":        {false, func(t *testing.T, right *grants) { right.revoke(t) }, func(t *testing.T, right *grants) { right.again(t) }},
-		"ClusterRoleBinding": {true, func(t *testing.T, right *grants) { right.revoke(t) }, func(t *testing.T, right *grants) { right.again(t) }},
-		"Role":               {false, func(t *testing.T, right *grants) { right.setVerbs(t, "get") }, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
-		"ClusterRole":        {true, func(t *testing.T, right *grants) { right.setVerbs(t, "get") }, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
+		"RoleBinding": {false, func(t *testing.T, right *grants) {
+			right.revoke(t)
+		}, func(t *testing.T, right *grants) { right.again(t) }},
+		"ClusterRoleBinding": {true, func(t *testing.T, right *grants) {
+			right.revoke(t)
+		}, func(t *testing.T, right *grants) { right.again(t) }},
+		"Role": {false, func(t *testing.T, right *grants) {
+			right.setVerbs(t, "get")
+		}, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
+		"ClusterRole": {true, func(t *testing.T, right *grants) {
+			right.setVerbs(t, "get")
+		}, func(t *testing.T, right *grants) { right.setVerbs(t, "list", "watch") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -118,13 +134,17 @@ func TestEventsOfRBAC(t *testing.T) {
 				where = ""
 			}
 			right := u.grant(t, where, "configmaps", "list", "watch")
-			u.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
-			c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true}, cache.Options{})
+			u.grantRule(t, "",
+				rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
+					Verbs: []string{"list", "watch"}})
+			c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, WatchRBAC: true},
+				cache.Options{})
 			g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 			tc.take(t, right)
 			g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
 			tc.give(t, right)
-			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"a"}))
+			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).
+				Should(Equal([]string{"a"}))
 		})
 	}
 
@@ -134,19 +154,23 @@ func TestEventsOfRBAC(t *testing.T) {
 		create(t, configMap(ns, "a"))
 		right := u.grant(t, ns, "configmaps", "list", "watch")
 		watcher := newUser(t)
-		watching := watcher.grantRule(t, "", rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list", "watch"}})
+		watching := watcher.grantRule(t, "",
+			rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
+				Verbs: []string{"list", "watch"}})
 		httpClient, err := rest.HTTPClientFor(watcher.config)
 		g.Expect(err).NotTo(HaveOccurred())
 		closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
 		var begun, lost atomic.Int64
-		events, err := scopedcache.NewRBACWatcher(watcher.config, cache.Options{HTTPClient: httpClient}, scopedcache.Options{AccessReviewInterval: often, Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
-			switch {
-			case before == scopedcache.Syncing && now.State == scopedcache.Synced:
-				begun.Add(1)
-			case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
-				lost.Add(1)
-			}
-		}})
+		events, err := scopedcache.NewRBACWatcher(watcher.config, cache.Options{HTTPClient: httpClient},
+			scopedcache.Options{AccessReviewInterval: often,
+				Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+					switch {
+					case before == scopedcache.Syncing && now.State == scopedcache.Synced:
+						begun.Add(1)
+					case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
+						lost.Add(1)
+					}
+				}})
 		g.Expect(err).NotTo(HaveOccurred())
 		running, stop := context.WithCancel(ctx)
 		ended := ending(func() { _ = events.Start(running) })
@@ -154,20 +178,23 @@ func TestEventsOfRBAC(t *testing.T) {
 			stop()
 			<-ended
 		}()
-		c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, RBACWatcher: events}, cache.Options{})
+		c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: never, RBACWatcher: events},
+			cache.Options{})
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 		g.Eventually(begun.Load).WithTimeout(patience).Should(BeEquivalentTo(4), "of four kinds")
 		watching.revoke(t)
 		g.Eventually(lost.Load).WithTimeout(patience).Should(BeEquivalentTo(4))
 		u.quiet(t) // what was heard before that
 		right.revoke(t)
-		g.Consistently(func() ([]string, error) { return c.names(ctx, ns) }, 5*time.Second).Should(Equal([]string{"a"}), "nobody tells")
+		g.Consistently(func() ([]string, error) { return c.names(ctx, ns) }, 5*time.Second).
+			Should(Equal([]string{"a"}), "nobody tells")
 		watching.again(t)
 		g.Eventually(func() bool { return c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
 	})
 }
 
-// Nothing is left in memory of what may not be seen any more, but what it takes to tell handlers of its deletion.
+// Nothing is left in memory of what may not be seen any more, but what it takes to tell handlers of
+// its deletion.
 func TestObjectsOfALostRightAreFree(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -175,12 +202,13 @@ func TestObjectsOfALostRightAreFree(t *testing.T) {
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list", "watch")
 	kept := make(chan weak.Pointer[corev1.ConfigMap], 10)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
-		if found, ok := object.(*corev1.ConfigMap); ok {
-			kept <- weak.Make(found)
-		}
-		return object, nil
-	}})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often},
+		cache.Options{DefaultTransform: func(object any) (any, error) {
+			if found, ok := object.(*corev1.ConfigMap); ok {
+				kept <- weak.Make(found)
+			}
+			return object, nil
+		}})
 	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer held.Release()
@@ -195,7 +223,8 @@ func TestObjectsOfALostRightAreFree(t *testing.T) {
 	g.Eventually(isFree(object)).WithTimeout(patience).Should(BeTrue())
 }
 
-// quiet waits until the cache of the user has no reason to ask for rights any more, but for what comes.
+// quiet waits until the cache of the user has no reason to ask for rights any more, but for what
+// comes.
 func (u *user) quiet(t *testing.T) {
 	t.Helper()
 	asked := -1
@@ -206,8 +235,8 @@ func (u *user) quiet(t *testing.T) {
 	}).WithTimeout(patience).WithPolling(4 * time.Second).Should(BeTrue())
 }
 
-// readUntilRefused reads in a tight loop until that is forbidden, and returns when the last read succeeded. Nothing else than
-// the objects and Forbidden is ever read.
+// readUntilRefused reads in a tight loop until that is forbidden, and returns when the last read
+// succeeded. Nothing else than the objects and Forbidden is ever read.
 func (s *started) readUntilRefused(t *testing.T, namespace string) (last time.Duration) {
 	t.Helper()
 	begun := time.Now()
@@ -225,8 +254,9 @@ func (s *started) readUntilRefused(t *testing.T, namespace string) (last time.Du
 	return last
 }
 
-// What was created and deleted while the right was lost handlers are told when it is back, also what is another object of
-// the same name. They are told of deletions with what they find the owner by, and no content.
+// What was created and deleted while the right was lost handlers are told when it is back, also
+// what is another object of the same name. They are told of deletions with what they find the owner
+// by, and no content.
 func TestGrantedAgain(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
@@ -251,13 +281,15 @@ func TestGrantedAgain(t *testing.T) {
 		"add stays", "add new", "delete unseen is-another", "add is-another", "delete unseen goes"))
 	create(t, configMap(ns, "later"))
 	g.Eventually(told.Events).WithTimeout(patience).Should(ContainElement("add later"))
-	g.Expect(told.Events()).To(ConsistOf("add stays", "add new", "delete unseen is-another", "add is-another", "delete unseen goes", "add later"), "each once")
+	g.Expect(told.Events()).
+		To(ConsistOf("add stays", "add new", "delete unseen is-another", "add is-another", "delete unseen goes",
+			"add later"), "each once")
 	g.Expect(informer.List(t.Context(), &corev1.ConfigMapList{})).To(Succeed())
 	informer.Release()
 }
 
-// Who may read in some namespaces only reads there, without any configuration. Across all namespaces it is forbidden, and
-// never a part of the truth.
+// Who may read in some namespaces only reads there, without any configuration. Across all
+// namespaces it is forbidden, and never a part of the truth.
 func TestNamespacedOnlyRights(t *testing.T) {
 	for name, options := range map[string]scopedcache.Options{
 		"each namespace on its own": {AccessReviewInterval: often, PerNamespace: true},
@@ -281,17 +313,19 @@ func TestNamespacedOnlyRights(t *testing.T) {
 
 			// With the right to all of them no more informers are needed.
 			u.grant(t, "", "configmaps", "list", "watch")
-			g.Eventually(func() ([]string, error) { return c.names(ctx, "") }).WithTimeout(patience).Should(ContainElements("a", "b"))
+			g.Eventually(func() ([]string, error) { return c.names(ctx, "") }).WithTimeout(patience).
+				Should(ContainElements("a", "b"))
 			third := namespace(t)
 			create(t, configMap(third, "c"))
-			g.Eventually(func() ([]string, error) { return c.names(ctx, third) }).WithTimeout(patience).Should(Equal([]string{"c"}))
+			g.Eventually(func() ([]string, error) { return c.names(ctx, third) }).WithTimeout(patience).
+				Should(Equal([]string{"c"}))
 			g.Expect(u.sent.of("/namespaces/" + third + "/configmaps")).To(BeZero())
 		})
 	}
 }
 
-// With half of the rights nothing works, and the error says which half is missing: an informer that may list and not
-// watch would never learn of a change.
+// With half of the rights nothing works, and the error says which half is missing: an informer that
+// may list and not watch would never learn of a change.
 func TestListOnlyAndWatchOnly(t *testing.T) {
 	for only, missing := range map[string]string{"list": "watch", "watch": "list"} {
 		t.Run(only, func(t *testing.T) {
@@ -308,14 +342,16 @@ func TestListOnlyAndWatchOnly(t *testing.T) {
 	}
 }
 
-// An author may allow for it: then it is listed every AccessReviewInterval, and the right to list counts.
+// An author may allow for it: then it is listed every AccessReviewInterval, and the right to list
+// counts.
 func TestListOnlyAllowed(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	right := u.grant(t, ns, "configmaps", "list")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, PollWithoutWatch: true}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, PollWithoutWatch: true},
+		cache.Options{})
 	g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 	create(t, configMap(ns, "b"))
 	remove(t, configMap(ns, "a"))
@@ -331,10 +367,15 @@ func TestResourceNames(t *testing.T) {
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"), configMap(ns, "b"))
-	u.grantRule(t, ns, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"}, Verbs: []string{"get", "list", "watch"}})
+	u.grantRule(t, ns,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"},
+			Verbs: []string{"get", "list", "watch"}})
 	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
 	hold := func(name string) *scopedcache.Handle {
-		held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns, FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}, scopedcache.HoldOptions{})
+		held, err := c.Hold(ctx, &corev1.ConfigMap{},
+			scopedcache.Scope{
+				Namespace: ns, FieldSelector: fields.OneTermEqualSelector("metadata.name", name),
+			}, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		t.Cleanup(held.Release)
 		return held
@@ -343,7 +384,8 @@ func TestResourceNames(t *testing.T) {
 	mine := hold("a")
 	g.Expect(mine.List(ctx, list)).To(Succeed())
 	g.Expect(namesOf(list)).To(Equal([]string{"a"}))
-	g.Expect(mine.Get(ctx, client.ObjectKey{Namespace: ns, Name: "b"}, &corev1.ConfigMap{})).To(Satisfy(apierrors.IsNotFound), "it is not selected")
+	g.Expect(mine.Get(ctx, client.ObjectKey{Namespace: ns, Name: "b"}, &corev1.ConfigMap{})).
+		To(Satisfy(apierrors.IsNotFound), "it is not selected")
 	g.Expect(hold("b").List(ctx, list)).To(Satisfy(apierrors.IsForbidden))
 	g.Expect(c.refused(ctx, ns)).To(BeTrue(), "reads through the cache use no selectors")
 }
@@ -353,7 +395,8 @@ func TestNobodyAsksForWhatNobodyNeeds(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := namespace(t), newUser(t)
 	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond}, cache.Options{})
-	held, err := c.Hold(context.Background(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	held, err := c.Hold(context.Background(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns},
+		scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(func() int { return u.sent.reviews() }).WithTimeout(patience).Should(BeNumerically(">", 4))
 	held.Release()

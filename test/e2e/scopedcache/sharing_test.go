@@ -35,8 +35,9 @@ func coloured(namespace, name, label string) *corev1.ConfigMap {
 	return made
 }
 
-// One kind by three selectors is three informers, each of which has what it selects and nothing else. The same selectors
-// again, in other words, are the same informer: the API server serves one watch each.
+// One kind by three selectors is three informers, each of which has what it selects and nothing
+// else. The same selectors again, in other words, are the same informer: the API server serves one
+// watch each.
 func TestOneKindThreeSelectors(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -88,8 +89,8 @@ func TestOneKindThreeSelectors(t *testing.T) {
 	g.Eventually(watches).WithTimeout(patience).Should(Equal(1))
 }
 
-// A scope lives as long as a dependent needs it. The same dependent twice counts once. When the last one leaves the watch ends,
-// the objects are free, and whoever waits is told.
+// A scope lives as long as a dependent needs it. The same dependent twice counts once. When the
+// last one leaves the watch ends, the objects are free, and whoever waits is told.
 func TestLastDependentLeaves(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -98,14 +99,16 @@ func TestLastDependentLeaves(t *testing.T) {
 	u.grant(t, ns, "configmaps", "list", "watch")
 	before := watchesOf(t, "configmaps")
 	freed := make(chan weak.Pointer[corev1.ConfigMap], 10)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{DefaultTransform: func(object any) (any, error) {
-		if found, ok := object.(*corev1.ConfigMap); ok {
-			freed <- weak.Make(found)
-		}
-		return object, nil
-	}})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often},
+		cache.Options{DefaultTransform: func(object any) (any, error) {
+			if found, ok := object.(*corev1.ConfigMap); ok {
+				freed <- weak.Make(found)
+			}
+			return object, nil
+		}})
 	hold := func(dependent string) *scopedcache.Handle {
-		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, selecting(ns, "red"), scopedcache.HoldOptions{Dependent: types.UID(dependent)})
+		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, selecting(ns, "red"),
+			scopedcache.HoldOptions{Dependent: types.UID(dependent)})
 		g.Expect(err).NotTo(HaveOccurred())
 		return handle
 	}
@@ -167,14 +170,16 @@ func TestReleasedWhileWaiting(t *testing.T) {
 	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(scopedcache.ErrReleased)))
 }
 
-// What was started by reads is stopped when nobody reads it any more, and starts again for the next one.
+// What was started by reads is stopped when nobody reads it any more, and starts again for the next
+// one.
 func TestIdleReads(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns, u := namespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, IdleTimeout: time.Second}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, IdleTimeout: time.Second},
+		cache.Options{})
 	begun := time.Now()
 	for time.Since(begun) < 3*time.Second {
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))

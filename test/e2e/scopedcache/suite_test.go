@@ -178,7 +178,8 @@ type grants struct{ role, binding client.Object }
 func (u *user) grant(t testing.TB, namespace, resource string, verbs ...string) *grants {
 	t.Helper()
 	group, resource := splitResource(resource)
-	return u.grantRule(t, namespace, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
+	return u.grantRule(t, namespace,
+		rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
 }
 
 // splitResource splits "widgets.example.com" and "configmaps".
@@ -194,10 +195,12 @@ func (u *user) grantRule(t testing.TB, namespace string, rule rbacv1.PolicyRule)
 	subjects := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: u.name}}
 	if namespace == "" {
 		made.role = &rbacv1.ClusterRole{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		made.binding = &rbacv1.ClusterRoleBinding{ObjectMeta: role, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: subjects}
+		made.binding = &rbacv1.ClusterRoleBinding{ObjectMeta: role,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: subjects}
 	} else {
 		made.role = &rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		made.binding = &rbacv1.RoleBinding{ObjectMeta: role, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}, Subjects: subjects}
+		made.binding = &rbacv1.RoleBinding{ObjectMeta: role,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}, Subjects: subjects}
 	}
 	g := NewWithT(t)
 	g.Expect(admin.Create(context.Background(), made.role)).To(Succeed())
@@ -210,12 +213,16 @@ func (u *user) grantRule(t testing.TB, namespace string, rule rbacv1.PolicyRule)
 func (u *user) waitUntil(t testing.TB, allowed bool, namespace string, rule rbacv1.PolicyRule) {
 	t.Helper()
 	for _, verb := range rule.Verbs {
-		attributes := &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Group: rule.APIGroups[0], Version: "*", Resource: rule.Resources[0]}
+		attributes := &authorizationv1.ResourceAttributes{
+			Namespace: namespace, Verb: verb, Group: rule.APIGroups[0], Version: "*", Resource: rule.Resources[0],
+		}
 		if len(rule.ResourceNames) > 0 {
 			attributes.Name = rule.ResourceNames[0]
 		}
 		NewWithT(t).Eventually(func() (bool, error) {
-			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: u.name, ResourceAttributes: attributes}}
+			review := &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: u.name, ResourceAttributes: attributes},
+			}
 			err := admin.Create(context.Background(), review)
 			return review.Status.Allowed, err
 		}).WithTimeout(patience).WithPolling(5 * time.Millisecond).Should(Equal(allowed))
@@ -253,7 +260,8 @@ type started struct {
 	stop func() // and wait
 }
 
-// start starts a cache of the user. At the end of the test it is stopped and must leave nothing behind.
+// start starts a cache of the user. At the end of the test it is stopped and must leave nothing
+// behind.
 func (u *user) start(t testing.TB, options scopedcache.Options, opts cache.Options) *started {
 	t.Helper()
 	return u.startAt(t, u.config, options, opts)
@@ -315,7 +323,8 @@ func namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// isFree tells whether nothing keeps an object. It does not return it, for Eventually keeps what it is given until the next time.
+// isFree tells whether nothing keeps an object. It does not return it, for Eventually keeps what it
+// is given until the next time.
 func isFree(object weak.Pointer[corev1.ConfigMap]) func() bool {
 	return func() bool {
 		runtime.GC()

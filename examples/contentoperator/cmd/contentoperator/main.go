@@ -1,5 +1,5 @@
-// Command contentoperator runs the content operator on the cluster of your kubeconfig (--kubeconfig, $KUBECONFIG,
-// in-cluster, ~/.kube/config).
+// Command contentoperator runs the content operator on the cluster of your kubeconfig
+// (--kubeconfig, $KUBECONFIG, in-cluster, ~/.kube/config).
 package main
 
 import (

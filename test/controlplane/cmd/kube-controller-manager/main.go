@@ -1,4 +1,5 @@
-// Command kube-controller-manager is the Kubernetes component of that name, built as upstream builds it.
+// Command kube-controller-manager is the Kubernetes component of that name, built as upstream
+// builds it.
 package main
 
 import (

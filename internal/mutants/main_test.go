@@ -1,0 +1,25 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// A patch that does not apply any more would otherwise be noticed only when all mutants run.
+func TestEveryPatchApplies(t *testing.T) {
+	g := NewWithT(t)
+	t.Chdir("../..")
+	for _, machine := range machines {
+		patches, err := filepath.Glob(filepath.Join(machine, "testdata", "mutants", "*.patch"))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(len(patches)).To(BeNumerically(">=", 10), machine)
+		for _, patch := range patches {
+			overlay, err := patched(machine, patch, t.TempDir())
+			g.Expect(err).NotTo(HaveOccurred(), patch)
+			g.Expect(os.Stat(overlay)).NotTo(BeNil())
+		}
+	}
+}
