@@ -26,7 +26,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// With the policy, whoever may write extensions still gains no ServiceAccount.
+// TestAdmissionPolicy checks that, with the policy, permission to write extensions gives no access
+// to a ServiceAccount.
 func TestAdmissionPolicy(t *testing.T) {
 	ns, elsewhere := namespace(t), namespace(t)
 	k := guarded{
@@ -51,8 +52,9 @@ func TestAdmissionPolicy(t *testing.T) {
 	})
 }
 
-// A definition that is laxer than ours lets an extension be written that names nobody, or in two
-// versions.
+// TestAdmissionPolicyWithALaxDefinition checks the policy with a less strict
+// CustomResourceDefinition than ours. Such a definition allows an extension that names no
+// ServiceAccount, and an update in another version.
 func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -101,14 +103,14 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 			ContainSubstring(
 				"denied request: you may not act as the ServiceAccount that spec.namespace and spec.serviceAccount.name "+
 					"refer to")),
-		"the API server does not tell messages of more than 5 kB")
+		"the API server does not return messages of more than 5 kB")
 }
 
-// The second form of the policy: the ServiceAccount is one of the object's namespace, and may be
-// left out.
+// TestAdmissionPolicyForNamespacedKinds checks the second form of the policy. In this form the
+// ServiceAccount is in the object's namespace, and the reference is optional.
 func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 	NewWithT(t).Expect(strings.Contains(config.Manifests(), "latchkey-tenant-serviceaccount")).
-		To(BeFalse(), "an example is nothing to install")
+		To(BeFalse(), "the default manifests do not include an example")
 	ns, elsewhere := namespace(t), namespace(t)
 	k := guarded{
 		gvk: defineKind(t, "Tenant", "Namespaced",
@@ -140,7 +142,7 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 		g.Expect(unstructured.SetNestedField(o.Object, int64(2), "spec", "size")).To(Succeed())
 		g.Expect(k.poor.Update(t.Context(), o)).To(Succeed())
 	})
-	t.Run("without a reference, which setting again takes the right", func(t *testing.T) {
+	t.Run("without a reference, setting one again needs permission to impersonate", func(t *testing.T) {
 		g := NewWithT(t)
 		o := k.object("target")
 		unstructured.RemoveNestedField(o.Object, k.path...)
@@ -166,7 +168,8 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 	})
 }
 
-// Whoever names a kubeconfig acts as its user, so that takes the right to read it.
+// TestAdmissionPolicyForKubeconfigs checks the policy for kubeconfigs. Anyone who may name a
+// kubeconfig acts as its user. Therefore the reference needs permission to read the Secret.
 func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -201,43 +204,44 @@ func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
 		_, err := cp.KubectlInput(context.Background(), policy, "delete", "-f", "-")
 		g.Expect(err).NotTo(HaveOccurred())
 	})
-	refused := func(user string) gomegatypes.GomegaMatcher {
+	beDenied := func(user string) gomegatypes.GomegaMatcher {
 		return MatchError(ContainSubstring(fmt.Sprintf(
 			`denied request: user "%s" may not use the kubeconfig in Secret "%s/target": it takes the verb "get" on secrets "target" in namespace "%s"`, user, ns, ns)))
 	}
-	g.Eventually(dryRun).WithTimeout(patience).Should(refused("poor"))
-	g.Expect(neighbour.Create(t.Context(), object("target"))).To(refused("neighbour"))
-	without := object("")
-	g.Expect(poor.Create(t.Context(), without)).To(Succeed())
-	t.Cleanup(func() { g.Expect(admin.Delete(context.Background(), without)).To(Succeed()) })
+	g.Eventually(dryRun).WithTimeout(patience).Should(beDenied("poor"))
+	g.Expect(neighbour.Create(t.Context(), object("target"))).To(beDenied("neighbour"))
+	noReference := object("")
+	g.Expect(poor.Create(t.Context(), noReference)).To(Succeed())
+	t.Cleanup(func() { g.Expect(admin.Delete(context.Background(), noReference)).To(Succeed()) })
 	for way, edit := range edits {
 		if way == "update in another version" {
 			continue
 		}
-		g.Expect(edit(poor, object(""), object("target"))).To(refused("poor"), way)
+		g.Expect(edit(poor, object(""), object("target"))).To(beDenied("poor"), way)
 	}
 	g.Expect(replaceSpec(rich, object(""), object("target"))).To(Succeed())
 	unrelated := object("target")
 	g.Expect(unstructured.SetNestedField(unrelated.Object, int64(2), "spec", "size")).To(Succeed())
 	g.Expect(replaceSpec(poor, object("target"), unrelated)).To(Succeed(), "an edit that leaves the reference as it is")
-	g.Expect(replaceSpec(poor, object("target"), object(""))).To(Succeed(), "naming nobody")
-	g.Expect(replaceSpec(poor, object(""), object("target"))).To(refused("poor"))
+	g.Expect(replaceSpec(poor, object("target"), object(""))).To(Succeed(), "an edit that removes the reference")
+	g.Expect(replaceSpec(poor, object(""), object("target"))).To(beDenied("poor"))
 }
 
-// guarded is a kind whose reference to a ServiceAccount a policy guards. Its users may do
-// everything with its objects. To impersonate, poor may nobody, neighbour the ServiceAccount "own"
-// and rich "target" and "next". reporter may only write the status.
+// guarded is a kind whose objects refer to a ServiceAccount. A policy guards that reference. The
+// users poor, neighbour and rich have full access to the objects. poor may impersonate no
+// ServiceAccount. neighbour may impersonate the ServiceAccount "own", and rich may impersonate
+// "target" and "next". reporter may only update the status.
 type guarded struct {
 	gvk       schema.GroupVersionKind
 	resource  string
-	namespace string   // of the ServiceAccounts
-	path      []string // of the field that has the ServiceAccount's name
+	namespace string   // namespace of the ServiceAccounts
+	path      []string // path of the field with the ServiceAccount's name
 	object    func(serviceAccount string) *unstructured.Unstructured
 
 	poor, neighbour, rich, reporter client.Client
 }
 
-// allowUsers gives the users their rights.
+// allowUsers grants the users their permissions and creates their clients.
 func (k *guarded) allowUsers(t *testing.T) {
 	t.Helper()
 	for _, user := range []string{"poor", "neighbour", "rich"} {
@@ -257,13 +261,13 @@ func (k *guarded) allowUsers(t *testing.T) {
 		clientOf(t, "reporter")
 }
 
-// apply applies a policy for the test. It reaches the API server's cache, and leaves it, a moment
-// later; then this returns.
+// apply applies a policy, and deletes the policy after the test. The API server's cache receives
+// each of these changes a moment later. apply and its cleanup wait for that.
 func (k *guarded) apply(t *testing.T, policy string) {
 	t.Helper()
 	dryRun := func() error { return k.poor.Create(context.Background(), k.object("target"), client.DryRunAll) }
 	NewWithT(t).Eventually(dryRun).WithTimeout(patience).
-		Should(Succeed(), "without the policy, the right to edit is enough")
+		Should(Succeed(), "without the policy, permission to edit is enough")
 	_, err := cp.KubectlInput(t.Context(), policy, "apply", "-f", "-")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() {
@@ -274,45 +278,46 @@ func (k *guarded) apply(t *testing.T, policy string) {
 	NewWithT(t).Eventually(dryRun).WithTimeout(patience).Should(MatchError(ContainSubstring("denied request")))
 }
 
-// edits are the ways to give the object from, which exists, the reference of the object to.
-var edits = map[string]func(c client.Client, from, to *unstructured.Unstructured) error{
+// edits are the ways to change a reference. Each gives the object current, which exists, the
+// reference of the object desired.
+var edits = map[string]func(c client.Client, current, desired *unstructured.Unstructured) error{
 	"update": replaceSpec,
-	"update in another version": func(c client.Client, from, to *unstructured.Unstructured) error {
-		from, to = from.DeepCopy(), to.DeepCopy()
-		from.SetAPIVersion(otherVersion.String())
-		to.SetAPIVersion(otherVersion.String())
-		return replaceSpec(c, from, to)
+	"update in another version": func(c client.Client, current, desired *unstructured.Unstructured) error {
+		current, desired = current.DeepCopy(), desired.DeepCopy()
+		current.SetAPIVersion(otherVersion.String())
+		desired.SetAPIVersion(otherVersion.String())
+		return replaceSpec(c, current, desired)
 	},
-	"merge patch": func(c client.Client, from, to *unstructured.Unstructured) error {
-		patch, err := json.Marshal(map[string]any{"spec": to.Object["spec"]})
+	"merge patch": func(c client.Client, current, desired *unstructured.Unstructured) error {
+		patch, err := json.Marshal(map[string]any{"spec": desired.Object["spec"]})
 		if err != nil {
 			return err
 		}
-		return c.Patch(context.Background(), from.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+		return c.Patch(context.Background(), current.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
 	},
-	"JSON patch": func(c client.Client, from, to *unstructured.Unstructured) error {
-		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": to.Object["spec"]}})
+	"JSON patch": func(c client.Client, current, desired *unstructured.Unstructured) error {
+		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": desired.Object["spec"]}})
 		if err != nil {
 			return err
 		}
-		return c.Patch(context.Background(), from.DeepCopy(), client.RawPatch(types.JSONPatchType, patch))
+		return c.Patch(context.Background(), current.DeepCopy(), client.RawPatch(types.JSONPatchType, patch))
 	},
-	"server-side apply": func(c client.Client, _, to *unstructured.Unstructured) error {
-		return c.Apply(context.Background(), client.ApplyConfigurationFromUnstructured(to.DeepCopy()),
+	"server-side apply": func(c client.Client, _, desired *unstructured.Unstructured) error {
+		return c.Apply(context.Background(), client.ApplyConfigurationFromUnstructured(desired.DeepCopy()),
 			client.FieldOwner("editor"), client.ForceOwnership)
 	},
 }
 
-func replaceSpec(c client.Client, from, to *unstructured.Unstructured) error {
-	current := from.DeepCopy()
-	if err := c.Get(context.Background(), client.ObjectKeyFromObject(from), current); err != nil {
+func replaceSpec(c client.Client, current, desired *unstructured.Unstructured) error {
+	object := current.DeepCopy()
+	if err := c.Get(context.Background(), client.ObjectKeyFromObject(current), object); err != nil {
 		return err
 	}
-	current.Object["spec"] = to.DeepCopy().Object["spec"]
-	return c.Update(context.Background(), current)
+	object.Object["spec"] = desired.DeepCopy().Object["spec"]
+	return c.Update(context.Background(), object)
 }
 
-// expectGuarded checks what is the same for all kinds.
+// expectGuarded runs the checks that are the same for all kinds.
 func (k *guarded) expectGuarded(t *testing.T) {
 	reference := func(t *testing.T) string {
 		t.Helper()
@@ -321,7 +326,7 @@ func (k *guarded) expectGuarded(t *testing.T) {
 		name, _, _ := unstructured.NestedString(o.Object, k.path...)
 		return name
 	}
-	t.Run("setting the reference takes the right", func(t *testing.T) {
+	t.Run("setting the reference needs permission to impersonate", func(t *testing.T) {
 		g := NewWithT(t)
 		t.Cleanup(func() {
 			g.Expect(client.IgnoreNotFound(admin.Delete(context.Background(), k.object("")))).To(Succeed())
@@ -336,7 +341,7 @@ func (k *guarded) expectGuarded(t *testing.T) {
 		g.Expect(edits["server-side apply"](k.rich, nil, k.object("target"))).To(Succeed())
 	})
 	for _, way := range []string{"update", "merge patch", "JSON patch", "server-side apply"} {
-		t.Run("changing the reference takes the right: "+way, func(t *testing.T) {
+		t.Run("changing the reference needs permission to impersonate: "+way, func(t *testing.T) {
 			g := NewWithT(t)
 			create(t, k.object("target"))
 			expectRefused(t, edits[way](k.poor, k.object("target"), k.object("next")), "poor", k.namespace, "next")
@@ -346,7 +351,7 @@ func (k *guarded) expectGuarded(t *testing.T) {
 			g.Expect(edits[way](k.rich, k.object("target"), k.object("next"))).To(Succeed())
 			g.Expect(reference(t)).To(Equal("next"))
 			g.Expect(edits[way](k.neighbour, k.object("next"), k.object("own"))).
-				To(Succeed(), "the right on the one before is not asked for")
+				To(Succeed(), "permission on the previous ServiceAccount is not required")
 			expectRefused(t, edits[way](k.poor, k.object("own"), k.object("target")), "poor", k.namespace, "target")
 		})
 	}
@@ -378,7 +383,8 @@ func (k *guarded) expectGuarded(t *testing.T) {
 	})
 }
 
-// expectRefused expects that the policy refuses and tells who lacks which right.
+// expectRefused checks that the policy denies the request. The error must name the user and the
+// missing permission.
 func expectRefused(t *testing.T, err error, user, namespace, name string) {
 	t.Helper()
 	g := NewWithT(t)
@@ -388,7 +394,7 @@ func expectRefused(t *testing.T, err error, user, namespace, name string) {
 		user, namespace, name, name, namespace)))
 }
 
-// clientOf is the client of a user.
+// clientOf returns a client that acts as the user.
 func clientOf(t *testing.T, user string) client.Client {
 	t.Helper()
 	g := NewWithT(t)
@@ -399,8 +405,8 @@ func clientOf(t *testing.T, user string) client.Client {
 	return c
 }
 
-// allowUser gives a user the right that the rule says, in the namespace or, without one,
-// everywhere, and waits until the API server knows.
+// allowUser grants a user the permissions of the rule in the namespace. Without a namespace, the
+// grant is for the whole cluster. allowUser waits until the API server applies the grant.
 func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 	t.Helper()
 	meta := metav1.ObjectMeta{GenerateName: user + "-", Namespace: namespace}
@@ -430,11 +436,12 @@ func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
-// otherVersion is the version of what defineKind defines that the policies do not mention.
+// otherVersion is the second version of the kinds that defineKind defines. The policies do not
+// mention this version.
 var otherVersion = schema.GroupVersion{Group: "example.com", Version: "v1beta1"}
 
-// defineKind defines a kind for the test, in two versions, and returns the first. Its spec may have
-// those fields.
+// defineKind defines a kind for the test in two versions, and returns the first version. The kind's
+// spec may have the given fields.
 func defineKind(t *testing.T, kind, scope, fields string) schema.GroupVersionKind {
 	t.Helper()
 	g := NewWithT(t)
@@ -486,25 +493,26 @@ func TestAllowIdentity(t *testing.T) {
 		clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent}}, unnamed())
 	g.Expect(err).To(MatchError(ContainSubstring("AllowIdentity must be set for a cluster-scoped kind")))
 
-	// Any kind can be an extension. Namespaced ones are confined to their namespace unless the
-	// author says otherwise; here a ConfigMap names its ServiceAccount in two of its keys.
-	extensions := clustercache.Options{
+	// Any kind can be an extension. A namespaced extension may only name a ServiceAccount of its
+	// own namespace, unless the author of the operator sets another rule. Here a ConfigMap names
+	// its ServiceAccount in two of its keys.
+	options := clustercache.Options{
 		Object: &corev1.ConfigMap{},
 		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
 			NamespacePath: ".data.namespace", NamePath: ".data.serviceAccount",
 		}),
 	}
 	grantOperatorConfigMaps(t)
-	named := func(name, namespace string) *corev1.ConfigMap {
+	newExtension := func(name, namespace string) *corev1.ConfigMap {
 		cm := configMap(ns, name)
 		cm.Data = map[string]string{"namespace": namespace, "serviceAccount": "sa"}
 		return cm
 	}
 	create(t, serviceAccount(ns, "sa"))
 	create(t, serviceAccount(other, "sa"))
-	create(t, named("own", ns))
-	create(t, named("foreign", other))
-	o := startOperatorWithoutGuard(t, extensions)
+	create(t, newExtension("own", ns))
+	create(t, newExtension("foreign", other))
+	o := startOperatorWithoutGuard(t, options)
 	stateOf := func(name string) func() clustercache.ConnectionState {
 		return func() clustercache.ConnectionState {
 			state, _ := o.GetConnectionState(t.Context(), client.ObjectKey{Namespace: ns, Name: name})

@@ -16,15 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// thing is of the kind that the aggregated API serves.
+// thing is the kind that the aggregated API serves.
 var thing = schema.GroupVersionKind{Group: "aggregated.example.test", Version: "v1", Kind: "Thing"}
 
-// things is their path.
+// things is the path of the objects of that kind.
 const things = "/apis/aggregated.example.test/v1/namespaces/default/things"
 
-// aggregate serves an API behind the API server: discovery by itself, things by handler. It returns
-// once the API server takes it for available. Every authenticated user may do everything with
-// things. quiet closes the TCP connections of the API server to it.
+// aggregate serves an aggregated API behind the API server. aggregate itself answers discovery
+// requests, and handler answers requests for things. aggregate returns when the API server reports
+// the aggregated API as available. Every authenticated user has full access to things. quiet closes
+// the TCP connections from the API server to the aggregated API.
 func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	t.Helper()
 	g := NewWithT(t)
@@ -49,7 +50,7 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	number, err := strconv.Atoi(port)
 	g.Expect(err).NotTo(HaveOccurred())
 	ns := namespace(t)
-	// An external name needs no endpoints and no proxy to be reached.
+	// The API server reaches an external name without endpoints and without a proxy.
 	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "aggregated"},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost",
 			Ports: []corev1.ServicePort{{Port: int32(number)}}}})

@@ -24,15 +24,15 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// base is the config of a host operator, which authenticates in its own way.
+// base is the config of a host operator, with its own way to authenticate.
 type base struct {
 	config *rest.Config
-	// quiet is called when the host operator is connected; what it returns says how often it was
-	// used since.
-	quiet func() (since func() int)
+	// The test calls quiet when the host operator is connected. The returned function reports how
+	// often the config was used since then.
+	quiet func() (uses func() int)
 }
 
-// bases are all ways of a config to name somebody, to run something, or to limit.
+// bases returns one config for each way to set an identity, to run a program, or to limit requests.
 func bases(t *testing.T) map[string]base {
 	t.Helper()
 	g := NewWithT(t)
@@ -46,7 +46,7 @@ func bases(t *testing.T) map[string]base {
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}}})
-	own := token(t, ns, "operator")
+	operatorToken := token(t, ns, "operator")
 	anonymous := func() *rest.Config { return rest.AnonymousClientConfig(cp.Config()) }
 	file := func(name, content string, mode os.FileMode) string {
 		path := filepath.Join(t.TempDir(), name)
@@ -57,20 +57,21 @@ func bases(t *testing.T) map[string]base {
 	all := map[string]base{"client-certificate": {config: certificate()}}
 
 	withToken := anonymous()
-	withToken.BearerToken = own
+	withToken.BearerToken = operatorToken
 	all["bearer-token"] = base{config: withToken}
 
 	withFile := anonymous()
-	withFile.BearerTokenFile = file("token", own, 0o600)
+	withFile.BearerTokenFile = file("token", operatorToken, 0o600)
 	all["token-file"] = base{config: withFile}
 
-	// Basic auth is of no use to an API server of today; what matters is that it goes no further.
+	// Current API servers do not accept basic auth. The test checks that the password goes no
+	// further.
 	withPassword := certificate()
-	withPassword.Username, withPassword.Password = "somebody", "secret"
+	withPassword.Username, withPassword.Password = "user", "secret"
 	all["basic-auth"] = base{config: withPassword}
 
 	answer, err := json.Marshal(map[string]any{"apiVersion": "client.authentication.k8s.io/v1",
-		"kind": "ExecCredential", "status": map[string]any{"token": own}})
+		"kind": "ExecCredential", "status": map[string]any{"token": operatorToken}})
 	g.Expect(err).NotTo(HaveOccurred())
 	runs := file("runs", "", 0o600)
 	withExec := anonymous()
@@ -84,39 +85,40 @@ func bases(t *testing.T) map[string]base {
 	}
 	all["exec"] = base{config: withExec, quiet: func() func() int {
 		before := count()
-		g.Expect(before).To(BeNumerically(">=", 1), "the host operator itself runs it")
+		g.Expect(before).To(BeNumerically(">=", 1), "the host operator itself runs the command")
 		return func() int { return count() - before }
 	}}
 
-	// What its HTTP client is wrapped in makes every request that passes another's.
-	wrapped := certificate()
-	var passed atomic.Int64
-	wrapped.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+	// A wrapper of the HTTP client can change the identity of every request that passes through the
+	// wrapper. The test counts the tenants' requests that pass through.
+	wrapperConfig := certificate()
+	var tenantRequests atomic.Int64
+	wrapperConfig.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
 		return wrapping{next, func(req *http.Request) {
 			if strings.Contains(req.UserAgent(), " extension/") {
-				passed.Add(1)
+				tenantRequests.Add(1)
 			}
 		}}
 	}
-	all["http-client"] = base{config: wrapped, quiet: func() func() int {
-		return func() int { return int(passed.Load()) }
+	all["http-client"] = base{config: wrapperConfig, quiet: func() func() int {
+		return func() int { return int(tenantRequests.Load()) }
 	}}
 
-	impersonating := cp.Config()
-	impersonating.Impersonate = rest.ImpersonationConfig{UserName: operatorUser}
-	all["impersonation"] = base{config: impersonating}
+	impersonationConfig := cp.Config()
+	impersonationConfig.Impersonate = rest.ImpersonationConfig{UserName: operatorUser}
+	all["impersonation"] = base{config: impersonationConfig}
 
-	limited := certificate()
+	limiterConfig := certificate()
 	limit := &sharedLimit{}
-	limited.RateLimiter = limit
-	all["rate-limiter"] = base{config: limited, quiet: func() func() int {
+	limiterConfig.RateLimiter = limit
+	all["rate-limiter"] = base{config: limiterConfig, quiet: func() func() int {
 		before := limit.taken.Load()
 		return func() int { return int(limit.taken.Load() - before) }
 	}}
 	return all
 }
 
-// wrapping looks at requests that pass.
+// wrapping calls see for each request that passes.
 type wrapping struct {
 	http.RoundTripper
 	see func(*http.Request)
@@ -130,7 +132,7 @@ func (w wrapping) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper lets client-go close the TCP connections below.
 func (w wrapping) WrappedRoundTripper() http.RoundTripper { return w.RoundTripper }
 
-// sharedLimit is a rate limiter that counts.
+// sharedLimit is a rate limiter that counts its uses.
 type sharedLimit struct{ taken atomic.Int64 }
 
 var _ flowcontrol.RateLimiter = (*sharedLimit)(nil)
@@ -141,8 +143,9 @@ func (l *sharedLimit) Wait(context.Context) error { l.taken.Add(1); return nil }
 func (*sharedLimit) Stop()                        {}
 func (*sharedLimit) QPS() float32                 { return 1 }
 
-// Whatever a host operator's own config carries, none of it reaches the connections of its tenants:
-// no other identity acts for them, nothing is run for them, and no limit is shared.
+// TestBaseConfigsLendNothing checks that no part of a host operator's own config reaches the
+// connections of its tenants. No other identity acts for the tenants, no program runs for them, and
+// they share no rate limit.
 func TestBaseConfigsLendNothing(t *testing.T) {
 	for name, base := range bases(t) {
 		t.Run(name, func(t *testing.T) {
@@ -160,14 +163,14 @@ func TestBaseConfigsLendNothing(t *testing.T) {
 			for tenantName := range extensions {
 				o.waitConnected(t, tenantName)
 			}
-			since := func() int { return 0 }
+			uses := func() int { return 0 }
 			if base.quiet != nil {
-				since = base.quiet()
+				uses = base.quiet()
 			}
 			for tenantName := range extensions {
 				h := handlesOf(t, o, tenantName)
-				for what, use := range h.uses(t, ns) {
-					g.Eventually(use).WithTimeout(patience).Should(Succeed(), what)
+				for action, use := range h.uses(t, ns) {
+					g.Eventually(use).WithTimeout(patience).Should(Succeed(), action)
 				}
 				g.Expect(h.config.ExecProvider).To(BeNil())
 				g.Expect(h.config.RateLimiter).NotTo(BeIdenticalTo(base.config.RateLimiter))
@@ -182,7 +185,7 @@ func TestBaseConfigsLendNothing(t *testing.T) {
 				}
 				c.close()
 			}
-			g.Expect(since()).To(BeZero(), "what is the host operator's was used for its tenants")
+			g.Expect(uses()).To(BeZero(), "the host operator's config was used for its tenants")
 			violations, requests := checkIdentities(auditLog(t, begin), extensions)
 			g.Expect(violations).To(BeEmpty())
 			for tenantName := range extensions {

@@ -19,13 +19,14 @@ import (
 )
 
 var churning = flag.Duration("churning", 40*time.Second,
-	"how long RBAC that concerns others changes, while 100 permissions are revoked")
+	"how long RBAC of other subjects changes while the test revokes 100 permissions")
 
-// soonRevoked is within what time a revocation is seen with WatchRBAC.
+// soonRevoked is the time within which a revocation takes effect with WatchRBAC.
 const soonRevoked = 5 * time.Second
 
-// Whatever happens to the roles and bindings of others, a revocation is seen as soon as ever: a
-// change makes only those ask whom it concerns.
+// TestRevocationsWhileRBACChanges checks that revocations take effect within soonRevoked while RBAC
+// of other subjects changes. A change to RBAC causes access reviews only for the subjects of that
+// change.
 func TestRevocationsWhileRBACChanges(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -49,7 +50,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 		g.Expect(readers[i].List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 	}
 
-	// What concerns others changes every two seconds, in each of the four kinds, in the same
+	// RBAC of other subjects changes every two seconds, in each of the four kinds, in the same
 	// namespace too.
 	other := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "another"}
 	clusterRole := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}}
@@ -61,9 +62,9 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 		create(t, object)
 	}
 	stop := make(chan struct{})
-	var working sync.WaitGroup
+	var wg sync.WaitGroup
 	changes := 0
-	working.Go(func() {
+	wg.Go(func() {
 		for ticker := time.NewTicker(2 * time.Second); ; changes++ {
 			select {
 			case <-stop:
@@ -77,49 +78,49 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 			subjects := []rbacv1.Subject{
 				other, {Kind: "User", APIGroup: rbacv1.GroupName, Name: fmt.Sprintf("user-%d", changes)},
 			}
-			var changed client.Object
+			var object client.Object
 			switch changes % 4 {
 			case 0:
-				clusterRole.Rules, changed = rules, clusterRole
+				clusterRole.Rules, object = rules, clusterRole
 			case 1:
-				clusterBinding.Subjects, changed = subjects, clusterBinding
+				clusterBinding.Subjects, object = subjects, clusterBinding
 			case 2:
-				role.Rules, changed = rules, role
+				role.Rules, object = rules, role
 			case 3:
-				binding.Subjects, changed = subjects, binding
+				binding.Subjects, object = subjects, binding
 			}
-			if err := admin.Update(context.Background(), changed); err != nil {
+			if err := admin.Update(context.Background(), object); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 
-	seen := make([]time.Duration, tenants)
+	delays := make([]time.Duration, tenants)
 	for i := range tenants {
 		<-time.After(*churning / tenants)
 		g.Expect(admin.Delete(ctx, roleBinding(ns, name(i)))).To(Succeed())
-		revoked := time.Now()
-		working.Go(func() {
-			for look := time.NewTicker(20 * time.Millisecond); time.Since(revoked) < patience; <-look.C {
+		revokeTime := time.Now()
+		wg.Go(func() {
+			for ticker := time.NewTicker(20 * time.Millisecond); time.Since(revokeTime) < patience; <-ticker.C {
 				if apierrors.IsForbidden(readers[i].List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))) {
-					look.Stop()
-					seen[i] = time.Since(revoked)
+					ticker.Stop()
+					delays[i] = time.Since(revokeTime)
 					return
 				}
 			}
-			t.Errorf("the revocation of %s was not seen within %s", name(i), patience)
+			t.Errorf("the revocation of %s did not take effect within %s", name(i), patience)
 		})
 	}
 	close(stop)
-	working.Wait()
+	wg.Wait()
 	soon, worst := 0, time.Duration(0)
-	for _, after := range seen {
-		if worst = max(worst, after); after <= soonRevoked {
+	for _, delay := range delays {
+		if worst = max(worst, delay); delay <= soonRevoked {
 			soon++
 		}
 	}
-	t.Logf("%d of %d revocations were seen within %s, the last after %s, beside %d changes that concern others", soon,
-		tenants, soonRevoked, worst.Round(10*time.Millisecond), changes)
+	t.Logf("%d of %d revocations took effect within %s, the slowest after %s, during %d RBAC changes of other subjects",
+		soon, tenants, soonRevoked, worst.Round(10*time.Millisecond), changes)
 	g.Expect(soon).To(BeNumerically(">=", tenants-1))
 	g.Expect(changes).To(BeNumerically(">=", int(*churning/(4*time.Second))))
 }

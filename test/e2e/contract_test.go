@@ -28,7 +28,7 @@ func (w *world) Cache() clustercache.ClusterCache { return w.ClusterCache }
 func (w *world) Namespace() string                { return w.namespace }
 func (w *world) Content() client.Client           { return admin }
 
-// Connect creates what is missing.
+// Connect creates the ServiceAccount, its permissions and the extension, each if it is missing.
 func (w *world) Connect(t *testing.T, name string) {
 	t.Helper()
 	missing := func(object client.Object) bool {
@@ -57,12 +57,12 @@ func (w *world) Delete(t *testing.T, name string) {
 	NewWithT(t).Expect(admin.Delete(t.Context(), extension(w.namespace, name))).To(Succeed())
 }
 
-// TestContract is what the fake promises too.
+// TestContract runs the contract with a real API server. The fake fulfills the same contract.
 func TestContract(t *testing.T) {
 	contract.Test(t, func(t *testing.T) contract.World { return newWorld(t, clustercache.Options{}) })
 }
 
-// failing is a world behind a proxy that can be cut.
+// failing is a world behind a proxy. The proxy can cut the connections.
 type failing struct {
 	*world
 	*proxy

@@ -24,16 +24,16 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// createMany creates objects side by side; they are deleted after the test.
+// createMany creates objects in parallel, and deletes them after the test.
 func createMany(t testing.TB, objects []client.Object) {
 	t.Helper()
 	each := func(f func(client.Object) error) error {
-		var working errgroup.Group
-		working.SetLimit(16)
+		var group errgroup.Group
+		group.SetLimit(16)
 		for _, object := range objects {
-			working.Go(func() error { return f(object) })
+			group.Go(func() error { return f(object) })
 		}
-		return working.Wait()
+		return group.Wait()
 	}
 	t.Cleanup(func() {
 		if err := each(func(object client.Object) error {
@@ -46,7 +46,7 @@ func createMany(t testing.TB, objects []client.Object) {
 		To(Succeed())
 }
 
-// countPhase is how many extensions are in that phase.
+// countPhase returns a function that counts the extensions in that phase.
 func (o *operator) countPhase(phase clustercache.Phase) func() int {
 	return func() (n int) {
 		for _, state := range o.ListConnectionStates(context.Background()) {
@@ -58,8 +58,9 @@ func (o *operator) countPhase(phase clustercache.Phase) func() int {
 	}
 }
 
-// TestOneNeverDelaysAnother: whatever hangs or panics, the others are probed on time, their getters
-// do not wait and their events arrive.
+// TestOneNeverDelaysAnother checks that a server, a handler or a map function that hangs or panics
+// does not delay other extensions. Probes of the others stay on time, their getters do not wait and
+// their events arrive.
 func TestOneNeverDelaysAnother(t *testing.T) {
 	const healthy, hung = 200, 200
 	const period = 5 * time.Second
@@ -69,7 +70,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	hosts := map[string]string{}
 	var objects []client.Object
 	var names []string
-	for i := range hung { // at a server each, which is the worst that they can do
+	for i := range hung { // one server for each, which is the worst case
 		name := fmt.Sprintf("hung-%03d", i)
 		hosts[name] = neverAnswers(t)
 		objects = append(objects, extension(ns, name))
@@ -81,13 +82,14 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	createMany(t, objects)
 	o := startOperator(t, clustercache.Options{
 		Credentials: elsewhere(token(t, ns, "fine"), hosts),
-		// Connects to servers that hang take longer than the time between them, so there are always
-		// more of them than places.
+		// A connection attempt to a server that hangs takes longer than the time between attempts.
+		// Therefore there are always more such attempts than slots.
 		HealthProbe: healthprobe.Options{Interval: period / 5, IdentityInterval: period, Timeout: 2 * period,
 			FailureThreshold: 3},
 	})
 
-	// A source that nobody reads, one whose map function panics, a handler that hangs.
+	// One source has a map function that hangs, and one has a map function that panics. Below, a
+	// handler hangs too.
 	release := make(chan struct{})
 	t.Cleanup(sync.OnceFunc(func() { close(release) }))
 	sourceOf := func(mapFunc handler.MapFunc) {
@@ -99,7 +101,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	}
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { <-release; return nil })
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { panic("this map function panics") })
-	told := listen(t, o, "")
+	recorder := listen(t, o, "")
 	g.Eventually(func() int { return o.countPhase(clustercache.Connected)() }).WithTimeout(patience).
 		Should(BeNumerically(">=", healthy+1))
 	hang := newFakeController(t)
@@ -112,27 +114,28 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(hangs))).To(Succeed())
 	}
 
-	begun := time.Now()
+	begin := time.Now()
 	measured := time.NewTimer(6 * period)
-	watching := map[string]*fakeController{}
+	controllers := map[string]*fakeController{}
 	for _, name := range names[:10] {
-		watching[name] = newFakeController(t)
+		controllers[name] = newFakeController(t)
 		g.Expect(o.Watch(t.Context(), key(name),
-			clustercache.NewWatcher(watching[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
+			clustercache.NewWatcher(controllers[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	}
 	for i := 0; ; i++ {
 		g.Expect(o.countPhase(clustercache.Connecting)()).
-			To(BeNumerically(">", 60), "more than there are places for those that hang")
+			To(BeNumerically(">", 60), "more than the number of slots for attempts that hang")
 		createConfigMaps(t, ns, fmt.Sprintf("event-%d", i))
-		for name, c := range watching {
+		for name, c := range controllers {
 			g.Eventually(c.seen).WithTimeout(period).Should(ContainElement(fmt.Sprintf("create event-%d", i)), name)
 		}
-		// An extension that comes and goes is told, too.
-		coming := extension(ns, fmt.Sprintf("comes-%d", i))
-		g.Expect(admin.Create(t.Context(), coming)).To(Succeed())
-		g.Eventually(told.heard).WithTimeout(period).Should(ContainElement(coming.GetName() + " Connected"))
-		g.Expect(admin.Delete(t.Context(), coming)).To(Succeed())
-		g.Eventually(told.heard).WithTimeout(period).Should(ContainElement(HavePrefix(coming.GetName() + " deleted")))
+		// The source also reports an extension that is created and deleted.
+		temporary := extension(ns, fmt.Sprintf("comes-%d", i))
+		g.Expect(admin.Create(t.Context(), temporary)).To(Succeed())
+		g.Eventually(recorder.heard).WithTimeout(period).Should(ContainElement(temporary.GetName() + " Connected"))
+		g.Expect(admin.Delete(t.Context(), temporary)).To(Succeed())
+		g.Eventually(recorder.heard).WithTimeout(period).
+			Should(ContainElement(HavePrefix(temporary.GetName() + " deleted")))
 		const gets = 10_000
 		start := time.Now()
 		for i := range gets {
@@ -141,7 +144,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 			}
 		}
 		each := time.Since(start) / gets
-		g.Expect(each).To(BeNumerically("<", 100*time.Microsecond), "a safety bound; the benchmark measures")
+		g.Expect(each).To(BeNumerically("<", 100*time.Microsecond), "a safety bound; the benchmark takes the measurement")
 		t.Logf("GetClient takes %s (slower if the race detector is on)", each)
 		select {
 		case <-measured.C:
@@ -150,38 +153,38 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 		}
 		break
 	}
-	g.Eventually(told.heard).WithTimeout(patience).Should(ContainElements(connectedOnes(names)))
+	g.Eventually(recorder.heard).WithTimeout(patience).Should(ContainElements(connectedOnes(names)))
 	g.Expect(o.countPhase(clustercache.Connected)()).To(Equal(healthy + 1))
 
 	probes := map[string][]time.Time{}
-	for _, event := range auditLog(t, begun) {
+	for _, event := range auditLog(t, begin) {
 		if _, name, ok := strings.Cut(event.UserAgent, "extension/healthy-"); ok && event.Stage == "ResponseComplete" &&
 			event.ObjectRef.Resource == "selfsubjectreviews" {
 			probes["healthy-"+name] = append(probes["healthy-"+name], event.RequestReceivedTimestamp.Time)
 		}
 	}
 	var gaps []time.Duration
-	for _, name := range names[10:] { // idle ones; the first ten's own requests count as probes
-		at := probes[name]
-		g.Expect(len(at)).To(BeNumerically(">=", 4), name)
-		for i := range at[1:] {
-			gaps = append(gaps, at[i+1].Sub(at[i]))
+	for _, name := range names[10:] { // only idle extensions: requests of the first ten count as probes
+		times := probes[name]
+		g.Expect(len(times)).To(BeNumerically(">=", 4), name)
+		for i := range times[1:] {
+			gaps = append(gaps, times[i+1].Sub(times[i]))
 		}
 	}
 	slices.Sort(gaps)
 	early, late := gaps[len(gaps)/100], gaps[len(gaps)*99/100]
-	t.Logf("%d idle extensions were probed every %s to %s, 98 in 100 times every %s to %s; %s is configured", healthy-10,
+	t.Logf("probe intervals of %d idle extensions: %s to %s, 98 percent of them %s to %s; %s is configured", healthy-10,
 		gaps[0].Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond), early.Round(
 			time.Millisecond), late.Round(time.Millisecond), period)
-	// A few are early: if the machine is so busy that the server answers nobody for an Interval,
-	// one member asks for all.
+	// A few probes are early. If the machine is so busy that the server answers no request for an
+	// Interval, one extension of that server probes for all of them.
 	g.Expect(early).To(BeNumerically(">=", period*8/10))
 	g.Expect(late).To(BeNumerically("<=", period*12/10))
 }
 
-func connectedOnes(names []string) (told []string) {
+func connectedOnes(names []string) (events []string) {
 	for _, name := range names {
-		told = append(told, name+" Connected")
+		events = append(events, name+" Connected")
 	}
-	return told
+	return events
 }

@@ -1,13 +1,15 @@
-// Package e2e holds the end-to-end tests: a real kube-apiserver and etcd, real ServiceAccount
-// tokens, real RBAC.
+// Package e2e holds the end-to-end tests. They use a real kube-apiserver and etcd, real
+// ServiceAccount tokens and real RBAC.
 //
-// "make controlplane" builds the programs once; then a plain "go test ./test/e2e" finds them.
-// Without them the tests fail and name that command.
+// "make controlplane" builds the programs once. Then a plain "go test ./test/e2e" finds them.
+// Without the programs the tests fail and name that command.
 //
-// One control plane serves the whole package. A test starts a host operator (a manager with a
-// ClusterCache, as a user with the permissions of config/rbac and no more), works through the
-// public API, and checks what the API server says: its objects, its status codes and its audit log.
+// One control plane serves the whole package. A test starts a host operator: a manager with a
+// ClusterCache. The host operator runs as a user with the permissions of config/rbac and no more.
+// The test uses the public API. Then the test checks the objects, the status codes and the audit
+// log of the API server.
 //
-// Every operator is stopped and then leaves no goroutine. Nothing sleeps: tests wait for
-// conditions, with bounds that are generous for a loaded machine and are never what is measured.
+// The tests stop every operator, and check that the operator leaves no goroutine behind. No test
+// sleeps: tests wait for conditions. The time limits are generous for a loaded machine, and no test
+// measures them.
 package e2e

@@ -14,7 +14,7 @@ func isNoMatch(err error) bool {
 	return meta.IsNoMatchError(errors.Cause(err)) || meta.IsNoMatchError(err)
 }
 
-// gadget is of a kind that nobody serves.
+// gadget returns an object of a kind that no API server serves.
 func gadget() *unstructured.Unstructured {
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.test", Version: "v1", Kind: "Gadget"})

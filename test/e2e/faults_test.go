@@ -21,8 +21,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// faults is an API server that passes requests on to the real one, except where a test has it
-// answer by itself.
+// faults is a server that forwards requests to the real API server. A test can make faults answer a
+// request itself.
 type faults struct {
 	*httptest.Server
 	answer atomic.Pointer[func(*http.Request) int]
@@ -36,16 +36,16 @@ type faults struct {
 func newFaults(t *testing.T) *faults {
 	t.Helper()
 	g := NewWithT(t)
-	to, err := url.Parse(cp.Config().Host)
+	target, err := url.Parse(cp.Config().Host)
 	g.Expect(err).NotTo(HaveOccurred())
 	tlsConfig, err := rest.TLSConfigFor(rest.AnonymousClientConfig(cp.Config()))
 	g.Expect(err).NotTo(HaveOccurred())
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
-	// Upgrades are HTTP/1.1's.
+	// Connection upgrades need HTTP/1.1.
 	upgrades := &http.Transport{TLSClientConfig: tlsConfig.Clone(),
 		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
 	proxy := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			if req.Header.Get("Upgrade") != "" {
 				return upgrades.RoundTrip(req)
@@ -77,14 +77,14 @@ func newFaults(t *testing.T) *faults {
 	return f
 }
 
-// status is what to answer, 0 to pass the request on.
+// status returns the HTTP status to answer with, or 0 to forward the request.
 func (f *faults) status(req *http.Request) int {
 	authorization := req.Header.Get("Authorization")
 	f.mu.Lock()
 	f.seen[authorization] = true
-	refused := f.refused[authorization]
+	isRefused := f.refused[authorization]
 	f.mu.Unlock()
-	if refused {
+	if isRefused {
 		return http.StatusUnauthorized
 	}
 	if answer := f.answer.Load(); answer != nil {
@@ -93,19 +93,20 @@ func (f *faults) status(req *http.Request) int {
 	return 0
 }
 
-// revoke refuses every credential of the tenants that was seen so far.
-func (f *faults) revoke(except ...string) {
+// revoke makes faults refuse every credential that faults received so far, except the given tokens.
+func (f *faults) revoke(validTokens ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for authorization := range f.seen {
 		f.refused[authorization] = true
 	}
-	for _, token := range except {
+	for _, token := range validTokens {
 		delete(f.refused, "Bearer "+token)
 	}
 }
 
-// operatorConfig is that of a host operator which reaches the API server through f, and its token.
+// operatorConfig returns the config and the token of a host operator that reaches the API server
+// through f.
 func (f *faults) operatorConfig(t *testing.T) (*rest.Config, string) {
 	t.Helper()
 	ns := namespace(t)
@@ -113,9 +114,9 @@ func (f *faults) operatorConfig(t *testing.T) (*rest.Config, string) {
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}}})
-	own := token(t, ns, "operator")
-	return &rest.Config{Host: f.URL, BearerToken: own, TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()}},
-		own
+	operatorToken := token(t, ns, "operator")
+	return &rest.Config{Host: f.URL, BearerToken: operatorToken,
+		TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()}}, operatorToken
 }
 
 func (f *faults) authorities() []byte { return pemOf(f.Certificate()) }

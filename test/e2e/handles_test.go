@@ -25,10 +25,11 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// never is a backoff with which a test shows that something else woke the extension.
+// never returns a backoff of one hour. With never, a test shows that something other than the
+// backoff caused the next connection attempt.
 func never() wait.Backoff { return wait.Backoff{Duration: time.Hour, Steps: 1} }
 
-// handles are all that a connection hands out.
+// handles holds all clients, readers and configs that a connection gives to callers.
 type handles struct {
 	client client.Client
 	reader client.Reader
@@ -37,9 +38,9 @@ type handles struct {
 	whole  cluster.Cluster
 }
 
-// httpClientFor makes an HTTP client and closes its TCP connections after the test. They are
-// client-go's, shared by all who make clients from configs, and an operator has them as long as it
-// lives.
+// httpClientFor returns an HTTP client, and closes its TCP connections after the test. These
+// connections belong to client-go, which shares them between all clients made from configs. An
+// operator keeps them as long as its process runs.
 func httpClientFor(t *testing.T, config *rest.Config) *http.Client {
 	t.Helper()
 	httpClient, err := rest.HTTPClientFor(config)
@@ -65,31 +66,31 @@ func handlesOf(t *testing.T, o *operator, name string) (h handles) {
 	return h
 }
 
-// uses are ways to use the handles, each of which does one request or read in the namespace.
+// uses returns the ways to use the handles. Each way does one request or one read in the namespace.
 func (h handles) uses(t *testing.T, namespace string) map[string]func() error {
 	ctx := t.Context()
-	in := client.InNamespace(namespace)
+	inNamespace := client.InNamespace(namespace)
 	clientset, err := kubernetes.NewForConfig(h.config)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	// What is made from a config keeps TCP connections of its own; an operator has them as long as
-	// it lives.
+	// A client that is made from a config has TCP connections of its own. An operator keeps them as
+	// long as its process runs.
 	t.Cleanup(func() { closeIdle(clientset.CoreV1().RESTClient()) })
 	configMap := func() *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "used-"}}
 	}
 	return map[string]func() error{
-		"cached list": func() error { return h.client.List(ctx, &corev1.ConfigMapList{}, in) },
+		"cached list": func() error { return h.client.List(ctx, &corev1.ConfigMapList{}, inNamespace) },
 		"write":       func() error { return h.client.Create(ctx, configMap()) },
-		"reader":      func() error { return h.reader.List(ctx, &corev1.ConfigMapList{}, in) },
-		"live list":   func() error { return h.live.List(ctx, &corev1.ConfigMapList{}, in) },
+		"reader":      func() error { return h.reader.List(ctx, &corev1.ConfigMapList{}, inNamespace) },
+		"live list":   func() error { return h.live.List(ctx, &corev1.ConfigMapList{}, inNamespace) },
 		"live write":  func() error { return h.live.Create(ctx, configMap()) },
 		"clientset": func() error {
 			_, err := clientset.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
 			return err
 		},
-		"cluster's client": func() error { return h.whole.GetClient().List(ctx, &corev1.ConfigMapList{}, in) },
-		"cluster's cache":  func() error { return h.whole.GetCache().List(ctx, &corev1.ConfigMapList{}, in) },
-		"cluster's reader": func() error { return h.whole.GetAPIReader().List(ctx, &corev1.ConfigMapList{}, in) },
+		"cluster's client": func() error { return h.whole.GetClient().List(ctx, &corev1.ConfigMapList{}, inNamespace) },
+		"cluster's cache":  func() error { return h.whole.GetCache().List(ctx, &corev1.ConfigMapList{}, inNamespace) },
+		"cluster's reader": func() error { return h.whole.GetAPIReader().List(ctx, &corev1.ConfigMapList{}, inNamespace) },
 		"cluster's HTTP client": func() error {
 			resp, err := h.whole.GetHTTPClient().
 				Get(strings.TrimSuffix(h.config.Host, "/") + "/api/v1/namespaces/" + namespace + "/configmaps")
@@ -105,7 +106,8 @@ func (h handles) uses(t *testing.T, namespace string) map[string]func() error {
 	}
 }
 
-// expectDead checks that every handle fails at once; for this reason, if one is given.
+// expectDead checks that every handle fails immediately. If reason is not empty, the errors must
+// have that reason.
 func (h handles) expectDead(t *testing.T, namespace string, reason clustercache.Reason) {
 	t.Helper()
 	g := NewWithT(t)
@@ -129,12 +131,13 @@ func TestEveryHandleWorks(t *testing.T) {
 	o.waitConnected(t, "worker")
 	h := handlesOf(t, o, "worker")
 	for name, use := range h.uses(t, ns) {
-		// RBAC of a fresh Role reaches the authorizer a moment later.
+		// The authorizer applies a new Role a moment later.
 		g.Eventually(use).WithTimeout(patience).Should(Succeed(), name)
 	}
 }
 
-// What a caller does to its config is its own affair.
+// TestRESTConfigIsACopyWithoutSecrets checks that the config for a caller contains no secret, and
+// that the caller's changes to the config affect no other caller.
 func TestRESTConfigIsACopyWithoutSecrets(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -153,14 +156,15 @@ func TestRESTConfigIsACopyWithoutSecrets(t *testing.T) {
 	config.UserAgent = "changed"
 	config.WrapTransport = nil
 	clear(config.CAData)
-	again := handlesOf(t, o, "copied")
-	g.Expect(again.config.Host).To(Equal(cp.Config().Host))
-	g.Expect(again.config.UserAgent).To(HaveSuffix("copied"))
-	g.Eventually(func() error { return again.uses(t, ns)["clientset"]() }).WithTimeout(patience).Should(Succeed())
+	fresh := handlesOf(t, o, "copied")
+	g.Expect(fresh.config.Host).To(Equal(cp.Config().Host))
+	g.Expect(fresh.config.UserAgent).To(HaveSuffix("copied"))
+	g.Eventually(func() error { return fresh.uses(t, ns)["clientset"]() }).WithTimeout(patience).Should(Succeed())
 }
 
-// An identity with rights in one namespace reads it through the cache without any configuration,
-// and is told what it may not.
+// TestCachedReadsLiveWithRBAC checks cached reads of an identity with permissions in one namespace.
+// Reads of that namespace succeed without any configuration. Other reads return an error that names
+// the missing permission.
 func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	g := NewWithT(t)
 	ns, other := namespace(t), namespace(t)
@@ -168,9 +172,9 @@ func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
 	o.waitConnected(t, "narrow")
 	c := handlesOf(t, o, "narrow").client
-	created := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
-	g.Eventually(func() error { return c.Create(t.Context(), created) }).WithTimeout(patience).Should(Succeed())
-	g.Eventually(func() error { return c.Get(t.Context(), client.ObjectKeyFromObject(created), &corev1.ConfigMap{}) }).
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "mine"}}
+	g.Eventually(func() error { return c.Create(t.Context(), object) }).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() error { return c.Get(t.Context(), client.ObjectKeyFromObject(object), &corev1.ConfigMap{}) }).
 		WithTimeout(patience).Should(Succeed())
 
 	list := &corev1.ConfigMapList{}
@@ -185,18 +189,19 @@ func TestCachedReadsLiveWithRBAC(t *testing.T) {
 	g.Expect(err).To(Satisfy(isNoMatch), "a kind that is not served: %v", err)
 }
 
-// Options.Cache and Options.Client.Cache shape what every connection reads.
+// TestCacheOptions checks that Options.Cache and Options.Client.Cache apply to the reads of every
+// connection.
 func TestCacheOptions(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "shaped")
-	indexed := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color",
+	index := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color",
 		ExtractValue: func(object client.Object) []string {
 			return []string{object.(*corev1.ConfigMap).Data["color"]}
 		}}
 	o := startOperator(t, clustercache.Options{
 		Cache: clustercache.CacheOptions{
-			Indexes:          []clustercache.CacheOptionsIndex{indexed},
+			Indexes:          []clustercache.CacheOptionsIndex{index},
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Service{}: {Label: labels.SelectorFromSet(labels.Set{"seen": "yes"})},
@@ -221,7 +226,7 @@ func TestCacheOptions(t *testing.T) {
 		}
 		return list.Items
 	}).WithTimeout(patience).Should(ConsistOf(HaveField("Name", "red")))
-	g.Expect(list.Items[0].ManagedFields).To(BeEmpty(), "transformed")
+	g.Expect(list.Items[0].ManagedFields).To(BeEmpty(), "the transform applies")
 
 	for _, seen := range []string{"yes", "no"} {
 		create(t,
@@ -242,20 +247,20 @@ func TestCacheOptions(t *testing.T) {
 	g.Expect(h.client.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
 	create(t, secret)
 	g.Expect(h.client.Get(t.Context(), client.ObjectKeyFromObject(secret), &corev1.Secret{})).
-		To(Succeed(), "read live, so it is there at once")
+		To(Succeed(), "a live read finds the Secret immediately")
 
-	// What cannot work is refused while setting up.
+	// SetupWithManager rejects options that cannot work.
 	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	for problem, options := range map[string]clustercache.Options{
 		"Namespaces must not be set": {Cache: clustercache.CacheOptions{
 			ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}}}},
 		}},
-		// of no kind
+		// an object without a kind
 		"Indexes": {Cache: clustercache.CacheOptions{
 			Indexes: []clustercache.CacheOptionsIndex{{Object: &unstructured.Unstructured{}}},
 		}},
-		"never be asked": {Credentials: elsewhere("t", nil), AllowIdentity: clustercache.GuardedByAdmission},
+		"would never be called": {Credentials: elsewhere("t", nil), AllowIdentity: clustercache.GuardedByAdmission},
 	} {
 		_, err := clustercache.SetupWithManager(t.Context(), mgr, quick(options), unnamed())
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))

@@ -24,7 +24,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// auditEvent is what the checks need of an audit event.
+// auditEvent holds the fields of an audit event that the checks need.
 type auditEvent struct {
 	AuditID                  string
 	Stage                    string
@@ -42,7 +42,7 @@ type auditEvent struct {
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 }
 
-// who is whose rights counted.
+// who returns the user whose permissions applied to the request.
 func (e auditEvent) who() string {
 	if e.ImpersonatedUser != nil {
 		return e.ImpersonatedUser.Username
@@ -55,7 +55,7 @@ func (e auditEvent) String() string {
 		e.UserAgent)
 }
 
-// what names a request for the closed list: a verb and a resource, or a path.
+// what returns the name of a request for the closed list: a verb, and a resource or a path.
 func (e auditEvent) what() string {
 	if e.ObjectRef.Resource == "" {
 		path, _, _ := strings.Cut(e.RequestURI, "?")
@@ -68,7 +68,7 @@ func (e auditEvent) what() string {
 	return e.Verb + " " + resource
 }
 
-// auditLog returns all events since then.
+// auditLog returns all events of requests that the API server received after since.
 func auditLog(t *testing.T, since time.Time) (events []auditEvent) {
 	t.Helper()
 	g := NewWithT(t)
@@ -90,21 +90,23 @@ func auditLog(t *testing.T, since time.Time) (events []auditEvent) {
 	return events
 }
 
-// allowed is whom the connections of an extension may act as, and when.
+// allowed lists the identities that the connections of an extension may act as, and when.
 type allowed []period
 
-// period is a time in which requests of an identity may arrive; without an end it has not ended.
+// period is a time in which requests of an identity may arrive. A zero end means that the period
+// has not ended.
 type period struct {
 	username   string
 	uid        types.UID
 	begin, end time.Time
 }
 
-func (p period) contains(when time.Time) bool {
-	return !when.Before(p.begin) && (p.end.IsZero() || when.Before(p.end))
+func (p period) contains(moment time.Time) bool {
+	return !moment.Before(p.begin) && (p.end.IsZero() || moment.Before(p.end))
 }
 
-// verdict is what is wrong with an event of the extension's connections, "" if nothing is.
+// verdict returns what is wrong with an event of the extension's connections, or "" if the event is
+// allowed.
 func (a allowed) verdict(event auditEvent) string {
 	verdict := "wrong user"
 	for _, p := range a {
@@ -119,24 +121,24 @@ func (a allowed) verdict(event auditEvent) string {
 	return verdict
 }
 
-// isOperator reports whether a user is a host operator of the tests: by certificate, or by a
-// ServiceAccount of that name.
+// isOperator reports whether a user is a host operator of the tests. A host operator authenticates
+// with a certificate, or as a ServiceAccount named "operator".
 func isOperator(user string) bool {
 	return user == operatorUser || strings.HasPrefix(user, "system:serviceaccount:") &&
 		strings.HasSuffix(user, ":operator")
 }
 
-// operatorMay is the closed list of what the host operator's own identity is used for.
+// operatorMay is the closed list of requests that the host operator's own identity may send.
 var operatorMay = []string{
 	"list clusterextensions", "watch clusterextensions", // its extensions
-	"list serviceaccounts", "watch serviceaccounts", // whom they name
+	"list serviceaccounts", "watch serviceaccounts", // the ServiceAccounts that extensions name
 	"create serviceaccounts/token",
 	"get /api", "get /apis", "get /apis/latchkey.dev/v1alpha1", "get /api/v1", // the manager's discovery
 	"get /openapi/v3/apis/latchkey.dev/v1alpha1", // the schema of its extensions
 }
 
-// checkIdentities returns every event in which somebody acted whom it did not behove, and how many
-// requests of each extension's connections were served.
+// checkIdentities returns a description of every event whose user may not send that request, and
+// the number of requests that the API server served for each extension's connections.
 func checkIdentities(events []auditEvent, extensions map[string]allowed) (violations []string,
 	requests map[string]int) {
 	requests = map[string]int{}
@@ -147,21 +149,21 @@ func checkIdentities(events []auditEvent, extensions map[string]allowed) (violat
 		}
 	}
 	for _, event := range events {
-		violation := func(what string) { violations = append(violations, what+": "+event.String()) }
+		violation := func(problem string) { violations = append(violations, problem+": "+event.String()) }
 		if isOperator(event.who()) || event.User.Username == operatorUser {
 			if !slices.Contains(operatorMay, event.what()) || !isOperator(event.who()) {
-				violation("not the operator's business")
+				violation("request that the operator may not send")
 			}
 			if event.what() == "create serviceaccounts/token" &&
 				!tenants["system:serviceaccount:"+event.ObjectRef.Namespace+":"+event.ObjectRef.Name] {
-				violation("a token of nobody's ServiceAccount")
+				violation("a token of a ServiceAccount that no extension names")
 			}
 		}
 		if event.User.Username == "system:anonymous" {
 			violation("anonymous")
 		}
-		_, name, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
-		if !ofConnection {
+		_, name, isConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
+		if !isConnection {
 			if tenants[event.User.Username] {
 				violation("a tenant outside of its connection")
 			}
@@ -169,7 +171,7 @@ func checkIdentities(events []auditEvent, extensions map[string]allowed) (violat
 		}
 		extension, known := extensions[name]
 		if !known {
-			violation("nobody's connection")
+			violation("connection of an unknown extension")
 		} else if verdict := extension.verdict(event); verdict != "" {
 			violation(verdict)
 		} else if event.ImpersonatedUser != nil {
@@ -188,20 +190,20 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	ns := namespace(t)
 	names := []string{"ann", "bob", "cyd", "dan", "eve"}
 	extensions := map[string]allowed{}
-	from := func(name string, begin time.Time) period {
+	identityOf := func(name string, begin time.Time) period {
 		return period{username: "system:serviceaccount:" + ns + ":" + name, uid: uidOf(t, ns, name), begin: begin}
 	}
 	for _, name := range names {
 		tenant(t, ns, name)
-		extensions[name] = allowed{from(name, begin)}
+		extensions[name] = allowed{identityOf(name, begin)}
 	}
 	controller := newFakeController(t)
 	o := startOperator(t, clustercache.Options{})
 
 	use := func(name string) {
 		h := handlesOf(t, o, name)
-		for what, use := range h.uses(t, ns) {
-			g.Eventually(use).WithTimeout(patience).Should(Succeed(), name+": "+what)
+		for action, use := range h.uses(t, ns) {
+			g.Eventually(use).WithTimeout(patience).Should(Succeed(), name+": "+action)
 		}
 		g.Expect(o.Watch(t.Context(), key(name),
 			clustercache.NewWatcher(controller.watch("secrets", &corev1.Secret{}, ns)))).To(Succeed())
@@ -210,18 +212,20 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		_, err = dyn.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(ns).
 			List(t.Context(), metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		// Furnishing the config cannot change who it is: the identity is added below.
-		tampered := rest.CopyConfig(h.config)
-		tampered.BearerToken = "not-a-token"
-		tampered.Impersonate.UserName = "system:admin"
-		c, err := client.New(tampered, client.Options{HTTPClient: httpClientFor(t, tampered)})
+		// Credentials that a caller adds to the config cannot change the identity. A lower
+		// transport adds the identity.
+		tamperedConfig := rest.CopyConfig(h.config)
+		tamperedConfig.BearerToken = "not-a-token"
+		tamperedConfig.Impersonate.UserName = "system:admin"
+		c, err := client.New(tamperedConfig, client.Options{HTTPClient: httpClientFor(t, tamperedConfig)})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.Create(t.Context(),
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "tampered-"}})).To(Succeed())
-		// Nor can the host operator's certificate, which the API server would believe first.
-		certified := rest.CopyConfig(h.config)
-		certified.TLSClientConfig = o.mgr.GetConfig().TLSClientConfig
-		c, err = client.New(certified, client.Options{HTTPClient: httpClientFor(t, certified)})
+		// The host operator's certificate cannot change the identity either. The API server would
+		// check the certificate first.
+		certificateConfig := rest.CopyConfig(h.config)
+		certificateConfig.TLSClientConfig = o.mgr.GetConfig().TLSClientConfig
+		c, err = client.New(certificateConfig, client.Options{HTTPClient: httpClientFor(t, certificateConfig)})
 		g.Expect(err).NotTo(HaveOccurred())
 		err = c.Create(t.Context(),
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "certified-"}})
@@ -232,29 +236,29 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 		use(name)
 	}
 
-	// One ServiceAccount is recreated: in between nobody may act for ann, and then only the new
-	// one.
+	// The test recreates one ServiceAccount. Between deletion and creation no identity may act for
+	// ann. Afterwards only the new ServiceAccount may act for ann.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "ann"))).To(Succeed())
 	o.waitReason(t, "ann", clustercache.ServiceAccountNotFound)
 	extensions["ann"][0].end = time.Now()
-	recreated := time.Now()
+	recreateTime := time.Now()
 	create(t, serviceAccount(ns, "ann"))
-	extensions["ann"] = append(extensions["ann"], from("ann", recreated))
+	extensions["ann"] = append(extensions["ann"], identityOf("ann", recreateTime))
 	o.waitFor(t, "ann", func(s clustercache.ConnectionState) bool { return s.Identity.UID == extensions["ann"][1].uid })
 	use("ann")
 
-	// One extension names another's ServiceAccount from now on.
+	// From now on, the extension eve names the ServiceAccount of bob.
 	old := handlesOf(t, o, "eve")
 	e := extension(ns, "eve")
 	g.Expect(admin.Get(t.Context(), key("eve"), e)).To(Succeed())
 	g.Expect(unstructured.SetNestedField(e.Object, "bob", "spec", "serviceAccount", "name")).To(Succeed())
-	changed := time.Now()
+	changeTime := time.Now()
 	g.Expect(admin.Update(t.Context(), e)).To(Succeed())
 	o.waitFor(t, "eve", func(s clustercache.ConnectionState) bool {
 		return strings.HasSuffix(s.Identity.Username, ":bob")
 	})
 	extensions["eve"][0].end = time.Now()
-	extensions["eve"] = append(extensions["eve"], from("bob", changed))
+	extensions["eve"] = append(extensions["eve"], identityOf("bob", changeTime))
 	old.expectDead(t, ns, clustercache.IdentityMismatch)
 	use("eve")
 
@@ -265,8 +269,8 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	}
 }
 
-// The check above must not be blind: a RoundTripper that sends another identity is found, on the
-// real server.
+// TestTheIdentityCheckSeesAWrongRoundTripper checks that checkIdentities can fail. The function
+// must find a RoundTripper that sends another identity, with the real API server.
 func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -309,30 +313,34 @@ func TestTheIdentityCheckSeesAWrongRoundTripper(t *testing.T) {
 	send(userAgent+" extension/victim", "")
 	g.Expect(check()).To(ContainElement(HavePrefix("anonymous")))
 
-	// Nor is it blind to an old UID, to strangers, or to an operator that helps itself.
+	// checkIdentities also finds an old UID, an unknown extension, and an operator that sends
+	// requests outside its list.
 	event := func(username string, uid types.UID, agent, verb, resource string) (e auditEvent) {
 		e.User.Username, e.User.UID, e.UserAgent, e.Verb, e.ObjectRef.Resource = username, uid, agent, verb, resource
 		e.RequestReceivedTimestamp = metav1.NowMicro()
 		return e
 	}
-	others := event(operatorUser, "", "x", "create", "serviceaccounts")
-	others.ObjectRef.Subresource, others.ObjectRef.Namespace, others.ObjectRef.Name = "token", "kube-system", "default"
+	foreignToken := event(operatorUser, "", "x", "create", "serviceaccounts")
+	foreignToken.ObjectRef.Subresource, foreignToken.ObjectRef.Namespace, foreignToken.ObjectRef.Name = "token",
+		"kube-system", "default"
 	violations, _ := checkIdentities([]auditEvent{
 		event(operatorUser, "", "x", "list", "secrets"),
-		others,
+		foreignToken,
 		event(victim.username, "old", userAgent+" extension/victim", "get", "pods"),
 		event("x", "", userAgent+" extension/stranger", "get", "pods"),
 	}, extensions)
 	g.Expect(violations).
-		To(ConsistOf(HavePrefix("not the operator's business"), HavePrefix("a token of nobody's"),
-			HavePrefix("wrong UID"), HavePrefix("nobody's connection")))
+		To(ConsistOf(HavePrefix("request that the operator may not send"),
+			HavePrefix("a token of a ServiceAccount that no extension names"),
+			HavePrefix("wrong UID"), HavePrefix("connection of an unknown extension")))
 	victim.end = begin.Add(time.Second)
 	late := event(victim.username, victim.uid, userAgent+" extension/victim", "get", "pods")
 	late.RequestReceivedTimestamp.Time = victim.end
-	g.Expect(allowed{victim}.verdict(late)).To(Equal("wrong user"), "it has ended")
+	g.Expect(allowed{victim}.verdict(late)).To(Equal("wrong user"), "the period has ended")
 }
 
-// Two extensions of one ServiceAccount share its token and nothing else.
+// TestOneTokenPerServiceAccount checks that two extensions with one ServiceAccount share its token
+// and nothing else.
 func TestOneTokenPerServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()

@@ -17,7 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// mayImpersonate lets the host operator act as ServiceAccounts of a namespace.
+// mayImpersonate grants the host operator permission to impersonate the given ServiceAccounts of a
+// namespace.
 func mayImpersonate(t *testing.T, namespace string, names ...string) {
 	t.Helper()
 	name := "may-impersonate"
@@ -32,8 +33,9 @@ func mayImpersonate(t *testing.T, namespace string, names ...string) {
 	create(t, roleBinding(namespace, name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
 }
 
-// The host operator's own credential, and the name of a ServiceAccount: no token is asked for, the
-// API server adds the groups, and whether the ServiceAccount is there is known from its watch.
+// TestImpersonation checks connections that use the host operator's own credential and the name of
+// a ServiceAccount. The host operator requests no token, and the API server adds the groups. The
+// watch of ServiceAccounts shows whether the ServiceAccount exists.
 func TestImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -53,22 +55,22 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(before.TokenExpires).To(BeZero())
 	absent := o.waitReason(t, "absent", clustercache.ServiceAccountNotFound)
 	g.Expect(absent.Message).To(ContainSubstring(ns + "/absent"))
-	g.Expect(absent.Source).To(Equal("serviceaccount "+ns+"/absent"), "also where there is none")
+	g.Expect(absent.Source).To(Equal("serviceaccount "+ns+"/absent"), "also if the ServiceAccount does not exist")
 	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).
 		To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
 			ContainSubstring("needs impersonate on serviceaccount "+ns+
 				"/not-allowed (config/rbac-examples/impersonation.yaml)")))
 
 	h := handlesOf(t, o, "worn")
-	for what, use := range h.uses(t, ns) {
-		g.Eventually(use).WithTimeout(patience).Should(Succeed(), what)
+	for action, use := range h.uses(t, ns) {
+		g.Eventually(use).WithTimeout(patience).Should(Succeed(), action)
 	}
 	c := newFakeController(t)
 	g.Expect(o.Watch(t.Context(), key("worn"), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).
 		To(Succeed())
 	create(t, configMap(ns, "one"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create one"))
-	// Nothing that a caller sets makes it somebody else, or the host operator.
+	// No header that a caller sets changes the identity to another user or to the host operator.
 	plain := httpClientFor(t, h.config)
 	for header, value := range map[string]string{"Impersonate-User": "system:admin",
 		"Impersonate-Group": "system:masters", "Authorization": "Bearer x"} {
@@ -81,7 +83,7 @@ func TestImpersonation(t *testing.T) {
 		g.Expect(resp.Body.Close()).To(Succeed())
 		g.Expect(resp.StatusCode).To(Equal(http.StatusOK), header)
 	}
-	// What dials by itself would need the host operator's certificate.
+	// A client that dials its own connections would need the host operator's certificate.
 	transport, upgrader, err := spdy.RoundTripperFor(h.config)
 	g.Expect(err).NotTo(HaveOccurred())
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
@@ -90,12 +92,13 @@ func TestImpersonation(t *testing.T) {
 	_, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, "v4.channel.k8s.io")
 	g.Expect(err).To(MatchError(ContainSubstring("use credentials with a token")))
 
-	// Impersonation would go on without the ServiceAccount: the API server does not look.
+	// Impersonation would continue without the ServiceAccount: the API server does not check that
+	// the ServiceAccount exists.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "worn"))).To(Succeed())
 	o.waitReason(t, "worn", clustercache.ServiceAccountNotFound)
-	gone := time.Now()
+	disconnectTime := time.Now()
 	h.expectDead(t, ns, clustercache.ServiceAccountNotFound)
-	for _, event := range auditLog(t, gone) {
+	for _, event := range auditLog(t, disconnectTime) {
 		g.Expect(event.UserAgent).NotTo(HaveSuffix(" extension/worn"), event.String())
 	}
 	create(t, serviceAccount(ns, "worn"))
@@ -112,18 +115,18 @@ func TestImpersonation(t *testing.T) {
 
 	served := 0
 	for _, event := range auditLog(t, begin) {
-		_, name, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
+		_, name, isConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
 		switch {
 		case event.what() == "create serviceaccounts/token" && event.User.Username == operatorUser:
-			t.Errorf("a token was asked for: %s", event)
-		case ofConnection && event.User.Username != operatorUser:
-			t.Errorf("not by impersonation: %s", event)
-		// before it is known, or because it may not be
+			t.Errorf("the host operator requested a token: %s", event)
+		case isConnection && event.User.Username != operatorUser:
+			t.Errorf("request by a user other than the host operator: %s", event)
+		// before the API server knows the impersonated user, or denies the impersonation
 		case event.Stage == "RequestReceived" || event.ResponseStatus.Code == http.StatusForbidden:
-		case ofConnection &&
+		case isConnection &&
 			(event.ImpersonatedUser == nil || event.ImpersonatedUser.Username != "system:serviceaccount:"+ns+":"+name):
-			t.Errorf("as somebody else: %s", event)
-		case ofConnection:
+			t.Errorf("request does not impersonate the ServiceAccount: %s", event)
+		case isConnection:
 			served++
 		}
 	}
@@ -131,8 +134,8 @@ func TestImpersonation(t *testing.T) {
 	c.close()
 }
 
-// Whoever takes the right away ends the connection: the API server denies everything from then on,
-// and says so.
+// TestImpersonationThatIsRevoked checks that the revocation of permission to impersonate ends the
+// connection. From then on the API server denies every request, and the error states the reason.
 func TestImpersonationThatIsRevoked(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -162,7 +165,8 @@ func TestImpersonationThatIsRevoked(t *testing.T) {
 	o.waitConnected(t, "worn")
 }
 
-// By option the UID goes along, and the audit log has it.
+// TestImpersonationWithUID checks that the option UID adds the UID to the requests. The audit log
+// records the UID.
 func TestImpersonationWithUID(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -198,9 +202,9 @@ func TestImpersonationWithUID(t *testing.T) {
 	g.Expect(found).To(BeTrue())
 }
 
-// Constrained impersonation says not only as whom but for what: the host operator may review itself
-// and read ConfigMaps as the ServiceAccount, and nothing else, whatever the ServiceAccount itself
-// may do.
+// TestConstrainedImpersonation checks constrained impersonation, which limits the user and also the
+// requests. As the ServiceAccount, the host operator may create self-subject reviews and read
+// ConfigMaps, and nothing else. This holds even if the ServiceAccount itself has more permissions.
 func TestConstrainedImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -234,5 +238,5 @@ func TestConstrainedImpersonation(t *testing.T) {
 	g.Eventually(func() error { return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).
 		WithTimeout(patience).Should(Succeed())
 	g.Expect(h.live.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))).
-		To(Satisfy(isForbidden), "the ServiceAccount may, the operator for it may not")
+		To(Satisfy(isForbidden), "the ServiceAccount has permission, but the operator may not use it")
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// kubeconfigOf reaches the API server of the tests as that user.
+// kubeconfigOf returns a kubeconfig that reaches the API server of the tests as that user. Each
+// function in change edits the cluster entry.
 func kubeconfigOf(t *testing.T, user clientcmdapi.AuthInfo, change ...func(*clientcmdapi.Cluster)) []byte {
 	t.Helper()
 	server := clientcmdapi.Cluster{Server: cp.Config().Host, CertificateAuthorityData: cp.Config().CAData}
@@ -36,7 +37,7 @@ func kubeconfigOf(t *testing.T, user clientcmdapi.AuthInfo, change ...func(*clie
 	return content
 }
 
-// certificateOf is a new client certificate of a user.
+// certificateOf returns a new client certificate of a user.
 func certificateOf(t *testing.T, user string) clientcmdapi.AuthInfo {
 	t.Helper()
 	config, err := cp.UserConfig(user)
@@ -54,7 +55,8 @@ func setKubeconfig(t *testing.T, namespace, extension string, kubeconfig []byte)
 	NewWithT(t).Expect(admin.Update(t.Context(), kubeconfigSecret(namespace, extension, kubeconfig))).To(Succeed())
 }
 
-// grantOperatorSecrets lets the host operator watch those kubeconfigs, and no other Secret.
+// grantOperatorSecrets allows the host operator to read the extensions' kubeconfig Secrets, and no
+// other Secret.
 func grantOperatorSecrets(t *testing.T, namespace string, extensions ...string) {
 	t.Helper()
 	var names []string
@@ -86,7 +88,7 @@ func startRemoteOperator(t *testing.T, namespace string) *operator {
 		})
 }
 
-// listsCounted is how many LISTs of ConfigMaps the API server has counted.
+// listsCounted returns the number of LIST requests for ConfigMaps by the API server's own metric.
 func listsCounted(t *testing.T) int {
 	t.Helper()
 	g := NewWithT(t)
@@ -95,9 +97,10 @@ func listsCounted(t *testing.T) int {
 	return n
 }
 
-// listsSent is how many lists of ConfigMaps, of any form, each connection has sent by the audit
-// log, and how many others have: the namespace controller lists what is in namespaces of other
-// tests that it deletes.
+// listsSent counts the lists of ConfigMaps, of any form, in the audit log since the given time.
+// byName has the count of each connection, and others has the count of all other clients. One of
+// those is the namespace controller: it lists the objects in other tests' namespaces that it
+// deletes.
 func listsSent(t *testing.T, since time.Time) (byName map[string]int, others int) {
 	t.Helper()
 	byName = map[string]int{}
@@ -106,19 +109,19 @@ func listsSent(t *testing.T, since time.Time) (byName map[string]int, others int
 			!strings.Contains(event.RequestURI, "sendInitialEvents=true") {
 			continue
 		}
-		_, name, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
+		_, name, isConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
 		switch {
-		case ofConnection && event.Stage == "RequestReceived":
+		case isConnection && event.Stage == "RequestReceived":
 			byName[name]++
-		case !ofConnection && event.Verb == "list" && event.Stage == "ResponseComplete":
+		case !isConnection && event.Verb == "list" && event.Stage == "ResponseComplete":
 			others++
 		}
 	}
 	return byName, others
 }
 
-// A kubeconfig whose secret changes all the time is no event for those who watch: nothing is listed
-// again, nothing is missed.
+// TestRotatedKubeconfig checks that watches continue while the credential in a kubeconfig changes
+// all the time. No watch lists again, and no watch misses an event.
 func TestRotatedKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -134,10 +137,10 @@ func TestRotatedKubeconfig(t *testing.T) {
 	for name, kubeconfig := range newest {
 		remote(t, ns, name, kubeconfig())
 	}
-	const there = 1000
+	const existing = 1000
 	var objects []client.Object
-	for i := range there {
-		objects = append(objects, configMap(ns, fmt.Sprintf("there-%d", i)))
+	for i := range existing {
+		objects = append(objects, configMap(ns, fmt.Sprintf("existing-%d", i)))
 	}
 	createMany(t, objects)
 
@@ -152,7 +155,7 @@ func TestRotatedKubeconfig(t *testing.T) {
 	}
 	for name := range newest {
 		g.Eventually(func() int { return len(watchers[name].seen()) }).WithTimeout(patience).
-			Should(BeNumerically(">=", there))
+			Should(BeNumerically(">=", existing))
 	}
 	sent, othersBefore := listsSent(t, begin)
 	counted := listsCounted(t)
@@ -161,10 +164,10 @@ func TestRotatedKubeconfig(t *testing.T) {
 		watchers[name].forget()
 	}
 	takenUp := func() float64 { return series(t)["latchkey_rotations_total result=TakenUp"] }
-	taken, conns := takenUp(), count(readLoop)
+	rotationsBefore, connsBefore := takenUp(), count(readLoop)
 
-	// The certificate changes ten times, the token every second for a minute; something happens
-	// meanwhile.
+	// The certificate changes ten times, and the token changes every second for a minute. Meanwhile
+	// the test creates ConfigMaps.
 	const rotations = 60
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -176,23 +179,23 @@ func TestRotatedKubeconfig(t *testing.T) {
 		}
 		create(t, configMap(ns, fmt.Sprintf("new-%d", i)))
 	}
-	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", taken+rotations/2),
-		"one or another is overtaken by the next")
-	// The streams of a certificate that was replaced end with its TCP connections, so wait for the
-	// last.
-	g.Eventually(func() int { return count(readLoop) }).WithTimeout(patience).Should(BeNumerically("<=", conns))
+	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", rotationsBefore+rotations/2),
+		"a later rotation may overtake an earlier one")
+	// The streams of a replaced certificate end with its TCP connections. Therefore the test waits
+	// until the last of these connections is closed.
+	g.Eventually(func() int { return count(readLoop) }).WithTimeout(patience).Should(BeNumerically("<=", connsBefore))
 	create(t, configMap(ns, "last"))
-	recounted := listsCounted(t)
-	again, others := listsSent(t, begin)
-	g.Expect(again).To(Equal(sent), "nobody listed again")
-	g.Expect(recounted-counted).To(BeNumerically("<=", others-othersBefore), "by the API server's own count")
+	countedAfter := listsCounted(t)
+	sentAfter, othersAfter := listsSent(t, begin)
+	g.Expect(sentAfter).To(Equal(sent), "no connection listed again")
+	g.Expect(countedAfter-counted).To(BeNumerically("<=", othersAfter-othersBefore), "by the API server's own metric")
 	for name := range newest {
 		want := []any{"create last"}
 		for i := range rotations {
 			want = append(want, fmt.Sprintf("create new-%d", i))
 		}
 		g.Eventually(watchers[name].seen).WithTimeout(patience).
-			Should(ConsistOf(want...), name+": each once, and nothing else")
+			Should(ConsistOf(want...), name+": each event once, and no other event")
 		after := o.state(name)
 		g.Expect(after.Generation).To(Equal(before[name].Generation), name)
 		g.Expect(after.Since).To(Equal(before[name].Since), name)
@@ -202,11 +205,13 @@ func TestRotatedKubeconfig(t *testing.T) {
 	}
 }
 
-// readLoop is the goroutine that reads from a TCP connection of HTTP/2.
-const readLoop = "lientConnReadLoop).run" // of whichever package HTTP/2 is in
+// readLoop is the function of the goroutine that reads from a TCP connection of HTTP/2. The name
+// fits any package that implements HTTP/2.
+const readLoop = "lientConnReadLoop).run"
 
-// What is wrong with a kubeconfig is said where a person looks. While an earlier one works, it is
-// used on.
+// TestBrokenKubeconfig checks that the connection state reports an error in a kubeconfig, because
+// a person looks there. While an earlier kubeconfig works, the connection continues to use
+// the earlier one.
 func TestBrokenKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -214,7 +219,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	create(t, serviceAccount(ns, "two"))
 	grant(t, ns, "one", everythingInCore)
 	grantOperatorSecrets(t, ns, "far", "absent")
-	as := func(name string) []byte { return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, name)}) }
+	kubeconfigFor := func(name string) []byte { return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, name)}) }
 	remote(t, ns, "far",
 		kubeconfigOf(t,
 			clientcmdapi.AuthInfo{
@@ -231,12 +236,12 @@ func TestBrokenKubeconfig(t *testing.T) {
 	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).
 		To(ContainSubstring("the host operator needs list and watch on that secret"))
 
-	setKubeconfig(t, ns, "far", as("one"))
-	before := o.waitConnected(t, "far")
-	g.Expect(before.Identity.Username).To(HaveSuffix(":one"))
-	still := func(message string) func(clustercache.ConnectionState) bool {
+	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
+	first := o.waitConnected(t, "far")
+	g.Expect(first.Identity.Username).To(HaveSuffix(":one"))
+	sameConnection := func(message string) func(clustercache.ConnectionState) bool {
 		return func(s clustercache.ConnectionState) bool {
-			return s.Phase == clustercache.Connected && s.Generation == before.Generation &&
+			return s.Phase == clustercache.Connected && s.Generation == first.Generation &&
 				strings.Contains(s.Message, message) && (message == "") == (s.Message == "")
 		}
 	}
@@ -245,48 +250,51 @@ func TestBrokenKubeconfig(t *testing.T) {
 		g.Expect(h.live.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 	}
 	setKubeconfig(t, ns, "far", []byte("no kubeconfig"))
-	o.waitFor(t, "far", still("it cannot be parsed as a kubeconfig"))
+	o.waitFor(t, "far", sameConnection("it cannot be parsed as a kubeconfig"))
 	works()
 	setKubeconfig(t, ns, "far", kubeconfigOf(t, clientcmdapi.AuthInfo{Token: "not-one-that-counts"}))
-	o.waitFor(t, "far", still("Unauthorized"))
+	o.waitFor(t, "far", sameConnection("Unauthorized"))
 	works()
-	setKubeconfig(t, ns, "far", as("one"))
-	o.waitFor(t, "far", still(""))
+	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
+	o.waitFor(t, "far", sameConnection(""))
 	works()
 
-	// Another user's is another connection, and so is another server.
-	setKubeconfig(t, ns, "far", as("two"))
-	another := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
+	// A kubeconfig of another user needs a new connection, and so does a kubeconfig of another
+	// server.
+	setKubeconfig(t, ns, "far", kubeconfigFor("two"))
+	second := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
 		return s.Phase == clustercache.Connected && strings.HasSuffix(s.Identity.Username, ":two")
 	})
-	g.Expect(another.Generation).To(Equal(before.Generation + 1))
+	g.Expect(second.Generation).To(Equal(first.Generation + 1))
 	h.expectDead(t, ns, clustercache.IdentityMismatch)
 	setKubeconfig(t, ns, "far",
 		kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "two")}, func(server *clientcmdapi.Cluster) {
 			server.Server = strings.Replace(server.Server, "127.0.0.1", "localhost", 1)
 		}))
-	elsewhere := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
+	third := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
 		return s.Phase == clustercache.Connected && strings.Contains(s.Target, "localhost")
 	})
-	g.Expect(elsewhere.Generation).To(Equal(another.Generation + 1))
+	g.Expect(third.Generation).To(Equal(second.Generation + 1))
 
-	// A key or a Secret that is gone takes the connection with it.
+	// The removal of the key or of the Secret ends the connection.
 	h = handlesOf(t, o, "far")
 	setKubeconfig(t, ns, "far", nil)
 	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
 		To(ContainSubstring("no such key, or an empty one"))
 	h.expectDead(t, ns, clustercache.InvalidCredential)
-	setKubeconfig(t, ns, "far", as("one"))
+	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
 	g.Expect(o.waitConnected(t, "far").Source).To(Equal("secret " + ns + "/far-kubeconfig, key value"))
 	h = handlesOf(t, o, "far")
 	g.Expect(admin.Delete(t.Context(), kubeconfigSecret(ns, "far", nil))).To(Succeed())
 	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
 	h.expectDead(t, ns, clustercache.InvalidCredential)
-	create(t, kubeconfigSecret(ns, "far", as("one")))
+	create(t, kubeconfigSecret(ns, "far", kubeconfigFor("one")))
 	o.waitConnected(t, "far")
 }
 
-// Only Secrets that are referred to are watched, each by its name, and no longer than they are.
+// TestOnlyNeededSecretsAreWatched checks that the host operator watches only Secrets that
+// extensions refer to. Each watch selects one Secret by name. The watch ends when no extension
+// refers to the Secret.
 func TestOnlyNeededSecretsAreWatched(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -299,10 +307,10 @@ func TestOnlyNeededSecretsAreWatched(t *testing.T) {
 	o := startRemoteOperator(t, ns)
 	o.waitConnected(t, "first")
 	o.waitConnected(t, "second")
-	watching := func() int { return count("k8s.io/client-go/tools/cache.(*Reflector).RunWithContext") }
-	both := watching()
+	watches := func() int { return count("k8s.io/client-go/tools/cache.(*Reflector).RunWithContext") }
+	watchesBefore := watches()
 	g.Expect(admin.Delete(t.Context(), extension(ns, "second"))).To(Succeed())
-	g.Eventually(watching).WithTimeout(patience).Should(Equal(both - 1))
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(watchesBefore - 1))
 	o.end(t)
 	for _, event := range auditLog(t, begin) {
 		if event.User.Username == operatorUser && event.ObjectRef.Resource == "secrets" {
@@ -312,7 +320,8 @@ func TestOnlyNeededSecretsAreWatched(t *testing.T) {
 	}
 }
 
-// The identity of a kubeconfig's connections is that of its user, and of nobody else.
+// TestKubeconfigIdentity checks that the connections of a kubeconfig act as the kubeconfig's user
+// and as no other user.
 func TestKubeconfigIdentity(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -323,12 +332,12 @@ func TestKubeconfigIdentity(t *testing.T) {
 	o := startRemoteOperator(t, ns)
 	state := o.waitConnected(t, "certified")
 	g.Expect(state.Identity.Username).To(Equal("certified"))
-	g.Expect(state.TokenExpires).NotTo(BeZero(), "a certificate's end")
+	g.Expect(state.TokenExpires).NotTo(BeZero(), "the end of the certificate's validity")
 	h := handlesOf(t, o, "certified")
-	for what, use := range h.uses(t, ns) {
-		g.Eventually(use).WithTimeout(patience).Should(Succeed(), what)
+	for action, use := range h.uses(t, ns) {
+		g.Eventually(use).WithTimeout(patience).Should(Succeed(), action)
 	}
-	g.Expect(h.config.CertData).To(BeEmpty(), "a config that is handed out holds no secret")
+	g.Expect(h.config.CertData).To(BeEmpty(), "a config for a caller contains no secret")
 	g.Expect(h.config.KeyData).To(BeEmpty())
 	plain := httpClientFor(t, h.config)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(h.config.Host, "/")+"/api",

@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// A disconnect is one line of the log, a stop one for all, and neither is an error: a person who
-// reads it has nothing to do.
+// TestLogsOfDisconnectAndStop checks that a disconnect logs one line, and that a stop logs one line
+// for all connections. Neither is an error, because a person who reads the log has nothing to do.
 func TestLogsOfDisconnectAndStop(t *testing.T) {
 	g := NewWithT(t)
 	captureLogs(t)
@@ -29,9 +29,9 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 	}
 	createConfigMaps(t, ns, "one")
 	g.Eventually(func() int { return len(c.seen()) }).WithTimeout(patience).Should(BeNumerically(">=", extensions))
-	lines := func(logs []string, what string) (found []string) {
+	lines := func(logs []string, text string) (found []string) {
 		for _, line := range logs {
-			if strings.Contains(line, what) {
+			if strings.Contains(line, text) {
 				found = append(found, line)
 			}
 		}
@@ -40,7 +40,7 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 	expectNoErrors := func(logs []string) {
 		t.Helper()
 		for _, line := range logs {
-			if !strings.Contains(line, `"level"=`) { // an error has none
+			if !strings.Contains(line, `"level"=`) { // an error line has no level
 				t.Errorf("logged as an error: %.300s", line)
 			}
 		}

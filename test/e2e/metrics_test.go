@@ -17,7 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// series are latchkey's series and their values, histograms by their count.
+// series returns the values of latchkey's metric series. The value of a histogram is its sample
+// count.
 func series(t *testing.T) map[string]float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
@@ -45,7 +46,8 @@ func series(t *testing.T) map[string]float64 {
 	return found
 }
 
-// What there is, is counted; what is gone leaves no series.
+// TestMetrics checks that the metrics count everything that exists, and that everything removed
+// leaves no series.
 func TestMetrics(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -67,7 +69,8 @@ func TestMetrics(t *testing.T) {
 		HaveKeyWithValue("latchkey_connections phase=Disconnected reason=ServiceAccountNotFound", 1.0),
 		HaveKeyWithValue("latchkey_watches", 1.0),
 		HaveKeyWithValue("latchkey_informers state=Synced", 1.0),
-		HaveKeyWithValue("latchkey_objects", BeNumerically(">=", 2)), // and the CA's, which the controller manager creates
+		// The CA's ConfigMap, which the controller manager creates, counts too.
+		HaveKeyWithValue("latchkey_objects", BeNumerically(">=", 2)),
 		HaveKeyWithValue("latchkey_extension_connected name=counted namespace=", 1.0),
 		HaveKeyWithValue("latchkey_extension_connected name=missing namespace=", 0.0),
 		HaveKeyWithValue("latchkey_extension_last_success_timestamp_seconds name=counted namespace=",
@@ -83,17 +86,17 @@ func TestMetrics(t *testing.T) {
 	g.Expect(admin.Delete(t.Context(), extension(ns, "counted"))).To(Succeed())
 	g.Eventually(o.known("counted")).WithTimeout(patience).Should(BeFalse())
 	after := series(t)
-	g.Expect(after).NotTo(HaveKey(ContainSubstring("name=counted")), "its series are gone with it")
+	g.Expect(after).NotTo(HaveKey(ContainSubstring("name=counted")), "a deleted extension leaves no series")
 	g.Expect(after).
 		To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0),
 			Not(HaveKey(HavePrefix("latchkey_informers")))))
-	c.close() // o.end looks for goroutines
+	c.close() // o.end checks for leaked goroutines
 	o.end(t)
 	g.Expect(series(t)).NotTo(HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_extension_"))),
-		"nothing is left of an operator that has stopped")
+		"a stopped operator leaves no series")
 }
 
-// Events on the extension say what the state says.
+// TestEvents checks that the Events on an extension report the same as its connection state.
 func TestEvents(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)

@@ -24,7 +24,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// olmExtension is one of Operator Lifecycle Manager's; without a ServiceAccount if that is empty.
+// olmExtension returns a ClusterExtension of Operator Lifecycle Manager. An empty serviceAccount
+// leaves that field out.
 func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 	e := clustercache.OLMClusterExtension().(*unstructured.Unstructured)
 	e.SetName(name)
@@ -39,28 +40,29 @@ func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 	return e
 }
 
-// Operator Lifecycle Manager has a kind of the same name. Nothing that our docs say to apply may
-// replace its definition, lose what its objects hold, or refuse them.
+// TestBesideOLM covers a cluster where Operator Lifecycle Manager has a kind of the same name. No
+// manifest that our docs say to apply may replace OLM's definition. Nor may a manifest lose the
+// content of OLM's objects, or refuse those objects.
 func TestBesideOLM(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	own, err := controlplane.Start(ctx, controlplane.Options{}) // where only OLM's kind is installed, to begin with
+	plane, err := controlplane.Start(ctx, controlplane.Options{}) // at first with only OLM's kind
 	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(own.Stop()).To(Succeed()) })
+	t.Cleanup(func() { g.Expect(plane.Stop()).To(Succeed()) })
 	clientFor := func(restConfig *rest.Config) client.Client {
 		c, err := client.New(restConfig, client.Options{HTTPClient: httpClientFor(t, restConfig)})
 		g.Expect(err).NotTo(HaveOccurred())
 		return c
 	}
-	root := clientFor(own.Config())
+	root := clientFor(plane.Config())
 	apply := func(manifests string) {
 		t.Helper()
-		_, err := own.KubectlInput(ctx, manifests, "apply", "-f", "-")
+		_, err := plane.KubectlInput(ctx, manifests, "apply", "-f", "-")
 		g.Expect(err).NotTo(HaveOccurred())
 	}
 	establish := func(name string) {
 		t.Helper()
-		_, err := own.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/"+name)
+		_, err := plane.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "crd/"+name)
 		g.Expect(err).NotTo(HaveOccurred())
 	}
 	definition := func(file string) {
@@ -98,16 +100,17 @@ func TestBesideOLM(t *testing.T) {
 	grant("olm-deputy", olmUser,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
 			ResourceNames: []string{"installer"}, Verbs: []string{"impersonate"}})
-	userConfig, err := own.UserConfig("olm-user")
+	userConfig, err := plane.UserConfig("olm-user")
 	g.Expect(err).NotTo(HaveOccurred())
 	user := clientFor(userConfig)
-	deputyConfig, err := own.UserConfig("olm-deputy")
+	deputyConfig, err := plane.UserConfig("olm-deputy")
 	g.Expect(err).NotTo(HaveOccurred())
 	deputy := clientFor(deputyConfig)
 
-	// Who installs latchkey here, and has not heard of the other kind, reads of both.
+	// The administrator may install latchkey here without knowing of the other kind. The error of
+	// the setup names both kinds.
 	setup := func(options clustercache.Options) (clustercache.ClusterCache, manager.Manager, error) {
-		mgr, err := ctrl.NewManager(own.Config(), manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+		mgr, err := ctrl.NewManager(plane.Config(), manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 		g.Expect(err).NotTo(HaveOccurred())
 		t.Cleanup(func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
 		options.AllowIdentity = clustercache.GuardedByAdmission
@@ -129,10 +132,10 @@ func TestBesideOLM(t *testing.T) {
 	establish("clusterextensions.latchkey.dev")
 	after := before.DeepCopy()
 	g.Expect(root.Get(ctx, client.ObjectKeyFromObject(before), after)).To(Succeed())
-	g.Expect(after.GetGeneration()).To(Equal(before.GetGeneration()), "the definition is as it was")
-	g.Expect(packageOf("argocd")).To(Equal("argocd"), "and so is what its objects hold")
+	g.Expect(after.GetGeneration()).To(Equal(before.GetGeneration()), "the definition is unchanged")
+	g.Expect(packageOf("argocd")).To(Equal("argocd"), "the content of OLM's objects is unchanged")
 
-	// Our own policy is in force, and says nothing about OLM's objects.
+	// Our own policy is in force, and does not apply to OLM's objects.
 	ours := extension("default", "installer")
 	g.Eventually(func() error { return user.Create(ctx, ours, client.DryRunAll) }).WithTimeout(patience).
 		Should(HaveOccurred())
@@ -140,7 +143,7 @@ func TestBesideOLM(t *testing.T) {
 		Should(Succeed())
 	g.Expect(user.Create(ctx, olmExtension("unguarded", "installer"))).To(Succeed())
 
-	// Where it is asked for, naming a ServiceAccount takes the right to act as it.
+	// With the optional policy for OLM, naming a ServiceAccount requires permission to act as it.
 	apply(config.Manifests(config.AdmissionOLM))
 	g.Eventually(func() error { return user.Create(ctx, olmExtension("guarded", "installer"), client.DryRunAll) }).
 		WithTimeout(patience).Should(
@@ -152,10 +155,11 @@ func TestBesideOLM(t *testing.T) {
 		return c.Patch(ctx, olmExtension(name, ""), client.RawPatch(types.MergePatchType, []byte(patch)))
 	}
 	g.Expect(patch(user, "guarded", `{"spec":{"source":{"catalog":{"version":"0.7.0"}}}}`)).
-		To(Succeed(), "what leaves the reference as it is passes")
+		To(Succeed(), "admission allows a change that keeps the reference")
 	g.Expect(patch(user, "guarded", `{"spec":{"serviceAccount":{"name":"other"}}}`)).To(Satisfy(apierrors.IsForbidden))
 
-	// v1.11 ignores the field: nothing without it is refused, nor is taking it away.
+	// OLM v1.11 ignores the field. Admission allows an object without the field, and allows its
+	// removal.
 	definition("testdata/olm-v1.11.yaml")
 	g.Eventually(func() error { return user.Create(ctx, olmExtension("modern", "")) }).WithTimeout(patience).
 		Should(Succeed())
@@ -164,12 +168,12 @@ func TestBesideOLM(t *testing.T) {
 	g.Expect(patch(user, "modern", `{"spec":{"serviceAccount":{"name":"installer"}}}`)).To(Satisfy(apierrors.IsForbidden))
 	g.Expect(packageOf("argocd")).To(Equal("argocd"))
 
-	// The preset connects those that name one.
+	// The preset connects the extensions that name a ServiceAccount.
 	cc, mgr, err := setup(clustercache.Options{Object: clustercache.OLMClusterExtension()})
 	g.Expect(err).NotTo(HaveOccurred())
-	running, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(running) }()
+	managerCtx, stop := context.WithCancel(ctx)
+	managerErr := make(chan error, 1)
+	go func() { managerErr <- mgr.Start(managerCtx) }()
 	state := func(name string) clustercache.ConnectionState {
 		state, _ := cc.GetConnectionState(ctx, key(name))
 		return state
@@ -179,5 +183,5 @@ func TestBesideOLM(t *testing.T) {
 	g.Eventually(func() clustercache.Reason { return state("modern").Reason }).WithTimeout(patience).
 		Should(Equal(clustercache.InvalidReference))
 	stop()
-	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Eventually(managerErr).WithTimeout(patience).Should(Receive(BeNil()))
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// userWithout returns the config of a user who has no rights of its own.
+// userWithout returns the config of a user who has no permissions of its own.
 func userWithout(t *testing.T, name string) *rest.Config {
 	t.Helper()
 	config, err := cp.UserConfig(name)
@@ -30,7 +30,7 @@ func userWithout(t *testing.T, name string) *rest.Config {
 	return config
 }
 
-// grantCluster gives a user rights everywhere.
+// grantCluster grants a user permissions in the whole cluster.
 func grantCluster(t *testing.T, user, what string, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user + "-" + what}, Rules: rules}
@@ -52,9 +52,9 @@ var (
 		Verbs: []string{"list", "watch"}}
 )
 
-// A host operator that may read nothing ends with its context. controller-runtime would wait for
-// ever, on a core of its own, for a cache that was asked for something before it was started and
-// can't have it.
+// TestOperatorWithoutPermissionsEnds checks that a host operator without read access ends with its
+// context. Such an operator's cache receives a read before the cache is started, and RBAC denies
+// that read. controller-runtime would wait for this cache forever, and would keep one core busy.
 func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 	for name, newCache := range map[string]cache.NewCacheFunc{"plain": nil, "scopedcache": scopedcache.New} {
 		t.Run(name, func(t *testing.T) {
@@ -64,8 +64,8 @@ func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 			o := newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache},
 				clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
 			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- o.mgr.Start(ctx) }()
+			managerErr := make(chan error, 1)
+			go func() { managerErr <- o.mgr.Start(ctx) }()
 			g.Eventually(func() (denied int) {
 				for _, event := range auditLog(t, begin) {
 					if event.User.Username == user && strings.Contains(event.what(), "clusterextensions") &&
@@ -79,8 +79,8 @@ func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 			}).WithTimeout(patience).Should(BeNumerically(">", 0))
 			cancel()
 			var err error
-			g.Eventually(ended).WithTimeout(10 * time.Second).Should(Receive(&err))
-			if err != nil { // a plain manager says that its cache has not synced
+			g.Eventually(managerErr).WithTimeout(10 * time.Second).Should(Receive(&err))
+			if err != nil { // a plain manager reports that its cache has not synced
 				g.Expect(err).To(MatchError(ContainSubstring("cache")))
 			}
 			o.leftNothing(t)
@@ -88,20 +88,20 @@ func TestOperatorWithoutPermissionsEnds(t *testing.T) {
 	}
 }
 
-// waiting is how many extensions share a missing permission.
+// waiting is the number of extensions that share a missing permission.
 const waiting = 61
 
-// A host operator whose permissions are missing says so, as its own reason, and all of its
-// extensions heal together.
+// TestOperatorForbidden covers a host operator that lacks permissions. The operator reports this
+// under a reason of its own, and all of its extensions recover together.
 func TestOperatorForbidden(t *testing.T) {
-	begins := func(t *testing.T, user string, options clustercache.Options) *operator {
+	startAs := func(t *testing.T, user string, options clustercache.Options) *operator {
 		options.Client.QPS, options.Client.Burst = 100, 100
-		// Nothing here may wait for the backoff.
+		// No recovery in this test may depend on the backoff.
 		options.ConnectBackoff = never()
 		newCache := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: 5 * time.Second})
 		return newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache}, options).start(t)
 	}
-	healTogether := func(t *testing.T, o *operator, names []string) {
+	recoverTogether := func(t *testing.T, o *operator, names []string) {
 		t.Helper()
 		g := NewWithT(t)
 		connected := func() (n int) {
@@ -115,7 +115,7 @@ func TestOperatorForbidden(t *testing.T) {
 		g.Eventually(connected).WithTimeout(patience).WithPolling(10 * time.Millisecond).Should(BeNumerically(">", 0))
 		noticed := time.Now()
 		g.Eventually(connected).WithTimeout(5 * time.Second).WithPolling(10 * time.Millisecond).Should(Equal(len(names)))
-		t.Logf("%d extensions healed %s after the first", len(names), time.Since(noticed))
+		t.Logf("%d extensions recovered %s after the first", len(names), time.Since(noticed))
 	}
 
 	t.Run("extensions, ServiceAccounts and tokens", func(t *testing.T) {
@@ -129,8 +129,8 @@ func TestOperatorForbidden(t *testing.T) {
 			create(t, extension(all[i%len(all)], names[i]))
 		}
 		user := "forbidden-" + ns
-		o := begins(t, user, clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
-		why := func() *clustercache.NotConnectedError {
+		o := startAs(t, user, clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission})
+		connectError := func() *clustercache.NotConnectedError {
 			_, err := o.GetClient(t.Context(), key(names[0]))
 			var notConnected *clustercache.NotConnectedError
 			if !errors.As(err, &notConnected) {
@@ -138,9 +138,9 @@ func TestOperatorForbidden(t *testing.T) {
 			}
 			return notConnected
 		}
-		g.Eventually(func() clustercache.Reason { return why().Reason }).WithTimeout(patience).
+		g.Eventually(func() clustercache.Reason { return connectError().Reason }).WithTimeout(patience).
 			Should(Equal(clustercache.OperatorForbidden))
-		g.Expect(why()).
+		g.Expect(connectError()).
 			To(
 				MatchError(And(ContainSubstring("the host operator needs list and watch on ClusterExtension.latchkey.dev"),
 					ContainSubstring("config/rbac"), ContainSubstring(user))))
@@ -153,11 +153,12 @@ func TestOperatorForbidden(t *testing.T) {
 		g.Expect(state.Source).To(Equal("serviceaccount " + ns + "/" + names[0]))
 
 		grantCluster(t, user, "accounts", readAccounts, createTokens)
-		healTogether(t, o, names)
+		recoverTogether(t, o, names)
 		g.Expect(o.mgr.GetCache().(scopedcache.Cache).States()).
-			To(HaveLen(2), "an informer of extensions and one of ServiceAccounts, however many namespaces there are")
+			To(HaveLen(2), "one informer for extensions and one for ServiceAccounts, for any number of namespaces")
 
-		// While extensions cannot be read again, what is connected goes by what they were last.
+		// While the operator cannot read extensions, existing connections rely on the last known
+		// extensions.
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user + "-extensions"}}
 		g.Expect(admin.Delete(t.Context(), binding)).To(Succeed())
 		unreadable := func() bool {
@@ -186,7 +187,7 @@ func TestOperatorForbidden(t *testing.T) {
 		}
 		user := "forbidden-" + ns
 		grantCluster(t, user, "extensions", readExtensions)
-		o := begins(t, user,
+		o := startAs(t, user,
 			clustercache.Options{
 				Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
 					Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
@@ -198,7 +199,7 @@ func TestOperatorForbidden(t *testing.T) {
 		g.Expect(o.state(names[0]).Message).
 			To(And(ContainSubstring("the host operator needs list and watch on that secret"),
 				ContainSubstring("config/rbac-examples/kubeconfig-secrets.yaml")))
-		// By now each of them waits for many seconds before it looks again.
+		// After five denials, each of the informers waits for many seconds before its next attempt.
 		g.Eventually(func() (fewest int) {
 			denied := map[string]int{}
 			for _, event := range auditLog(t, begin) {
@@ -215,11 +216,12 @@ func TestOperatorForbidden(t *testing.T) {
 			return fewest
 		}).WithTimeout(patience).WithPolling(time.Second).Should(BeNumerically(">=", 5))
 		grantCluster(t, user, "secrets", readSecrets)
-		healTogether(t, o, names)
+		recoverTogether(t, o, names)
 	})
 }
 
-// What else a host operator may lack keeps its reason and names the role to apply.
+// TestDeniedTokensAndImpersonation covers the other permissions that a host operator may lack. Each
+// of them keeps its own reason, and the message names the role to apply.
 func TestDeniedTokensAndImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)

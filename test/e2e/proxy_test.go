@@ -10,15 +10,15 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// proxy passes TCP connections on to the API server, counts them, and can be cut.
+// proxy forwards TCP connections to the API server and counts them. setCut cuts and restores it.
 type proxy struct {
-	server   string // its address
+	server   string // the API server's address
 	listener net.Listener
 	running  sync.WaitGroup
 
 	mu          sync.Mutex
 	cut         bool                  // guarded by mu
-	conns       map[net.Conn]struct{} // guarded by mu; both ends
+	conns       map[net.Conn]struct{} // guarded by mu; the connections of both sides
 	open        int                   // guarded by mu
 	most, total int                   // guarded by mu
 }
@@ -49,7 +49,8 @@ func newProxy(t *testing.T) *proxy {
 
 func (p *proxy) url() string { return "https://" + p.listener.Addr().String() }
 
-// setCut closes all connections, and those to come as soon as they are made, until it is mended.
+// setCut with true closes all connections. New connections are then closed as soon as they are
+// accepted, until a call with false.
 func (p *proxy) setCut(cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,8 +62,8 @@ func (p *proxy) setCut(cut bool) {
 	}
 }
 
-// counts are the TCP connections that were open at the same time at most, and in all, since the
-// last call.
+// counts returns numbers of TCP connections since the last call: the most that were open at the
+// same time, and the total.
 func (p *proxy) counts() (most, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +72,7 @@ func (p *proxy) counts() (most, total int) {
 	return most, total
 }
 
-// add notes a connection, unless the proxy is cut.
+// add records a connection and returns true, unless the proxy is cut.
 func (p *proxy) add(conn net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// Each example of least privilege is enough for a host operator to act as those that it names, and
-// as nobody else.
+// TestRBACExamples checks the examples of least privilege. Each example suffices for a host
+// operator to act as the identities that the example names, and as no other identity.
 func TestRBACExamples(t *testing.T) {
 	tokens := credential.ServiceAccountTokens(credential.ServiceAccountOptions{})
 	impersonation := credential.Impersonation(credential.ImpersonationOptions{})
@@ -33,9 +33,11 @@ func TestRBACExamples(t *testing.T) {
 		},
 	})
 	for example, tc := range map[string]struct {
-		credentials  credential.Provider
-		guard        func(context.Context, client.Object, types.NamespacedName) error
-		oneNamespace bool // the host operator sees ServiceAccounts of one namespace only, all of which it may act as
+		credentials credential.Provider
+		guard       func(context.Context, client.Object, types.NamespacedName) error
+		// The host operator sees the ServiceAccounts of one namespace only, and may act as all of
+		// them.
+		oneNamespace bool
 		refusal      string
 	}{
 		"tokens-by-name": {tokens, clustercache.GuardedByAdmission, false,
@@ -92,10 +94,10 @@ func TestRBACExamples(t *testing.T) {
 		})
 	}
 	NewWithT(t).Expect(config.Manifests()).NotTo(ContainSubstring("latchkey-tokens-by-name"),
-		"an example is nothing to install")
+		"the default manifests contain no example")
 }
 
-// exampleOf returns the objects of an example: those that are named for it.
+// exampleOf returns the objects of an example, which are those with the name latchkey-<example>.
 func exampleOf(t *testing.T, example string) string {
 	t.Helper()
 	var documents []string

@@ -22,7 +22,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// reverseProxy stands before the API server and removes hop-by-hop headers, as RFC 9110 says.
+// reverseProxy is a proxy in front of the API server that removes hop-by-hop headers, as RFC 9110
+// requires.
 type reverseProxy struct {
 	*httptest.Server
 	requests  atomic.Int64
@@ -50,15 +51,16 @@ func newReverseProxy(t *testing.T, http2 bool) *reverseProxy {
 	return p
 }
 
-// config reaches the API server through the proxy, with a token.
+// config returns a config that uses the token and reaches the API server through the proxy.
 func (p *reverseProxy) config(token string) *rest.Config {
 	authorities := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Certificate().Raw})
 	return &rest.Config{Host: p.URL, BearerToken: token,
 		TLSClientConfig: rest.TLSClientConfig{CAData: authorities, ServerName: "example.com"}}
 }
 
-// A proxy before the API server removes every header that Connection names. With it would go whose
-// the request is: under impersonation it would be the host operator's, with a token it would be
+// TestBehindAReverseProxy covers a proxy in front of the API server that removes every header that
+// Connection names. Such a header may carry the identity of the request. Without the header, an
+// impersonated request would act as the host operator, and a request with a token would be
 // anonymous.
 func TestBehindAReverseProxy(t *testing.T) {
 	ns := namespace(t)
@@ -97,26 +99,26 @@ func TestBehindAReverseProxy(t *testing.T) {
 				config, err := o.GetRESTConfig(t.Context(), key("proxied"))
 				g.Expect(err).NotTo(HaveOccurred())
 				plain := httpClientFor(t, config)
-				send := func(what string, change func(*http.Request)) (int, error) {
+				send := func(object string, change func(*http.Request)) (int, error) {
 					ctx, cancel := context.WithTimeout(t.Context(), patience/2)
 					defer cancel()
 					req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-						config.Host+"/api/v1/namespaces/"+ns+"/configmaps/"+what, nil)
+						config.Host+"/api/v1/namespaces/"+ns+"/configmaps/"+object, nil)
 					g.Expect(err).NotTo(HaveOccurred())
 					change(req)
 					resp, err := plain.Do(req)
 					if err != nil {
-						g.Expect(ctx.Err()).NotTo(HaveOccurred(), "%s: it hung", what)
+						g.Expect(ctx.Err()).NotTo(HaveOccurred(), "%s: the request hung", object)
 						return 0, err
 					}
 					g.Expect(resp.Body.Close()).To(Succeed())
 					return resp.StatusCode, nil
 				}
-				for what, header := range map[string]http.Header{
-					"plain":            {},
-					"of-impersonation": {"Connection": {"Impersonate-User"}},
-					"of-the-token":     {"Connection": {"Authorization"}},
-					"of-both": {"Connection": {"close, Impersonate-User, Impersonate-Uid, Impersonate-Group, " +
+				for object, header := range map[string]http.Header{
+					"plain":               {},
+					"names-impersonation": {"Connection": {"Impersonate-User"}},
+					"names-the-token":     {"Connection": {"Authorization"}},
+					"names-both": {"Connection": {"close, Impersonate-User, Impersonate-Uid, Impersonate-Group, " +
 						"Authorization"}},
 					"with-an-upgrade": {"Connection": {"Upgrade, Impersonate-User, Authorization"},
 						"Upgrade": {"websocket"}},
@@ -127,15 +129,16 @@ func TestBehindAReverseProxy(t *testing.T) {
 					"proxy-authorization": {"Proxy-Authorization": {"Basic eDp4"}},
 					"http2-in-clear": {"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"},
 						"HTTP2-Settings": {"AAMAAABkAAQAAP__"}},
-					"the-other-of-the-two": {"Connection": {"X-Remote-User"}, "X-Remote-User": {"system:admin"}},
+					"names-remote-user": {"Connection": {"X-Remote-User"}, "X-Remote-User": {"system:admin"}},
 				} {
-					status, err := send(what, func(req *http.Request) { req.Header = header.Clone() })
+					status, err := send(object, func(req *http.Request) { req.Header = header.Clone() })
 					switch {
-					case kind == "impersonation" && what != "plain":
-						g.Expect(err).To(MatchError(ContainSubstring("is not sent under impersonation")), what)
+					case kind == "impersonation" && object != "plain":
+						g.Expect(err).To(MatchError(ContainSubstring("is not sent under impersonation")), object)
 					default:
-						g.Expect(err).NotTo(HaveOccurred(), what)
-						g.Expect(status).To(Equal(http.StatusNotFound), "%s: the ServiceAccount may see that it is not there", what)
+						g.Expect(err).NotTo(HaveOccurred(), object)
+						g.Expect(status).To(Equal(http.StatusNotFound),
+							"%s: the ServiceAccount may read, and the object does not exist", object)
 					}
 				}
 				status, err := send("a-trailer", func(req *http.Request) {
@@ -147,13 +150,13 @@ func TestBehindAReverseProxy(t *testing.T) {
 					g.Expect(err).NotTo(HaveOccurred())
 					g.Expect(status).To(Equal(http.StatusNotFound))
 				}
-				// What is a token for one virtual host is none for another.
+				// A token for one virtual host must not go to another virtual host.
 				_, err = send("another-host", func(req *http.Request) { req.Host = "other.example" })
 				g.Expect(err).To(MatchError(ContainSubstring(`a request with Host "other.example" is not sent`)))
 
 				_, err = send("another-url", func(req *http.Request) {
 					req.URL.Path = "https://other.example" + req.URL.Path
-					// by HTTP/1.1, which would send it so
+					// an upgrade uses HTTP/1.1, which would send this URL unchanged
 					req.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}
 				})
 				g.Expect(err).To(MatchError(ContainSubstring("is not sent: this connection is for paths of")))
@@ -163,14 +166,14 @@ func TestBehindAReverseProxy(t *testing.T) {
 					if !strings.Contains(event.RequestURI, "/namespaces/"+ns+"/configmaps/") || event.Stage == "RequestReceived" {
 						continue
 					}
-					_, what, _ := strings.Cut(event.RequestURI, "/configmaps/")
-					seen[what] = true
+					_, object, _ := strings.Cut(event.RequestURI, "/configmaps/")
+					seen[object] = true
 					g.Expect(event.who()).To(Equal(username), event.String())
 				}
 				g.Expect(seen).To(HaveKey("plain"))
 				g.Expect(seen).NotTo(Or(HaveKey("another-host"), HaveKey("another-url")))
-				g.Expect(seen["of-impersonation"]).To(Equal(kind == "tokens"))
-				g.Expect(p.requests.Load()).To(BeNumerically(">", 5), "all went through it")
+				g.Expect(seen["names-impersonation"]).To(Equal(kind == "tokens"))
+				g.Expect(p.requests.Load()).To(BeNumerically(">", 5), "all requests went through the proxy")
 			})
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// Every token becomes invalid at once: everybody is back soon, with one TokenRequest each, and has
-// missed nothing.
+// TestRotatedSigningKey makes every token invalid at once. Within 30 s every extension recovers,
+// with one TokenRequest each, and no watch misses an event.
 func TestRotatedSigningKey(t *testing.T) {
 	g := NewWithT(t)
 	const tenants = 100
@@ -61,7 +61,7 @@ func TestRotatedSigningKey(t *testing.T) {
 	g.Expect(took).To(BeNumerically("<", 30*time.Second))
 	events := auditLog(t, begin)
 	for i := range tenants {
-		// a new connection also shows what was there before
+		// a new connection also reports the objects that existed before
 		for _, once := range []string{"create meanwhile", "delete before"} {
 			g.Expect(slices.DeleteFunc(watchers[i].seen(), func(event string) bool { return event != once })).
 				To(HaveLen(1), name(i)+": "+once)
@@ -74,11 +74,12 @@ func TestRotatedSigningKey(t *testing.T) {
 	for i := range tenants {
 		reconnects += int(o.state(name(i)).Generation - generations[i])
 	}
-	t.Logf("everybody back after %s, %d of %d by a new connection, one TokenRequest each", took, reconnects, tenants)
+	t.Logf("all extensions recovered after %s, %d of %d with a new connection, one TokenRequest each", took, reconnects,
+		tenants)
 }
 
-// Whoever held the identity of a ServiceAccount that is deleted holds nothing soon, and a new one
-// of the same name starts from nothing.
+// TestServiceAccountOfTheSameName deletes a ServiceAccount and creates a new one of the same name.
+// Within 3 s, callers with the old identity lose all access. The new identity inherits nothing.
 func TestServiceAccountOfTheSameName(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -98,17 +99,18 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(stream.Stop)
 
-	deleted := time.Now()
+	deletedAt := time.Now()
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "again"))).To(Succeed())
 	g.Eventually(func() error { return cached(old.client) }).WithTimeout(3 * time.Second).WithPolling(time.Millisecond).
 		Should(MatchError(ContainSubstring(string(clustercache.ServiceAccountNotFound))))
-	g.Eventually(func() bool { return ended(stream) }).WithTimeout(3*time.Second-time.Since(deleted)).
-		Should(BeTrue(), "the API server would keep it open")
+	g.Eventually(func() bool { return ended(stream) }).WithTimeout(3*time.Second-time.Since(deletedAt)).
+		Should(BeTrue(), "latchkey ends the stream, which the API server would keep open")
 	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
 	o.waitReason(t, "again", clustercache.ServiceAccountNotFound)
-	gone := time.Now()
+	disconnectedAt := time.Now()
 
-	// The new one may do nothing, so that whatever it could read would be the old one's.
+	// The new ServiceAccount has no permissions. Anything that it could read would come from the
+	// old one.
 	g.Expect(admin.Delete(t.Context(), roleBinding(ns, "again"))).To(Succeed())
 	create(t, serviceAccount(ns, "again"))
 	uid := uidOf(t, ns, "again")
@@ -120,7 +122,7 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	g.Expect(cached(fresh.whole.GetCache())).To(Satisfy(isForbidden))
 	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
 	served := 0
-	for _, event := range auditLog(t, gone) {
+	for _, event := range auditLog(t, disconnectedAt) {
 		if event.Stage == "ResponseComplete" && event.User.Username == after.Identity.Username {
 			g.Expect(event.User.UID).To(Equal(uid), event.String())
 			served++
@@ -129,7 +131,7 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	g.Expect(served).To(BeNumerically(">=", 2))
 }
 
-// ended reports whether a watch has ended; it discards events.
+// ended reports whether a watch has ended, and discards pending events.
 func ended(stream watch.Interface) bool {
 	for {
 		select {

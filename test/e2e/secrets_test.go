@@ -33,14 +33,14 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// capture takes what is logged while it is on.
+// capture records log lines while it is on.
 type capture struct {
 	on    atomic.Bool
 	mu    sync.Mutex
 	lines []string // guarded by mu
 }
 
-// captured is what host operators, and client-go under them, log.
+// captured holds the log lines of host operators, and of client-go inside them.
 var captured = &capture{}
 
 func (c *capture) write(prefix, args string) {
@@ -49,7 +49,7 @@ func (c *capture) write(prefix, args string) {
 	c.lines = append(c.lines, prefix+" "+args)
 }
 
-// take returns what was logged, and forgets it.
+// take returns the recorded lines and clears the record.
 func (c *capture) take() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +58,7 @@ func (c *capture) take() []string {
 	return lines
 }
 
-// tap is a LogSink that is silent while captured is off.
+// tap is a LogSink that drops all lines while captured is off.
 type tap struct{ logr.LogSink }
 
 func (t *tap) Enabled(level int) bool            { return captured.on.Load() && t.LogSink.Enabled(level) }
@@ -67,14 +67,14 @@ func (t *tap) WithValues(keysAndValues ...any) logr.LogSink {
 	return &tap{t.LogSink.WithValues(keysAndValues...)}
 }
 
-// Error is asked without Enabled.
+// Error checks captured itself, because callers do not call Enabled before Error.
 func (t *tap) Error(err error, msg string, keysAndValues ...any) {
 	if captured.on.Load() {
 		t.LogSink.Error(err, msg, keysAndValues...)
 	}
 }
 
-// captureLogs captures what is logged at every verbosity until the test ends.
+// captureLogs records the logs at every verbosity until the test ends.
 func captureLogs(t *testing.T) {
 	t.Helper()
 	verbosity := flag.NewFlagSet("klog", flag.ContinueOnError)
@@ -88,12 +88,12 @@ func captureLogs(t *testing.T) {
 	})
 }
 
-// secretsOf are the forms in which a secret may be shown.
+// formsOf returns the forms in which a secret may appear in a text.
 func formsOf(secret string) (forms []string) {
 	forms = append(forms, secret, hex.EncodeToString([]byte(secret)), strings.ToUpper(hex.EncodeToString([]byte(secret))))
 	for shift := range 3 {
-		// As a part of something longer that is encoded, at each of the three alignments; its first
-		// and last characters mix with what is around it.
+		// The secret may be part of a longer text that is encoded, at each of the three alignments.
+		// The first and last characters depend on the text around the secret, so they are cut off.
 		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			encoded := encoding.EncodeToString([]byte(strings.Repeat("x", shift) + secret))
 			forms = append(forms, encoded[4:len(encoded)-4])
@@ -102,7 +102,7 @@ func formsOf(secret string) (forms []string) {
 	return forms
 }
 
-// shown returns the names of the secrets that are in the text, in whatever form.
+// shown returns the names of the secrets that the text contains in any form.
 func shown(text string, secrets map[string]string) (names []string) {
 	for secret, name := range secrets {
 		for _, form := range formsOf(secret) {
@@ -115,7 +115,7 @@ func shown(text string, secrets map[string]string) (names []string) {
 	return names
 }
 
-// issuedTokens notes the tokens in the answers to TokenRequests.
+// issuedTokens records the tokens in the responses to TokenRequests.
 type issuedTokens struct {
 	mu     sync.Mutex
 	tokens map[string]string // guarded by mu
@@ -144,8 +144,9 @@ func (i *issuedTokens) note(secret, name string) {
 	i.tokens[secret] = name
 }
 
-// No secret that a host operator handles is in its logs at the highest verbosity, in an error, a
-// metric, a state, or in what fmt makes of anything that it can get hold of.
+// TestSecretsAreNotShown checks that no secret of a host operator becomes visible. Secrets must not
+// appear in logs at the highest verbosity, in errors, in metrics or in states. Nor may secrets
+// appear when fmt formats any value that an operator can obtain.
 func TestSecretsAreNotShown(t *testing.T) {
 	g := NewWithT(t)
 	captureLogs(t)
@@ -168,11 +169,11 @@ func TestSecretsAreNotShown(t *testing.T) {
 		binding.Name = "operators-" + role
 		create(t, binding)
 	}
-	ofKubeconfigs := func(name, secret string) string { secrets.note(secret, name); return secret }
+	noteSecret := func(name, secret string) string { secrets.note(secret, name); return secret }
 	certificate := func() []byte {
 		user := certificateOf(t, "certified")
 		secrets.note(string(user.ClientKeyData), "client key")
-		// Its lines too: an encoder may fold or cut it.
+		// Each line of the key counts as a secret too, because an encoder may fold or cut the key.
 		for line := range strings.Lines(string(user.ClientKeyData)) {
 			if !strings.HasPrefix(line, "---") && len(line) > 40 {
 				secrets.note(strings.TrimSpace(line), "line of a client key")
@@ -182,16 +183,16 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 	f := newFaults(t)
 	far := func(name, secret string) []byte {
-		return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: ofKubeconfigs(name, secret)},
+		return kubeconfigOf(t, clientcmdapi.AuthInfo{Token: noteSecret(name, secret)},
 			func(server *clientcmdapi.Cluster) {
 				server.Server, server.CertificateAuthorityData = f.URL, f.authorities()
 			})
 	}
 	create(t, kubeconfigSecret(ns, "far", far("kubeconfig token", token(t, ns, "far"))))
 	create(t, kubeconfigSecret(ns, "certified", certificate()))
-	mapped := ofKubeconfigs("mapped token", token(t, ns, "mapped"))
+	mapped := noteSecret("mapped token", token(t, ns, "mapped"))
 
-	var texts []string // what people may see, beside logs
+	var texts []string // texts that people may see, apart from logs
 	see := func(format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) }
 	seeAll := func(values ...any) {
 		for _, value := range values {
@@ -212,8 +213,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 		"mapper":      {elsewhere(mapped, nil), []string{"mapped"}, nil},
 		"impersonate": {credential.Impersonation(credential.ImpersonationOptions{}), []string{"worn"}, []string{"missing"}},
 	} {
-		config, own := f.operatorConfig(t)
-		secrets.note(own, "the host operator's token")
+		config, operatorToken := f.operatorConfig(t)
+		secrets.note(operatorToken, "the host operator's token")
 		config.WrapTransport = secrets.wrap
 		options := clustercache.Options{Credentials: provider.credentials}
 		if name == "token" || name == "impersonate" {
@@ -233,12 +234,12 @@ func TestSecretsAreNotShown(t *testing.T) {
 			uses := h.uses(t, ns)
 			clientset, err := kubernetes.NewForConfig(h.config)
 			g.Expect(err).NotTo(HaveOccurred())
-			for what, use := range uses {
-				see("%s: %+v", what, use())
+			for action, use := range uses {
+				see("%s: %+v", action, use())
 			}
 			_, err = clientset.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
 			see("%+v", err)
-			// The API server refuses, fails, and hangs up.
+			// The API server refuses requests, fails, or is unreachable.
 			for _, status := range []int{http.StatusUnauthorized, http.StatusInternalServerError,
 				http.StatusTooManyRequests, http.StatusBadGateway} {
 				answer := func(req *http.Request) int {
@@ -259,7 +260,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			seeAll(state, string(content))
 		}
-		if name == "kubeconfig" { // what changes, and what is broken
+		if name == "kubeconfig" { // kubeconfigs that change or are broken
 			setKubeconfig(t, ns, "far", far("rotated token", token(t, ns, "far")))
 			setKubeconfig(t, ns, "certified", certificate())
 			g.Eventually(captured.sees("Took up a newer credential")).WithTimeout(patience).Should(BeNumerically(">=", 2))
@@ -268,10 +269,10 @@ func TestSecretsAreNotShown(t *testing.T) {
 			for _, extension := range provider.use {
 				seeAll(o.waitFor(t, extension, func(s clustercache.ConnectionState) bool { return s.Message != "" }))
 			}
-			// its API server is the real one
+			// This kubeconfig names the real API server, which does not return the 401 below.
 			g.Expect(admin.Delete(t.Context(), kubeconfigSecret(ns, "certified", nil))).To(Succeed())
 		}
-		// Everything ends with a 401, and then altogether.
+		// A 401 ends every connection. Then the operator stops.
 		all := func(req *http.Request) int {
 			if strings.Contains(req.URL.Path, "selfsubjectreviews") {
 				return http.StatusUnauthorized
@@ -297,12 +298,13 @@ func TestSecretsAreNotShown(t *testing.T) {
 
 	logs := captured.take()
 	g.Expect(len(logs)).To(BeNumerically(">", 500), "logs at verbosity 10")
-	g.Expect(logs).To(ContainElement(ContainSubstring("/token")), "TokenRequests are logged, without their answers")
+	g.Expect(logs).To(ContainElement(ContainSubstring("/token")),
+		"the logs contain the TokenRequests without the responses")
 	g.Expect(len(secrets.tokens)).To(BeNumerically(">", 10))
 	everything := strings.Join(append(logs, texts...), "\n")
 	g.Expect(shown(everything, secrets.tokens)).To(BeEmpty())
 
-	// The search is not blind.
+	// Check that the search itself finds a secret in each form.
 	planted := token(t, ns, "token")
 	for _, form := range []string{planted, base64.StdEncoding.EncodeToString([]byte("a" + planted + "b")),
 		base64.URLEncoding.EncodeToString([]byte(planted)), hex.EncodeToString([]byte(planted))} {
@@ -316,7 +318,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		len(texts), len(everything))
 }
 
-// sees counts the lines that hold a text.
+// sees returns a function that counts the recorded lines that contain the text.
 func (c *capture) sees(text string) func() int {
 	return func() (n int) {
 		c.mu.Lock()

@@ -17,7 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// label sets a label of an extension, or removes it.
+// label sets a label of an extension. An empty value removes the label.
 func label(t *testing.T, name, label, value string) {
 	t.Helper()
 	g := NewWithT(t)
@@ -38,8 +38,9 @@ func (o *operator) known(name string) func() bool {
 	}
 }
 
-// What does not match is unknown; what stops matching is disconnected, and told; what matches again
-// is connected anew.
+// TestSelection checks which extensions the operator selects. An extension that does not match is
+// unknown. An extension that stops matching is disconnected, and extension sources are notified. An
+// extension that matches again gets a new connection.
 func TestSelection(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options clustercache.Options
@@ -61,7 +62,7 @@ func TestSelection(t *testing.T) {
 			o.waitConnected(t, "ours")
 			g.Expect(o.known("theirs")()).To(BeFalse())
 			expectNotConnected(t, o, "theirs", clustercache.NotStarted)
-			told := listen(t, o, "")
+			events := listen(t, o, "")
 			old := handlesOf(t, o, "ours")
 			c := newFakeController(t)
 			g.Expect(o.Watch(t.Context(), key("ours"),
@@ -70,32 +71,33 @@ func TestSelection(t *testing.T) {
 			label(t, "ours", tc.label, "")
 			g.Eventually(o.known("ours")).WithTimeout(patience).Should(BeFalse())
 			old.expectDead(t, ns, clustercache.Filtered)
-			g.Eventually(told.heard).WithTimeout(patience).Should(ContainElement(HavePrefix("ours deleted")))
+			g.Eventually(events.heard).WithTimeout(patience).Should(ContainElement(HavePrefix("ours deleted")))
 			label(t, "theirs", tc.label, "ours")
 			o.waitConnected(t, "theirs")
 			label(t, "ours", tc.label, "ours")
 			state := o.waitConnected(t, "ours")
-			g.Expect(state.Generation).To(BeEquivalentTo(1), "a new life")
-			g.Expect(state.Watches).To(BeEmpty(), "watches end with it")
+			g.Expect(state.Generation).To(BeEquivalentTo(1), "the generation starts again")
+			g.Expect(state.Watches).To(BeEmpty(), "no watch outlives the selection")
 			old.expectDead(t, ns, clustercache.Filtered)
 		})
 	}
 }
 
-// Two extensions with one ServiceAccount share its token and nothing else.
+// TestSharedServiceAccount checks that two extensions with one ServiceAccount share its token and
+// nothing else.
 func TestSharedServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "one")
 	two := extension(ns, "one")
 	two.SetName("two")
-	begun := time.Now()
+	begin := time.Now()
 	o := startOperator(t, clustercache.Options{})
 	o.waitConnected(t, "one")
 	create(t, two)
 	o.waitConnected(t, "two")
 	tokens := 0
-	for _, event := range auditLog(t, begun) {
+	for _, event := range auditLog(t, begin) {
 		if event.what() == "create serviceaccounts/token" && event.ObjectRef.Namespace == ns &&
 			event.Stage == "ResponseComplete" {
 			tokens++
@@ -109,36 +111,36 @@ func TestSharedServiceAccount(t *testing.T) {
 	}
 	g.Expect(read(first)).To(Succeed())
 	g.Expect(read(second)).To(Succeed())
-	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2), "a cache each")
+	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2), "each extension has a cache of its own")
 	g.Expect(admin.Delete(t.Context(), extension(ns, "one"))).To(Succeed())
 	g.Eventually(o.known("one")).WithTimeout(patience).Should(BeFalse())
 	first.expectDead(t, ns, clustercache.Deleted)
 	g.Expect(read(second)).To(Succeed())
 	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).
-		To(Succeed(), "the token lives as long as anybody uses it")
+		To(Succeed(), "the token stays in use while any extension needs it")
 	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(1))
 }
 
-// The extensions may live in another cluster than the manager, and connections may have a scheme of
-// their own.
+// TestClusterAndScheme covers extensions in another cluster than the manager's, and a separate
+// scheme for connections.
 func TestClusterAndScheme(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "elsewhere")
 	config, err := cp.UserConfig(operatorUser)
 	g.Expect(err).NotTo(HaveOccurred())
-	where, err := cluster.New(config)
+	remote, err := cluster.New(config)
 	g.Expect(err).NotTo(HaveOccurred())
 	// The manager's own user may not even list extensions.
-	nobody, err := cp.UserConfig("nobody")
+	unprivileged, err := cp.UserConfig("unprivileged")
 	g.Expect(err).NotTo(HaveOccurred())
 	scheme := runtime.NewScheme()
 	g.Expect(corev1.AddToScheme(scheme)).To(Succeed())
-	o := newOperatorAt(t, nobody,
-		clustercache.Options{Cluster: where, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
+	o := newOperatorAt(t, unprivileged,
+		clustercache.Options{Cluster: remote, Scheme: scheme, AllowIdentity: clustercache.GuardedByAdmission},
 		func(o *operator, _ *clustercache.Options) {
-			g.Expect(o.mgr.Add(where)).To(Succeed())
-			o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(where.GetHTTPClient().Transport) })
+			g.Expect(o.mgr.Add(remote)).To(Succeed())
+			o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(remote.GetHTTPClient().Transport) })
 		}).start(t)
 
 	state := o.waitConnected(t, "elsewhere")
@@ -152,7 +154,7 @@ func TestClusterAndScheme(t *testing.T) {
 	o.waitReason(t, "elsewhere", clustercache.ServiceAccountNotFound)
 }
 
-// unregisteredList is of no scheme.
+// unregisteredList is registered in no scheme.
 type unregisteredList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
@@ -160,12 +162,13 @@ type unregisteredList struct {
 
 func (l *unregisteredList) DeepCopyObject() runtime.Object { return &unregisteredList{} }
 
-// What a tenant writes into its extension may make the author's functions panic. It loses its
-// connection by that, and does not keep one that it should lose; nobody else notices.
+// TestPanickingOptions covers functions of the author that panic on the content of a tenant's
+// extension. The panic disconnects that extension, so the extension keeps no connection that it
+// should lose. Other extensions are not affected.
 func TestPanickingOptions(t *testing.T) {
 	bad := func(o client.Object) {
 		if o.GetLabels()["bad"] != "" {
-			panic("I did not expect this")
+			panic("unexpected label")
 		}
 	}
 	for name, tc := range map[string]struct {

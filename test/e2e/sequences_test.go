@@ -34,39 +34,41 @@ import (
 )
 
 var (
-	seed      = flag.Uint64("seed", 1, "of TestRandomSequences; a sequence that fails names its own")
-	sequences = flag.Int("sequences", 1000, "how many TestRandomSequences runs")
+	seed      = flag.Uint64("seed", 1, "seed of TestRandomSequences; a sequence that fails reports its own")
+	sequences = flag.Int("sequences", 1000, "number of sequences that TestRandomSequences runs")
 )
 
-// watchNames are the names of the watches of a sequence. "content" is a content.
+// watchNames are the names of the watches of a sequence. "content" is a content watch.
 var watchNames = []string{"one", "two", "content"}
 
-// sequence is one extension's random life and the model of it. One goroutine drives it.
+// sequence is a random series of changes to one extension, with a model of the expected state. One
+// goroutine runs a sequence.
 type sequence struct {
 	o         *operator
-	restart   func() // the API server, if that was not done lately
+	restart   func() // restarts the API server, unless the last restart is recent
 	rng       *rand.Rand
 	namespace string
 	name      string
 
 	// The model.
-	uid      types.UID            // of the extension, "" if it does not exist
-	account  string               // that the extension names
-	accounts map[string]types.UID // ServiceAccounts that exist
+	uid      types.UID            // UID of the extension; "" if the extension does not exist
+	account  string               // the ServiceAccount that the extension names
+	accounts map[string]types.UID // UIDs of the ServiceAccounts that exist
 	watching map[string]*unwatched
-	steps    []string // what was done, for the report
+	steps    []string // the steps so far, for the failure report
 
 	*witness
 }
 
-// witness is what all sequences saw together.
+// witness holds the observations of all sequences.
 type witness struct {
-	late atomic.Pointer[string] // a handler that was called after its Unwatch returned
-	// watches that were registered, of those that were called, and of these that were unwatched
+	late atomic.Pointer[string] // describes a handler call after Unwatch returned
+	// watched counts the registered watches. called counts those of them whose handler was called.
+	// ended counts the called ones that were unwatched.
 	watched, called, ended atomic.Int64
 }
 
-// unwatched is the handler of one registration.
+// unwatched records the handler calls of one registration.
 type unwatched struct {
 	ended atomic.Bool
 	calls atomic.Int64
@@ -76,8 +78,9 @@ func (s *sequence) did(format string, args ...any) {
 	s.steps = append(s.steps, fmt.Sprintf(format, args...))
 }
 
-// admin retries what the administrator does until the API server answers.
-func (s *sequence) admin(what string, f func(ctx context.Context) error) error {
+// admin retries a request of the administrator until the API server answers, for settlePatience at
+// most. NotFound and AlreadyExists count as success.
+func (s *sequence) admin(operation string, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), settlePatience)
 	defer cancel()
 	for {
@@ -87,13 +90,13 @@ func (s *sequence) admin(what string, f func(ctx context.Context) error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", what, err)
-		case <-time.After(50 * time.Millisecond): // it is down for a moment
+			return fmt.Errorf("%s: %w", operation, err)
+		case <-time.After(50 * time.Millisecond): // the API server is down for a moment
 		}
 	}
 }
 
-// step does something at random.
+// step performs one random step.
 func (s *sequence) step() error {
 	switch s.rng.IntN(16) {
 	case 0, 1:
@@ -108,7 +111,7 @@ func (s *sequence) step() error {
 	case 4:
 		s.did("delete the extension")
 		s.uid = ""
-		s.watching = map[string]*unwatched{} // they end, some time soon
+		s.watching = map[string]*unwatched{} // the watches end asynchronously
 		return s.admin("deleting the extension", func(ctx context.Context) error {
 			return admin.Delete(ctx, s.extension())
 		})
@@ -129,11 +132,11 @@ func (s *sequence) step() error {
 	case 10, 11:
 		names := slices.Sorted(maps.Keys(s.watching))
 		if len(names) == 0 {
-			names = watchNames // which is no error
+			names = watchNames // unwatching an unknown name is no error
 		}
 		return s.unwatch(names[s.rng.IntN(len(names))])
 	case 12, 13:
-		return s.settle() // so that sequences get somewhere
+		return s.settle() // so that sequences reach stable states
 	case 14:
 		if err := s.createAccount(s.account); err != nil {
 			return err
@@ -151,7 +154,7 @@ func (s *sequence) step() error {
 	}
 }
 
-// createAccount creates a ServiceAccount that does not exist.
+// createAccount creates a ServiceAccount, unless it exists already.
 func (s *sequence) createAccount(account string) error {
 	if s.accounts[account] != "" {
 		return nil
@@ -165,7 +168,7 @@ func (s *sequence) createAccount(account string) error {
 	return nil
 }
 
-// createObject creates an object and reads its UID, also if the answer to the creation was lost.
+// createObject creates an object and reads its UID, even if the response to the creation was lost.
 func (s *sequence) createObject(object client.Object) error {
 	fresh := object.DeepCopyObject().(client.Object)
 	if err := s.admin("creating an object", func(ctx context.Context) error {
@@ -199,13 +202,13 @@ func (s *sequence) create() error {
 	return nil
 }
 
-// Watch starts a source: the sequence is a controller too.
+// Watch starts a source, so that the sequence also acts as a controller.
 func (s *sequence) Watch(src source.Source) error { return src.Start(context.Background(), nil) }
 
 func (s *sequence) watch(name string) error {
 	if state, _ := s.o.GetConnectionState(context.Background(), key(s.name)); s.watching[name] != nil || s.uid == "" ||
 		state.UID != s.uid {
-		return nil // the last is of an extension of that name that is going
+		return nil // another UID belongs to an earlier extension of that name, which is being removed
 	}
 	u := &unwatched{}
 	called := func() {
@@ -213,8 +216,8 @@ func (s *sequence) watch(name string) error {
 			s.called.Add(1)
 		}
 		if u.ended.Load() {
-			what := fmt.Sprintf("a handler of watch %q was called after its Unwatch had returned", name)
-			s.late.Store(&what)
+			message := fmt.Sprintf("a handler of watch %q was called after its Unwatch had returned", name)
+			s.late.Store(&message)
 		}
 	}
 	handler := handler.Funcs{
@@ -245,7 +248,7 @@ func (s *sequence) watch(name string) error {
 	}
 	s.did("watch %s: %v", name, err)
 	if err != nil {
-		return nil // why it is not connected is checked when things have settled
+		return nil // settle checks later why the extension is not connected
 	}
 	s.watched.Add(1)
 	s.watching[name] = u
@@ -254,7 +257,7 @@ func (s *sequence) watch(name string) error {
 	}
 	for deadline := time.Now().Add(settlePatience); u.calls.Load() == 0; <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("watch %q is registered, and its handler is not called: %s", name, s.wrong())
+			return fmt.Errorf("watch %q is registered, but its handler was not called: %s", name, s.wrong())
 		}
 	}
 	return nil
@@ -274,17 +277,18 @@ func (s *sequence) unwatch(name string) error {
 	return err
 }
 
-// settlePatience is more than patience: informers, the manager's too, back off from an API server
-// that restarts again and again, in the end to 30 s, which jitter may double.
+// settlePatience is longer than patience. Informers, including the manager's, back off from an API
+// server that restarts again and again. The backoff grows to 30 s, which jitter may double.
 const settlePatience = 3 * patience
 
-// settle waits until the connection is what the model says.
+// settle waits until the connection matches the model. After settlePatience settle returns the
+// difference as an error.
 func (s *sequence) settle() error {
 	deadline := time.Now().Add(settlePatience)
 	for {
 		wrong := s.wrong()
 		if wrong == "" {
-			s.did("it is as it should be")
+			s.did("the connection matches the model")
 			return nil
 		}
 		if time.Now().After(deadline) {
@@ -294,22 +298,23 @@ func (s *sequence) settle() error {
 	}
 }
 
-// wrong is what is not as the model says, "" if nothing is.
+// wrong describes the first difference between the connection and the model. Without a difference
+// wrong returns "".
 func (s *sequence) wrong() string {
 	state, known := s.o.GetConnectionState(context.Background(), key(s.name))
 	switch {
 	case s.uid == "" && known:
-		return "it is known, and does not exist"
+		return "the extension is known, but does not exist"
 	case s.uid == "":
 		return ""
 	case !known:
-		return "it exists, and is not known"
+		return "the extension exists, but is not known"
 	case state.UID != s.uid:
-		return fmt.Sprintf("it has UID %s, not %s", state.UID, s.uid)
+		return fmt.Sprintf("the extension has UID %s, not %s", state.UID, s.uid)
 	}
 	for _, w := range state.Watches {
 		if s.watching[w.Name] == nil {
-			return fmt.Sprintf("watch %q is registered", w.Name)
+			return fmt.Sprintf("watch %q is registered, but should not be", w.Name)
 		}
 	}
 	for name := range s.watching {
@@ -325,11 +330,11 @@ func (s *sequence) wrong() string {
 		state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
 		return ""
 	}
-	return fmt.Sprintf("it is %s %s as %q with UID %q (%s); it names %s, of %v", state.Phase, state.Reason,
-		state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
+	return fmt.Sprintf("the extension is %s %s as %q with UID %q (%s); it names ServiceAccount %s of %v",
+		state.Phase, state.Reason, state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
 }
 
-// run runs the sequence. At the end the extension exists, so that there is a last state to be told.
+// run runs the sequence. At the end the extension exists, so that sources receive a last state.
 func (s *sequence) run() error {
 	for _, f := range []func() error{func() error { return s.createAccount(s.account) }, s.create, s.settle} {
 		if err := f(); err != nil {
@@ -350,14 +355,15 @@ func (s *sequence) run() error {
 	return s.settle()
 }
 
-// lastSaid keeps what a source was last told of each extension.
+// lastSaid keeps the last state of each extension that a source received.
 type lastSaid struct {
 	mu   sync.Mutex
 	said map[string]string // guarded by mu
 }
 
-// saying describes a state as far as sources must have seen it. That a connect is under way is not
-// told: until it ends the extension is not connected, for the reason that was told.
+// saying describes a state as far as sources must have received it. Sources receive no event when a
+// connect begins. Until the connect ends, the extension counts as not connected, for the reason
+// that sources received last.
 func saying(state clustercache.ConnectionState, known bool) string {
 	if !known {
 		return "gone"
@@ -374,7 +380,8 @@ func (l *lastSaid) of(name string) string {
 	return l.said[name]
 }
 
-// hear starts a source that notes what it is told, slowly if it is told to be slow.
+// hear starts a source that records the states that it receives. With slow, the source takes at
+// least 5 ms for each event.
 func hear(t *testing.T, o *operator, slow bool) *lastSaid {
 	t.Helper()
 	l := &lastSaid{said: map[string]string{}}
@@ -395,9 +402,10 @@ func hear(t *testing.T, o *operator, slow bool) *lastSaid {
 	return l
 }
 
-// TestRandomSequences runs random lives of extensions against a model, many at a time, while the
-// API server restarts now and then. Sources see the last state of each, no handler is called after
-// its Unwatch returned, and in the end nothing is left.
+// TestRandomSequences runs random sequences of changes to extensions against a model. Many
+// sequences run at the same time, while the API server restarts now and then. Sources receive the
+// last state of each extension. No handler is called after its Unwatch returned. At the end nothing
+// is left behind.
 func TestRandomSequences(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -415,7 +423,7 @@ func TestRandomSequences(t *testing.T) {
 	create(t, ticking)
 	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}})
 	tenant(t, ns, "first")
-	o.waitConnected(t, "first") // so it has started
+	o.waitConnected(t, "first") // the operator has started
 	g.Expect(admin.Delete(t.Context(), extension(ns, "first"))).To(Succeed())
 	g.Eventually(o.known("first")).WithTimeout(patience).Should(BeFalse())
 	early, slow := hear(t, o, false), hear(t, o, true)
@@ -427,7 +435,7 @@ func TestRandomSequences(t *testing.T) {
 	t.Cleanup(func() { stop(); ticker.Wait() })
 	ticker.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
-			// also while the server is down
+			// errors are expected while the API server is down
 			_ = admin.Patch(ctx, ticking,
 				client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"tick":"%d"}}`, i)))
 			select {
@@ -437,12 +445,12 @@ func TestRandomSequences(t *testing.T) {
 		}
 	})
 
-	var restarting sync.Mutex
+	var restartMu sync.Mutex
 	var started atomic.Int64
 	restarts := 0
 	restart := func() {
-		restarting.Lock()
-		defer restarting.Unlock()
+		restartMu.Lock()
+		defer restartMu.Unlock()
 		if restarts > int(started.Load())/250 {
 			return
 		}
@@ -455,17 +463,17 @@ func TestRandomSequences(t *testing.T) {
 		}
 	}
 	seen := &witness{}
-	var running errgroup.Group
-	running.SetLimit(40)
+	var group errgroup.Group
+	group.SetLimit(40)
 	all := make([]*sequence, *sequences)
-	begun := time.Now()
+	begin := time.Now()
 	for i := range all {
 		s := &sequence{o: o, restart: restart, rng: rand.New(rand.NewPCG(*seed, uint64(i))), namespace: ns,
 			name:     fmt.Sprintf("seq-%04d", i),
 			accounts: map[string]types.UID{}, watching: map[string]*unwatched{}, witness: seen}
 		s.account = s.anyAccount()
 		all[i] = s
-		running.Go(func() error {
+		group.Go(func() error {
 			started.Add(1)
 			if err := s.run(); err != nil {
 				return fmt.Errorf("seed %d, sequence %d: %w\n  %s", *seed, i, err, strings.Join(s.steps, "\n  "))
@@ -482,36 +490,37 @@ func TestRandomSequences(t *testing.T) {
 			}
 		}
 	})
-	g.Expect(running.Wait()).To(Succeed())
-	t.Logf("%d sequences in %s, with %d restarts of the API server; of %d watches %d were called, and %d of them "+
-		"unwatched", len(all), time.Since(begun).Round(time.Second), restarts,
+	g.Expect(group.Wait()).To(Succeed())
+	t.Logf("%d sequences in %s, with %d restarts of the API server; handlers of %d watches: %d were called, %d "+
+		"of these were unwatched", len(all), time.Since(begin).Round(time.Second), restarts,
 		seen.watched.Load(), seen.called.Load(), seen.ended.Load())
-	g.Expect(seen.called.Load()).To(BeNumerically(">=", len(all)/3), "the sequences do what they are for")
+	g.Expect(seen.called.Load()).To(BeNumerically(">=", len(all)/3), "enough handlers are called")
 	g.Expect(seen.ended.Load()).To(BeNumerically(">=", len(all)/20))
 	g.Expect(restarts).To(BeNumerically(">=", len(all)/500))
 
-	o.filters += restarts // the manager's own watch of metadata may leave one behind each time
+	o.filters += restarts // the manager's own watch of metadata may leave a goroutine behind at each restart
 
-	// Everybody has been told the last state; one who comes late too.
+	// Every source has received the last states, including a source that starts late.
 	sources := map[string]*lastSaid{"early": early, "slow": slow, "late": hear(t, o, false)}
-	everybodyWasTold := func() string {
-		for source, heard := range sources {
+	staleRecord := func() string {
+		for source, recorder := range sources {
 			for _, s := range all {
 				state, known := o.GetConnectionState(context.Background(), key(s.name))
-				if is, told := saying(state, known), heard.of(s.name); is != told {
-					return fmt.Sprintf("the %s source was last told that %s is %q; it is %q", source, s.name, told, is)
+				if current, recorded := saying(state, known), recorder.of(s.name); current != recorded {
+					return fmt.Sprintf("the %s source last recorded extension %s as %q; its state is %q", source, s.name,
+						recorded, current)
 				}
 			}
 		}
 		return ""
 	}
-	g.Eventually(everybodyWasTold).WithTimeout(patience).Should(BeEmpty())
+	g.Eventually(staleRecord).WithTimeout(patience).Should(BeEmpty())
 	for _, s := range all {
 		for name := range s.watching {
 			g.Expect(s.unwatch(name)).To(Succeed())
 		}
 	}
-	// What is removed leaves nothing.
+	// Deleted extensions leave nothing behind.
 	for _, s := range all {
 		g.Expect(s.admin("deleting the extension", func(ctx context.Context) error {
 			return admin.Delete(ctx, s.extension())
@@ -519,18 +528,18 @@ func TestRandomSequences(t *testing.T) {
 	}
 	g.Eventually(func() int { return len(o.ListConnectionStates(context.Background())) }).WithTimeout(patience).
 		Should(BeZero())
-	g.Eventually(everybodyWasTold).WithTimeout(patience).Should(BeEmpty(), "also that they are gone")
+	g.Eventually(staleRecord).WithTimeout(patience).Should(BeEmpty(), "sources also receive the deletions")
 	if late := seen.late.Load(); late != nil {
 		t.Error(*late)
 	}
 	stop()
 	ticker.Wait()
-	left := series(t)
-	g.Expect(left).
+	remaining := series(t)
+	g.Expect(remaining).
 		NotTo(
 			HaveKey(Or(HavePrefix("latchkey_connections"), HavePrefix("latchkey_informers"),
 				HavePrefix("latchkey_extension_"))))
-	g.Expect(left).To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0)))
+	g.Expect(remaining).To(And(HaveKeyWithValue("latchkey_watches", 0.0), HaveKeyWithValue("latchkey_objects", 0.0)))
 	g.Eventually(runtime.NumGoroutine).WithTimeout(patience).
-		Should(BeNumerically("<=", before+25), "connections to the API server are the test's and the manager's")
+		Should(BeNumerically("<=", before+25), "only the test and the manager keep connections to the API server")
 }

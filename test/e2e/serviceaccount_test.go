@@ -14,7 +14,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// expectNotConnected checks the error of every getter, and that it says what the state says.
+// expectNotConnected checks that every getter returns a NotConnectedError with the given reason.
 func expectNotConnected(t *testing.T, o *operator, name string, reason clustercache.Reason) {
 	t.Helper()
 	g := NewWithT(t)
@@ -59,7 +59,8 @@ func TestLateServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	create(t, extension(ns, "late"))
-	o := startOperator(t, clustercache.Options{ConnectBackoff: never()}) // only the ServiceAccount's event can help
+	// only the ServiceAccount's event can start a connect
+	o := startOperator(t, clustercache.Options{ConnectBackoff: never()})
 	o.waitReason(t, "late", clustercache.ServiceAccountNotFound)
 
 	create(t, serviceAccount(ns, "late"))
@@ -90,7 +91,7 @@ func TestDeletedServiceAccount(t *testing.T) {
 	o.waitReason(t, "deleted", clustercache.ServiceAccountNotFound)
 	expectNotConnected(t, o, "deleted", clustercache.ServiceAccountNotFound)
 	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
-	g.Expect(o.state("bystander").Since).To(Equal(bystander.Since), "another extension is not touched")
+	g.Expect(o.state("bystander").Since).To(Equal(bystander.Since), "the other extension is not affected")
 }
 
 func TestRecreatedServiceAccount(t *testing.T) {
@@ -110,14 +111,14 @@ func TestRecreatedServiceAccount(t *testing.T) {
 	g.Expect(after.Identity.Username).To(Equal(before.Identity.Username))
 	g.Expect(after.Identity.UID).NotTo(Equal(before.Identity.UID))
 	g.Expect(after.Generation).To(Equal(before.Generation + 1))
-	old.expectDead(t, ns, "") // for ever, also after the reconnect
+	old.expectDead(t, ns, "") // the old handles stay dead, even after the reconnect
 	c, err := o.GetClient(t.Context(), key("recreated"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(c.Create(t.Context(),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "by-the-new-one"}})).To(Succeed())
 }
 
-// A change of the reference is a change of identity.
+// TestChangedReference checks that a change of the reference is a change of identity.
 func TestChangedReference(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -137,7 +138,8 @@ func TestChangedReference(t *testing.T) {
 	old.expectDead(t, ns, clustercache.IdentityMismatch)
 }
 
-// The namespace controller deletes ServiceAccounts with their namespace.
+// TestDeletedNamespace relies on the namespace controller, which deletes ServiceAccounts with their
+// namespace.
 func TestDeletedNamespace(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -167,7 +169,7 @@ func TestDeletedExtension(t *testing.T) {
 
 func TestUnknownExtension(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
-	expectNotConnected(t, o, "nobody", clustercache.NotStarted)
+	expectNotConnected(t, o, "unknown", clustercache.NotStarted)
 }
 
 func TestInvalidReference(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// setUp is what SetupWithManager says of options.
+// setUp returns the error of SetupWithManager for the options.
 func setUp(t *testing.T, options clustercache.Options) error {
 	t.Helper()
 	restConfig, err := cp.UserConfig(operatorUser)
@@ -36,7 +36,8 @@ func objectOf(gvk schema.GroupVersionKind) client.Object {
 	return object
 }
 
-// An author's slip is said at setup, where the author looks, and not to every tenant.
+// TestSetupChecksPaths checks that setup returns an error for an author's mistake in a path. The
+// author sees an error at setup. Without the check, every tenant would see it.
 func TestSetupChecksPaths(t *testing.T) {
 	described := objectOf(defineKind(t, "Described", "Namespaced",
 		"serviceAccountName: {type: string}, size: {type: integer}"))
@@ -52,7 +53,7 @@ func TestSetupChecksPaths(t *testing.T) {
 	for name, tc := range map[string]struct {
 		object      client.Object
 		credentials credential.Provider
-		problem     string // empty if there is none
+		problem     string // "" if the paths are valid
 	}{
 		"a field": {described, tokens("", "spec.serviceAccountName"), ""},
 		"braces":  {described, tokens("", "{.spec.serviceAccountName}"), "write it without braces"},
@@ -61,42 +62,42 @@ func TestSetupChecksPaths(t *testing.T) {
 		"a number": {described, tokens("", "spec.size"),
 			"NamePath: field spec.size of Described.example.com is no string"},
 		"the default of another kind": {described, nil, "has no field spec.serviceAccount.name"},
-		"no namespace where it is said": {described, tokens("spec.namespace", "spec.serviceAccountName"),
+		"no namespace at the given path": {described, tokens("spec.namespace", "spec.serviceAccountName"),
 			"NamespacePath: Described.example.com has no field spec.namespace"},
 		"two namespaces": {both, tokens("", ""),
 			"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
-		"one of them":           {both, tokens("metadata.namespace", ""), ""},
-		"the other":             {both, tokens("spec.namespace", ""), ""},
-		"whatever it may have":  {lax, tokens("", "spec.any.thing"), ""},
-		"a cluster-scoped kind": {global, tokens("", "spec.account"), ""},
+		"two namespaces, metadata.namespace chosen":         {both, tokens("metadata.namespace", ""), ""},
+		"two namespaces, spec.namespace chosen":             {both, tokens("spec.namespace", ""), ""},
+		"a field of a schema that preserves unknown fields": {lax, tokens("", "spec.any.thing"), ""},
+		"a cluster-scoped kind":                             {global, tokens("", "spec.account"), ""},
 		"impersonation, with a typo": {global,
 			credential.Impersonation(credential.ImpersonationOptions{
 				NamePath: "spec.acount",
 			}), "NamePath: Global.example.com has no field spec.acount"},
-		"Secrets of no namespace": {global, credential.KubeconfigSecrets(credential.KubeconfigOptions{}),
+		"Secrets without a namespace": {global, credential.KubeconfigSecrets(credential.KubeconfigOptions{}),
 			"Global.example.com is cluster-scoped, so Namespace must say where its Secrets are"},
-		"Secrets by a typo": {described,
+		"Secrets, with a typo": {described,
 			credential.KubeconfigSecrets(credential.KubeconfigOptions{NamePath: "spec.secret"}), "has no field spec.secret"},
 		"a Go type": {&corev1.ConfigMap{}, tokens("", "data.sa"), ""},
 		"a typo in a Go type": {&corev1.Pod{}, tokens("", "spec.serviceAccount.name"),
 			"Pod has no field spec.serviceAccount.name (spec.serviceAccount has no fields)"},
 		"a built-in kind, unstructured": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")),
 			tokens("", "spec.serviceAccountName"), ""},
-		"a typo in it": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")),
+		"a typo in a built-in kind, unstructured": {objectOf(corev1.SchemeGroupVersion.WithKind("Pod")),
 			tokens("", "spec.serviceAccountname"), "Pod has no field spec.serviceAccountname"},
-		"of metadata there is no spec": {&metav1.PartialObjectMetadata{
+		"a field of spec, with metadata only": {&metav1.PartialObjectMetadata{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		}, tokens("", "spec.serviceAccountName"), "Pod has no field spec.serviceAccountName"},
 		"a kind without a definition": {objectOf(schema.GroupVersionKind{
 			Group: "example.com", Version: "v1", Kind: "Gadget",
 		}), nil, "the API server does not serve example.com/v1, Kind=Gadget"},
 	} {
-		for guarded, allow := range map[string]func(*clustercache.Options){"guarded": func(o *clustercache.Options) {
+		for guard, allow := range map[string]func(*clustercache.Options){"guarded": func(o *clustercache.Options) {
 			o.AllowIdentity = clustercache.GuardedByAdmission
-		}, "by its own namespace": func(*clustercache.Options) {}} {
+		}, "in its own namespace": func(*clustercache.Options) {}} {
 			options := clustercache.Options{Object: tc.object, Credentials: tc.credentials}
 			allow(&options)
-			t.Run(name+" "+guarded, func(t *testing.T) {
+			t.Run(name+" "+guard, func(t *testing.T) {
 				g := NewWithT(t)
 				err := setUp(t, options)
 				if err != nil {
@@ -104,7 +105,7 @@ func TestSetupChecksPaths(t *testing.T) {
 				}
 				if tc.problem != "" {
 					g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
-				} else if err != nil { // the guard has a word of its own
+				} else if err != nil { // the guard may refuse the options for its own reason
 					g.Expect(err).To(MatchError(ContainSubstring("Options.AllowIdentity")))
 				}
 			})

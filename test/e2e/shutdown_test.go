@@ -18,8 +18,8 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// A manager that is stopped while it connects ends in time and leaves nothing; startOperator looks
-// for leaks.
+// TestStopInTheMiddleOfConnects stops a manager while it connects. The manager ends in time and
+// leaves nothing behind; startOperator checks for leaks.
 func TestStopInTheMiddleOfConnects(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -35,7 +35,7 @@ func TestStopInTheMiddleOfConnects(t *testing.T) {
 	}
 	o := startOperator(t, clustercache.Options{
 		Credentials: elsewhere(token(t, ns, "all"), hosts),
-		// So long that a connect that nobody cancels would not end in time by itself.
+		// The timeouts are so long that a connect does not end in time unless the stop cancels it.
 		HealthProbe: healthprobe.Options{Timeout: 5 * time.Minute},
 		Client:      clustercache.ClientOptions{Timeout: 5 * time.Minute},
 	})
@@ -56,7 +56,8 @@ func TestStopInTheMiddleOfConnects(t *testing.T) {
 	expectNotConnected(t, o, "stop-01", clustercache.NotStarted)
 }
 
-// A manager that was never started, or does not lead, connects nobody and says so.
+// TestNotStarted covers a manager that was never started or does not lead. Such a manager connects
+// no extension, and the reason is NotStarted.
 func TestNotStarted(t *testing.T) {
 	ns := namespace(t)
 	tenant(t, ns, "waiting")
@@ -64,7 +65,8 @@ func TestNotStarted(t *testing.T) {
 	expectNotConnected(t, o, "waiting", clustercache.NotStarted)
 }
 
-// Handlers and OnErrors that hang do not keep a manager from stopping.
+// TestStopWithHandlersThatHang checks that hanging handlers and OnErrors do not prevent a manager
+// from stopping.
 func TestStopWithHandlersThatHang(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -75,28 +77,28 @@ func TestStopWithHandlersThatHang(t *testing.T) {
 	release := make(chan struct{})
 	free := sync.OnceFunc(func() { close(release) })
 	t.Cleanup(free)
-	called := make(chan string, 10)
+	calls := make(chan string, 10)
 	c := newFakeController(t)
 	handles := c.watch("handler", &corev1.ConfigMap{}, ns)
 	handles.EventHandler = handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent,
 		workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-		called <- "handler"
+		calls <- "handler"
 		<-release
 	}}
-	fails := c.watch("error", &corev1.Node{}, "") // which it may not watch
+	fails := c.watch("error", &corev1.Node{}, "") // the identity may not watch Nodes
 	fails.OnError = func(context.Context, clustercache.WatchError) {
-		called <- "OnError"
+		calls <- "OnError"
 		<-release
 	}
 	for _, options := range []clustercache.WatcherOptions{handles, fails} {
 		g.Expect(o.Watch(t.Context(), key("hangs"), clustercache.NewWatcher(options))).To(Succeed())
 	}
-	g.Eventually(called).WithTimeout(patience).Should(Receive())
-	g.Eventually(called).WithTimeout(patience).Should(Receive())
-	begun := time.Now()
+	g.Eventually(calls).WithTimeout(patience).Should(Receive())
+	g.Eventually(calls).WithTimeout(patience).Should(Receive())
+	begin := time.Now()
 	o.stopManager(t)
-	g.Expect(time.Since(begun)).To(BeNumerically("<", 20*time.Second),
-		"the manager itself would wait for 30 s, and then give up")
+	g.Expect(time.Since(begin)).To(BeNumerically("<", 20*time.Second),
+		"the manager itself would wait for 30 s and then give up")
 	expectNotConnected(t, o, "hangs", clustercache.NotStarted)
 	free()
 	c.close()

@@ -15,8 +15,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// listener is a controller's queue behind an extension source, and what was in the state when it
-// was told.
+// listener is a controller's queue behind an extension source. A listener records the state of the
+// extension at each event.
 type listener struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
@@ -30,16 +30,16 @@ func listen(t *testing.T, o *operator, panics string) *listener {
 	t.Cleanup(l.queue.ShutDown)
 	src := o.GetExtensionSource("listener", func(ctx context.Context, extension client.Object) []ctrl.Request {
 		if extension.GetName() == panics {
-			panic("this map function does not like " + panics)
+			panic("this map function panics for " + panics)
 		}
 		state, known := o.GetConnectionState(ctx, client.ObjectKeyFromObject(extension))
-		said := extension.GetName() + " " + string(state.Phase) + string(state.Reason)
+		description := extension.GetName() + " " + string(state.Phase) + string(state.Reason)
 		if !known {
-			said = extension.GetName() + " deleted " + string(extension.GetUID())
+			description = extension.GetName() + " deleted " + string(extension.GetUID())
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.told = append(l.told, said)
+		l.told = append(l.told, description)
 		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -57,28 +57,29 @@ func (l *listener) heard() []string {
 func TestExtensionSource(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
-	create(t, extension(ns, "told"))
-	create(t, extension(ns, "disliked"))
+	create(t, extension(ns, "observed"))
+	create(t, extension(ns, "panicking"))
 	o := startOperator(t, clustercache.Options{ConnectBackoff: never()})
-	early := listen(t, o, "disliked")
-	g.Eventually(early.heard).WithTimeout(patience).Should(ContainElement("told DisconnectedServiceAccountNotFound"))
+	early := listen(t, o, "panicking")
+	g.Eventually(early.heard).WithTimeout(patience).Should(ContainElement("observed DisconnectedServiceAccountNotFound"))
 
-	create(t, serviceAccount(ns, "told"))
-	g.Eventually(early.heard).WithTimeout(patience).Should(ContainElement("told Connected"))
+	create(t, serviceAccount(ns, "observed"))
+	g.Eventually(early.heard).WithTimeout(patience).Should(ContainElement("observed Connected"))
 	late := listen(t, o, "")
 	g.Eventually(late.heard).WithTimeout(patience).
-		Should(ContainElements("told Connected", "disliked DisconnectedServiceAccountNotFound"),
-			"a source that starts late hears of every known extension")
+		Should(ContainElements("observed Connected", "panicking DisconnectedServiceAccountNotFound"),
+			"a source that starts late receives every known extension")
 
-	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "told"))).To(Succeed())
+	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "observed"))).To(Succeed())
 	for _, l := range []*listener{early, late} {
-		g.Eventually(func() string { heard := l.heard(); return heard[len(heard)-1] }).WithTimeout(patience).
-			Should(Equal("told DisconnectedServiceAccountNotFound"))
+		g.Eventually(func() string { descriptions := l.heard(); return descriptions[len(descriptions)-1] }).
+			WithTimeout(patience).
+			Should(Equal("observed DisconnectedServiceAccountNotFound"))
 	}
-	e := extension(ns, "told")
-	g.Expect(admin.Get(t.Context(), key("told"), e)).To(Succeed())
+	e := extension(ns, "observed")
+	g.Expect(admin.Get(t.Context(), key("observed"), e)).To(Succeed())
 	g.Expect(admin.Delete(t.Context(), e)).To(Succeed())
-	g.Eventually(late.heard).WithTimeout(patience).Should(ContainElement("told deleted "+string(e.GetUID())),
-		"with the object last seen")
-	g.Expect(late.queue.Len()).To(Equal(2), "requests are in the queue, one per extension")
+	g.Eventually(late.heard).WithTimeout(patience).Should(ContainElement("observed deleted "+string(e.GetUID())),
+		"the event carries the object last seen")
+	g.Expect(late.queue.Len()).To(Equal(2), "the queue contains one request per extension")
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// atOnce is how many of these requests the API server worked on at the same time at most, by its
-// audit log.
+// atOnce returns the largest number of matching requests that the API server worked on at the same
+// time, according to its audit log.
 func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 	type edge struct {
 		at    time.Time
@@ -41,9 +41,9 @@ func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 	return most
 }
 
-// TestReconnectStorm takes the API server of 500 extensions away for a minute. When it is back, all
-// are connected again within a minute, with the tokens that they have, a few at a time, over the
-// TCP connections that they need.
+// TestReconnectStorm stops the API server of 500 extensions for a minute. After the restart, all
+// extensions are connected again within a minute. The reconnects use the existing tokens, run a few
+// at a time, and use only the TCP connections that they need.
 func TestReconnectStorm(t *testing.T) {
 	const extensions = 500
 	const down, back = time.Minute, time.Minute
@@ -58,12 +58,12 @@ func TestReconnectStorm(t *testing.T) {
 	p := newProxy(t)
 	config, err := cp.UserConfig(operatorUser)
 	g.Expect(err).NotTo(HaveOccurred())
-	config.Host = p.url() // of the manager, and so of the extensions' ServiceAccounts
+	config.Host = p.url() // for the manager, and therefore for the extensions' ServiceAccounts
 	o := newOperatorAt(t, config, clustercache.Options{
 		AllowIdentity: clustercache.GuardedByAdmission,
 		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second,
 			Timeout: 5 * time.Second, FailureThreshold: 3},
-		// the default
+		// the default backoff
 		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute},
 	}).start(t)
 	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(Equal(extensions))
@@ -71,7 +71,7 @@ func TestReconnectStorm(t *testing.T) {
 	for _, state := range o.ListConnectionStates(t.Context()) {
 		before[state.Extension.Name] = state
 	}
-	// Some have informers, as in life.
+	// Some extensions have informers, as in production.
 	c := newFakeController(t)
 	create(t, configMap(ns, "before"))
 	for i := range 20 {
@@ -80,29 +80,30 @@ func TestReconnectStorm(t *testing.T) {
 		g.Expect(o.Watch(t.Context(), key(name), clustercache.NewWatcher(c.watch("content", &corev1.ConfigMap{}, ns)))).
 			To(Succeed())
 	}
-	heard := func(what string) func() int {
+	countEvents := func(text string) func() int {
 		return func() (n int) {
 			for _, event := range c.seen() {
-				if event == what {
+				if event == text {
 					n++
 				}
 			}
 			return n
 		}
 	}
-	g.Eventually(heard("create before")).WithTimeout(patience).Should(Equal(20))
+	g.Eventually(countEvents("create before")).WithTimeout(patience).Should(Equal(20))
 
 	isDown := time.NewTimer(down)
 	g.Expect(cp.KillAPIServer(t.Context())).To(Succeed())
-	o.filters++ // the manager's own watch of metadata may leave one behind
+	o.filters++ // the manager's own watch of metadata may leave a goroutine behind
 	restart := sync.OnceValue(func() error { return cp.StartAPIServer(context.Background()) })
 	t.Cleanup(func() { g.Expect(restart()).To(Succeed()) }) // also if the test fails
 	p.counts()
 	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(BeZero())
 	<-isDown.C
 	mostDown, dials := p.counts()
-	t.Logf("while it was down for %s: %d dials, at most %d at a time", down, dials, mostDown)
-	g.Expect(mostDown).To(BeNumerically("<=", 6), "one of ours, up to three if dials hang, and the manager's")
+	t.Logf("while the API server was down for %s: %d dials, at most %d at a time", down, dials, mostDown)
+	g.Expect(mostDown).
+		To(BeNumerically("<=", 6), "one dial of latchkey, up to three if dials hang, and those of the manager")
 
 	restarted := time.Now()
 	g.Expect(restart()).To(Succeed())
@@ -110,24 +111,24 @@ func TestReconnectStorm(t *testing.T) {
 	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(2 * back).Should(Equal(extensions))
 	took := time.Since(answers)
 	most, dials := p.counts()
-	t.Logf("all %d are connected again %s after it answered: %d dials, at most %d connections at a time", extensions,
-		took.Round(100*time.Millisecond), dials, most)
+	t.Logf("all %d extensions are connected again %s after the API server answered: %d dials, at most %d connections "+
+		"at a time", extensions, took.Round(100*time.Millisecond), dials, most)
 	g.Expect(took).To(BeNumerically("<=", back))
 	g.Expect(most).
-		To(BeNumerically("<=", 6), "a connection of ours, one of the manager's, and those that are being replaced")
+		To(BeNumerically("<=", 6), "one connection of latchkey, one of the manager, and those that are being replaced")
 	for _, state := range o.ListConnectionStates(t.Context()) {
 		g.Expect(state.Identity).To(Equal(before[state.Extension.Name].Identity))
-		g.Expect(state.TokenExpires).To(Equal(before[state.Extension.Name].TokenExpires), "with the token that it had")
+		g.Expect(state.TokenExpires).To(Equal(before[state.Extension.Name].TokenExpires), "the extension keeps its token")
 	}
 	events := auditLog(t, restarted)
 	probes := atOnce(events, func(e auditEvent) bool { return e.ObjectRef.Resource == "selfsubjectreviews" })
 	t.Logf("at most %d SelfSubjectReviews at a time", probes)
-	g.Expect(probes).To(And(BeNumerically(">", 0), BeNumerically("<=", 10)), "the cap per target")
+	g.Expect(probes).To(And(BeNumerically(">", 0), BeNumerically("<=", 10)), "the limit per target")
 	for _, event := range events {
 		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").
-			To(BeFalse(), "a valid token was requested anew: %s", event)
+			To(BeFalse(), "the operator replaced a token that was still valid: %s", event)
 	}
 	c.forget()
 	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "after"}})
-	g.Eventually(heard("create after")).WithTimeout(patience).Should(Equal(20), "the watches came back")
+	g.Eventually(countEvents("create after")).WithTimeout(patience).Should(Equal(20), "the watches resumed")
 }

@@ -40,11 +40,11 @@ import (
 )
 
 const (
-	// operatorUser is who host operators are to the API server.
+	// operatorUser is the user name of host operators at the API server.
 	operatorUser = "host-operator"
-	// adminUser is who the tests themselves are.
+	// adminUser is the user name of the tests themselves.
 	adminUser = "admin"
-	// userAgent is what connections call themselves, before their key.
+	// userAgent is the first part of the User-Agent of connections; the extension's key follows.
 	userAgent = "latchkey-e2e"
 	patience  = testenv.Patience
 )
@@ -57,7 +57,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	verbose := flag.Bool("operator-log", false, "print what the host operators log")
+	verbose := flag.Bool("operator-log", false, "print the logs of the host operators")
 	flag.Parse()
 	log := logr.New(&tap{funcr.New(captured.write, funcr.Options{Verbosity: 10}).GetSink()})
 	if *verbose {
@@ -83,7 +83,8 @@ func prepare(ctx context.Context) error {
 	return err
 }
 
-// quick are options with which tests do not wait for the defaults' tens of seconds.
+// quick returns options with short times, so that tests do not wait for the defaults' tens of
+// seconds.
 func quick(options clustercache.Options) clustercache.Options {
 	if options.Client.UserAgent == "" {
 		options.Client.UserAgent = userAgent
@@ -106,12 +107,12 @@ type operator struct {
 	stop    context.CancelFunc
 	ended   chan error
 	before  []goleak.Option
-	filters int      // watch.Filter goroutines before
-	also    []func() // closes more connections that are not the operator's
+	filters int      // number of watch.Filter goroutines before
+	also    []func() // each closes connections that are not the operator's
 }
 
-// newOperator makes a host operator that is not started. The tests themselves guard which
-// ServiceAccounts are named.
+// newOperator creates a host operator that is not started. The tests themselves control which
+// ServiceAccounts extensions name, so the default of AllowIdentity is GuardedByAdmission.
 func newOperator(t testing.TB, options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	if options.AllowIdentity == nil && options.Credentials == nil {
@@ -120,7 +121,8 @@ func newOperator(t testing.TB, options clustercache.Options, more ...func(*opera
 	return newOperatorWithoutGuard(t, options, more...)
 }
 
-// newOperatorWithoutGuard calls more with the operator's manager before its ClusterCache is set up.
+// newOperatorWithoutGuard is newOperator without a default for AllowIdentity. The functions in more
+// receive the operator after its manager is created, and before its ClusterCache is set up.
 func newOperatorWithoutGuard(t testing.TB, options clustercache.Options,
 	more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
@@ -129,14 +131,14 @@ func newOperatorWithoutGuard(t testing.TB, options clustercache.Options,
 	return newOperatorAt(t, restConfig, options, more...)
 }
 
-// newOperatorAt makes a host operator whose manager uses that config.
+// newOperatorAt creates a host operator whose manager uses restConfig.
 func newOperatorAt(t testing.TB, restConfig *rest.Config, options clustercache.Options,
 	more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
 	return newOperatorWith(t, restConfig, manager.Options{}, options, more...)
 }
 
-// newOperatorWith makes a host operator whose manager has those options.
+// newOperatorWith creates a host operator whose manager uses restConfig and managerOptions.
 func newOperatorWith(t testing.TB, restConfig *rest.Config, managerOptions manager.Options,
 	options clustercache.Options, more ...func(*operator, *clustercache.Options)) *operator {
 	t.Helper()
@@ -154,18 +156,19 @@ func newOperatorWith(t testing.TB, restConfig *rest.Config, managerOptions manag
 	return o
 }
 
-// leaks are the options to find what is new from now on.
+// leaks returns the options that find the goroutines that start from now on.
 func leaks() []goleak.Option {
 	return testenv.NewGoroutines(goleak.IgnoreTopFunction(watchFilter))
 }
 
-// unnamed lets controllers of one name exist one after the other in a process.
+// unnamed returns options that allow several controllers of one name, one after the other, in a
+// process.
 func unnamed() controller.Options {
 	skip := true
 	return controller.Options{SkipNameValidation: &skip}
 }
 
-// start starts the manager. At the end of the test it is stopped and must leave nothing behind.
+// start starts the manager. The end of the test stops the manager, which must leave nothing behind.
 func (o *operator) start(t testing.TB) *operator {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -175,7 +178,7 @@ func (o *operator) start(t testing.TB) *operator {
 	return o
 }
 
-// end stops the manager, once, and looks for leaks.
+// end stops the manager, once, and checks for leaks.
 func (o *operator) end(t testing.TB) {
 	t.Helper()
 	if o.stop == nil {
@@ -196,17 +199,17 @@ func (o *operator) stopManager(t testing.TB) {
 			t.Errorf("the manager ended with %v", err)
 		}
 	case <-time.After(patience):
-		t.Fatal("the manager does not end")
+		t.Fatal("the manager did not end")
 	}
 }
 
-// leftNothing looks for what an operator that has stopped left behind.
+// leftNothing checks that an operator that has stopped leaves no goroutines behind.
 func (o *operator) leftNothing(t testing.TB) {
 	t.Helper()
 	NewWithT(t).Eventually(func() error {
-		// What is not the operator's to close: the manager's own connections, which live as long as
-		// the process, and ours. A connection is not idle until its cancelled streams have ended,
-		// so this is done again.
+		// The operator does not close the manager's own connections, which live as long as the
+		// process, nor those of the tests. A connection is not idle until its cancelled streams
+		// have ended, so each attempt closes idle connections again.
 		utilnet.CloseIdleConnectionsFor(o.mgr.GetHTTPClient().Transport)
 		utilnet.CloseIdleConnectionsFor(adminHTTP.Transport)
 		for _, f := range o.also {
@@ -216,18 +219,18 @@ func (o *operator) leftNothing(t testing.TB) {
 	}).WithTimeout(patience).Should(Succeed(), "the host operator left goroutines behind")
 	NewWithT(t).Eventually(func() int { return count(watchFilter) }).WithTimeout(patience).
 		Should(BeNumerically("<=", o.filters+1),
-			"watch.Filter goroutines: one is the manager's own watch of ServiceAccounts, which controller-runtime leaves "+
-				"behind when it stops; connections must leave none")
+			"watch.Filter goroutines: controller-runtime leaves one behind when it stops, for the manager's own watch of "+
+				"ServiceAccounts; connections must leave none")
 }
 
-// watchFilter is a goroutine that controller-runtime's metadata informers leave behind when they
-// are stopped.
+// watchFilter is the function of a goroutine that controller-runtime's metadata informers leave
+// behind when they stop.
 const watchFilter = "k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"
 
-// count counts goroutines that are in function.
+// count returns the number of goroutines that are in function.
 func count(function string) int {
 	var stacks bytes.Buffer
-	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2) // a buffer takes everything
+	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2) // a write to a buffer does not fail
 	return strings.Count(stacks.String(), "\n"+function+"(")
 }
 
@@ -241,13 +244,13 @@ func startOperator(t *testing.T, options clustercache.Options) *operator {
 	return newOperator(t, options).start(t)
 }
 
-// state is the connection of the extension of that name.
+// state returns the connection state of the extension of that name.
 func (o *operator) state(name string) clustercache.ConnectionState {
 	state, _ := o.GetConnectionState(context.Background(), client.ObjectKey{Name: name})
 	return state
 }
 
-// waitFor waits until the extension's state is as wanted and returns it.
+// waitFor waits until the extension's state satisfies wanted, and returns the state.
 func (o *operator) waitFor(t *testing.T, name string,
 	wanted func(clustercache.ConnectionState) bool) clustercache.ConnectionState {
 	t.Helper()
@@ -271,7 +274,7 @@ func (o *operator) waitReason(t *testing.T, name string, reason clustercache.Rea
 	})
 }
 
-// namespace makes a namespace that is deleted after the test.
+// namespace creates a namespace, and deletes it after the test.
 func namespace(t *testing.T) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}
@@ -279,7 +282,7 @@ func namespace(t *testing.T) string {
 	return ns.Name
 }
 
-// create creates an object that is deleted after the test.
+// create creates an object, and deletes it after the test.
 func create(t *testing.T, object client.Object) {
 	t.Helper()
 	NewWithT(t).Expect(admin.Create(t.Context(), object)).To(Succeed())
@@ -294,7 +297,7 @@ func serviceAccount(namespace, name string) *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
 
-// extension names a ServiceAccount of the same name.
+// extension returns an extension that names a ServiceAccount of the same name.
 func extension(namespace, name string) *unstructured.Unstructured {
 	e := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"namespace":      namespace,
@@ -305,8 +308,8 @@ func extension(namespace, name string) *unstructured.Unstructured {
 	return e
 }
 
-// tenant creates an extension with a ServiceAccount of its name, which may do everything with core
-// resources in its namespace.
+// tenant creates an extension with a ServiceAccount of the same name. The ServiceAccount has every
+// verb on core resources in its namespace.
 func tenant(t *testing.T, namespace, name string) {
 	t.Helper()
 	create(t, serviceAccount(namespace, name))
@@ -314,17 +317,17 @@ func tenant(t *testing.T, namespace, name string) {
 	create(t, extension(namespace, name))
 }
 
-// everythingInCore allows everything with core resources.
+// everythingInCore allows every verb on core resources.
 var everythingInCore = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"*"}, Verbs: []string{"*"}}
 
-// grant gives a ServiceAccount rights in its namespace.
+// grant grants a ServiceAccount permissions in its namespace.
 func grant(t *testing.T, namespace, name string, rules ...rbacv1.PolicyRule) {
 	t.Helper()
 	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Rules: rules})
 	create(t, roleBinding(namespace, name, rbacv1.Subject{Kind: "ServiceAccount", Namespace: namespace, Name: name}))
 }
 
-// roleBinding binds the Role of its name.
+// roleBinding returns a RoleBinding to the Role of the same name.
 func roleBinding(namespace, name string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -333,7 +336,7 @@ func roleBinding(namespace, name string, subjects ...rbacv1.Subject) *rbacv1.Rol
 	}
 }
 
-// grantTo lets a user or group do everything with core resources of a namespace.
+// grantTo grants a user or group every verb on core resources in a namespace.
 func grantTo(t *testing.T, namespace, kind, name string) {
 	t.Helper()
 	role := strings.ReplaceAll(name, ":", "-")
@@ -343,7 +346,7 @@ func grantTo(t *testing.T, namespace, kind, name string) {
 	create(t, roleBinding(namespace, role, rbacv1.Subject{Kind: kind, Name: name}))
 }
 
-// closeIdle closes the TCP connections of a client that was made from a config.
+// closeIdle closes the idle TCP connections of a client that was created from a config.
 func closeIdle(c rest.Interface) {
 	utilnet.CloseIdleConnectionsFor(c.(*rest.RESTClient).Client.Transport)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// elsewhere maps extensions to other API servers by name; those not named go to the real one. All
-// use one token.
+// elsewhere returns a Provider that maps extensions to other API servers by name. Extensions that
+// hosts does not name use the real API server. All extensions use one token.
 func elsewhere(token string, hosts map[string]string) credential.Provider {
 	return credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
 		base *rest.Config) (*rest.Config, error) {
@@ -39,7 +39,7 @@ func nobodyListens(t *testing.T) string {
 	return "https://" + listener.Addr().String()
 }
 
-// neverAnswers returns an address that accepts connections and then says nothing.
+// neverAnswers returns an address that accepts connections and then sends nothing.
 func neverAnswers(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -66,8 +66,8 @@ func neverAnswers(t *testing.T) string {
 	return "https://" + listener.Addr().String()
 }
 
-// expectUnaffected expects that extensions at the real server connect, and stay so, whatever
-// happens elsewhere.
+// expectUnaffected checks that extensions at the real API server connect and stay connected,
+// despite failures of other API servers.
 func expectUnaffected(t *testing.T, o *operator, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -98,7 +98,7 @@ func TestUnreachableAPIServer(t *testing.T) {
 	expectNotConnected(t, o, "nowhere", clustercache.Unreachable)
 	var opError *net.OpError
 	_, err := o.GetClient(t.Context(), key("nowhere"))
-	g.Expect(errors.As(err, &opError)).To(BeTrue(), "the cause is in the chain: %v", err)
+	g.Expect(errors.As(err, &opError)).To(BeTrue(), "the error chain contains the cause: %v", err)
 	expectUnaffected(t, o, "fine")
 }
 
@@ -152,8 +152,8 @@ func TestRejectedCredential(t *testing.T) {
 	expectUnaffected(t, o, "fine")
 }
 
-// The API server dies and comes back: everybody is told, everybody heals, and valid tokens are used
-// on.
+// TestAPIServerRestart kills and restarts the API server. Every extension becomes Unreachable and
+// then recovers, and valid tokens stay in use.
 func TestAPIServerRestart(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -168,7 +168,7 @@ func TestAPIServerRestart(t *testing.T) {
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create before"))
 
 	g.Expect(cp.KillAPIServer(t.Context())).To(Succeed())
-	o.filters++ // the manager's own watch of metadata may leave one behind
+	o.filters++ // the manager's own watch of metadata may leave a goroutine behind
 	restart := sync.OnceValue(func() error { return cp.StartAPIServer(context.Background()) })
 	t.Cleanup(func() { g.Expect(restart()).To(Succeed()) }) // also if the test fails
 	for name := range before {
@@ -187,9 +187,9 @@ func TestAPIServerRestart(t *testing.T) {
 	}
 	c.forget()
 	create(t, configMap(ns, "after"))
-	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create after"), "the watch came back")
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create after"), "the watch resumed")
 	for _, event := range auditLog(t, restarted) {
 		g.Expect(event.User.Username == operatorUser && event.what() == "create serviceaccounts/token").
-			To(BeFalse(), "a valid token was requested anew: %s", event)
+			To(BeFalse(), "the operator replaced a token that was still valid: %s", event)
 	}
 }

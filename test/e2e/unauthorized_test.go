@@ -27,27 +27,28 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// oldToken is after what time a token is replaced when it is refused, with something to spare.
+// oldToken is the age after which a refused token is replaced, with a margin.
 const oldToken = 11 * time.Second
 
-// waitOld waits until tokens that were issued before since are old.
+// waitOld waits until tokens that were issued before since are older than oldToken.
 func waitOld(t *testing.T, since time.Time) {
 	t.Helper()
 	NewWithT(t).Eventually(func() time.Duration { return time.Since(since) }).WithTimeout(patience).
 		Should(BeNumerically(">", oldToken))
 }
 
-// startFaultyOperator starts one that reaches the API server through f.
-func startFaultyOperator(t *testing.T, f *faults, options clustercache.Options) (o *operator, own string) {
+// startFaultyOperator starts a host operator that reaches the API server through f, and returns its
+// token too.
+func startFaultyOperator(t *testing.T, f *faults, options clustercache.Options) (o *operator, operatorToken string) {
 	t.Helper()
-	config, own := f.operatorConfig(t)
+	config, operatorToken := f.operatorConfig(t)
 	options.AllowIdentity = clustercache.GuardedByAdmission
 	o = newOperatorAt(t, config, options)
 	o.also = append(o.also, f.quiet)
-	return o.start(t), own
+	return o.start(t), operatorToken
 }
 
-// tokensIssued is how many tokens of a ServiceAccount the API server issued to the operator.
+// tokensIssued counts the tokens of a ServiceAccount that the API server issued to the operator.
 func tokensIssued(events []auditEvent, namespace, name string) (n int) {
 	for _, event := range events {
 		if event.Stage == "ResponseComplete" && event.what() == "create serviceaccounts/token" &&
@@ -59,14 +60,15 @@ func tokensIssued(events []auditEvent, namespace, name string) (n int) {
 	return n
 }
 
-// Five hundred at once, of whom one or all are refused with the token that they have: one
-// TokenRequest, and every write is applied once.
+// TestFiveHundredAtOnce sends 500 writes at once. In one round the API server refuses the current
+// token for one write, and in the next round for all. Each round leads to one TokenRequest, and
+// every write is applied once.
 func TestFiveHundredAtOnce(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "busy")
 	f := newFaults(t)
-	o, own := startFaultyOperator(t, f,
+	o, operatorToken := startFaultyOperator(t, f,
 		clustercache.Options{
 			Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 10000, Burst: 10000, Timeout: patience},
 		})
@@ -108,25 +110,26 @@ func TestFiveHundredAtOnce(t *testing.T) {
 	}
 	f.answer.Store(&one)
 	post("one")
-	g.Expect(posts.Load()).To(BeEquivalentTo(501), "one was sent again")
+	g.Expect(posts.Load()).To(BeEquivalentTo(501), "one request was sent again")
 	g.Expect(tokensIssued(auditLog(t, once), ns, "busy")).To(Equal(1))
 	f.answer.Store(nil)
 
 	waitOld(t, time.Now())
 	all := time.Now()
-	f.revoke(own)
+	f.revoke(operatorToken)
 	post("all")
 	g.Expect(tokensIssued(auditLog(t, all), ns, "busy")).To(Equal(1))
-	g.Expect(o.state("busy").Generation).To(BeEquivalentTo(1), "nobody was disconnected for it")
+	g.Expect(o.state("busy").Generation).To(BeEquivalentTo(1), "the refusals disconnect no extension")
 }
 
-// An aggregated API that takes nobody's word says nothing of a token: nobody is disconnected, and
-// there is no storm.
+// TestAggregatedAPIThatRefusesEverybody covers an aggregated API that refuses every caller. Such a
+// refusal proves nothing about a token. No extension is disconnected, and there is no storm of
+// TokenRequests or probes.
 func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 	g := NewWithT(t)
-	var refused atomic.Int32
+	var refusals atomic.Int32
 	quiet := aggregate(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		refused.Add(1)
+		refusals.Add(1)
 		w.WriteHeader(http.StatusUnauthorized)
 	}))
 	ns := namespace(t)
@@ -162,7 +165,7 @@ func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	g.Expect(refused.Load()).To(BeNumerically(">", 200))
+	g.Expect(refusals.Load()).To(BeNumerically(">", 200))
 	probes := map[string]int{}
 	events := auditLog(t, begin)
 	took := time.Since(begin)
@@ -181,12 +184,13 @@ func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
 		g.Expect(probes[name]).To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(2*time.Second))+1)),
 			name+": probes")
 	}
-	t.Logf("%d requests refused in %s", refused.Load(), took)
+	t.Logf("%d requests refused in %s", refusals.Load(), took)
 }
 
-// Whatever is made from a connection's config acts as its identity, and goes on when the token is
-// replaced: a clientset, a dynamic client, a plain HTTP client, and what upgrades its TCP
-// connection as exec and port-forward do.
+// TestRESTConfigInOtherHands checks the clients that a caller creates from a connection's config.
+// Each client acts as the connection's identity, and continues when the token is replaced. The
+// clients are a clientset, a dynamic client, a plain HTTP client, and one that upgrades its TCP
+// connection. exec and port-forward upgrade in this way.
 func TestRESTConfigInOtherHands(t *testing.T) {
 	g := NewWithT(t)
 	quiet := aggregate(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -249,7 +253,7 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 	for way := range ways {
 		tenant(t, ns, way)
 	}
-	o, own := startFaultyOperator(t, f, clustercache.Options{})
+	o, operatorToken := startFaultyOperator(t, f, clustercache.Options{})
 	o.also = append(o.also, quiet)
 	uids := map[string]types.UID{}
 	for way := range ways {
@@ -266,12 +270,12 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 	}
 	waitOld(t, begin)
 	revoked := time.Now()
-	f.revoke(own)
+	f.revoke(operatorToken)
 	for way, try := range ways {
 		config, err := o.GetRESTConfig(t.Context(), key(way))
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(try(config)).To(Succeed(), way+", at the first attempt")
-		// What one changes is nobody else's.
+		// A caller's changes to a config do not affect other callers.
 		config.Host, config.UserAgent, config.WrapTransport, config.Timeout = "https://elsewhere.invalid", "changed", nil,
 			time.Nanosecond
 		clear(config.CAData)
@@ -281,8 +285,8 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 	}
 	served := map[string]int{}
 	for _, event := range auditLog(t, begin) {
-		_, way, ofConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
-		if !ofConnection || event.Stage != "ResponseComplete" && event.Stage != "ResponseStarted" {
+		_, way, isConnection := strings.Cut(event.UserAgent, userAgent+" extension/")
+		if !isConnection || event.Stage != "ResponseComplete" && event.Stage != "ResponseStarted" {
 			continue
 		}
 		g.Expect(event.User.Username).To(Equal("system:serviceaccount:"+ns+":"+way), event.String())

@@ -28,8 +28,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// fakeController is a started controller with a real queue that nobody works off; it notes what
-// handlers are given.
+// fakeController is a started controller with a real queue, from which no worker takes requests.
+// The controller records the events that its handlers receive.
 type fakeController struct {
 	ctx   context.Context
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -48,11 +48,11 @@ func newFakeController(t *testing.T) *fakeController {
 
 func (c *fakeController) Watch(src source.Source) error { return src.Start(c.ctx, c.queue) }
 
-func (c *fakeController) note(what string, object client.Object) {
+func (c *fakeController) note(verb string, object client.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.events = append(c.events, what+" "+object.GetName())
-	object.SetName("handlers get copies") // and may do this
+	c.events = append(c.events, verb+" "+object.GetName())
+	object.SetName("handlers get copies") // and may therefore change them
 }
 
 func (c *fakeController) seen() []string {
@@ -89,7 +89,7 @@ func configMap(namespace, name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
 
-// metadataOf makes an object of which only the metadata is watched.
+// metadataOf returns an object for a watch of only the metadata of a kind.
 func metadataOf(kind string) *metav1.PartialObjectMetadata {
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
@@ -107,7 +107,7 @@ func TestWatch(t *testing.T) {
 
 	watch := clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), ns))
 	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed())
-	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed(), "the same again is a no-op")
+	g.Expect(o.Watch(ctx, key("watcher"), watch)).To(Succeed(), "an identical second call is a no-op")
 	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", &corev1.Secret{}, ns)))).
 		To(MatchError(clustercache.ErrWatchConflict))
 	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(c.watch("content", metadataOf("ConfigMap"), "")))).
@@ -115,16 +115,16 @@ func TestWatch(t *testing.T) {
 
 	create(t, configMap(ns, "a"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
-	// Nobody else's RemoveInformer stops an informer that a watch holds.
+	// RemoveInformer of another caller does not stop an informer that a watch uses.
 	whole, err := o.GetCluster(ctx, key("watcher"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(whole.GetCache().RemoveInformer(ctx, metadataOf("ConfigMap"))).To(Succeed())
 	create(t, configMap(ns, "b"))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create b"))
-	// A reconnect brings the watch back by itself.
+	// After a reconnect the watch resumes by itself.
 	g.Expect(admin.Delete(ctx, serviceAccount(ns, "watcher"))).To(Succeed())
 	o.waitReason(t, "watcher", clustercache.ServiceAccountNotFound)
-	g.Expect(o.state("watcher").Watches).To(HaveLen(1), "it stays registered")
+	g.Expect(o.state("watcher").Watches).To(HaveLen(1), "the watch stays registered")
 	c.forget()
 	create(t, configMap(ns, "while-down"))
 	create(t, serviceAccount(ns, "watcher"))
@@ -136,11 +136,11 @@ func TestWatch(t *testing.T) {
 			count++
 		}
 	}
-	g.Expect(count).To(Equal(1), "it was registered once")
+	g.Expect(count).To(Equal(1), "the watch was registered once")
 
-	// Unwatch ends it; another watch proves that events still flow.
+	// Unwatch ends the watch. Another watch proves that events still arrive.
 	g.Expect(o.Unwatch(ctx, key("watcher"), "content")).To(Succeed())
-	g.Expect(o.Unwatch(ctx, key("watcher"), "content")).To(Succeed(), "what is not registered is no error")
+	g.Expect(o.Unwatch(ctx, key("watcher"), "content")).To(Succeed(), "Unwatch without a registration is no error")
 	g.Expect(o.state("watcher").Watches).To(BeEmpty())
 	c.forget()
 	other := newFakeController(t)
@@ -151,7 +151,9 @@ func TestWatch(t *testing.T) {
 	g.Expect(c.seen()).To(BeEmpty())
 }
 
-// A kind that is not served is waited for: OnError is told, and the controller when it is there.
+// TestWatchOfAKindThatIsNotServed checks that a watch waits for a kind that is not served. OnError
+// is notified of the missing kind, and again when the kind is served. The controller then receives
+// the events.
 func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -169,12 +171,12 @@ func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
 	o.waitConnected(t, "watcher")
 	c := newFakeController(t)
-	told := make(chan clustercache.WatchError, 100)
+	watchErrors := make(chan clustercache.WatchError, 100)
 	options := c.watch("comers", late(""), ns)
-	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { watchErrors <- err }
 	g.Expect(o.Watch(t.Context(), key("watcher"), clustercache.NewWatcher(options))).To(Succeed())
 	var missing clustercache.WatchError
-	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(&missing))
 	g.Expect(missing.State).To(Equal(scopedcache.NotServed))
 	g.Expect(missing.Err).To(Satisfy(isNoMatch))
 	g.Expect(o.state("watcher").Scopes).
@@ -193,13 +195,13 @@ func TestWatchOfAKindThatIsNotServed(t *testing.T) {
 					"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}},
 			}},
 	}})
-	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
 	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(t.Context(), late("late"))) }).
 		WithTimeout(patience).Should(Succeed())
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create late"))
 }
 
-// A watch lives as long as somebody depends on it.
+// TestWatchDependents checks that a watch stays registered as long as it has a dependent.
 func TestWatchDependents(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -220,7 +222,7 @@ func TestWatchDependents(t *testing.T) {
 	g.Expect(o.state("watcher").Watches).To(BeEmpty())
 }
 
-// A handler may end its own watch.
+// TestUnwatchInsideAHandler checks that a handler may end its own watch.
 func TestUnwatchInsideAHandler(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -252,14 +254,14 @@ func createConfigMaps(t *testing.T, namespace string, names ...string) {
 	}
 }
 
-// contentOf makes a content watch that notes what it hears.
+// contentOf returns a content watch that records the events that it receives.
 func (c *fakeController) contentOf(name string, objects ...client.Object) clustercache.ContentWatch {
 	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 		Name: name, Watcher: c, Objects: objects, EventHandler: c.watch(name, nil, "").EventHandler,
 	})
 }
 
-// kinds are the kinds that the extension watches.
+// kinds returns the kinds that the extension watches, each with its namespace.
 func (o *operator) kinds(name string) (kinds []string) {
 	for _, w := range o.state(name).Watches {
 		kinds = append(kinds, w.Kind.Kind+"/"+w.Scope.Namespace)
@@ -267,8 +269,8 @@ func (o *operator) kinds(name string) (kinds []string) {
 	return kinds
 }
 
-// Exactly the kinds of the content are watched, where the content is: rights in that namespace
-// suffice.
+// TestWatchContent checks that exactly the kinds of the content are watched, in the namespace of
+// the content. Permissions in that namespace suffice.
 func TestWatchContent(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -286,7 +288,8 @@ func TestWatchContent(t *testing.T) {
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "s"}})
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create a", "create s"))
 
-	// A kind that is not served is waited for; the others are watched, and what has left is not.
+	// The watch waits for a kind that is not served, and watches the others. A kind that is no
+	// longer in the content is not watched.
 	missing := gadget()
 	missing.SetNamespace(ns)
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "svc"}}
@@ -294,17 +297,17 @@ func TestWatchContent(t *testing.T) {
 		To(Succeed())
 	g.Expect(o.kinds("owner")).To(Equal([]string{"ConfigMap/" + ns, "Service/" + ns, "Gadget/" + ns}))
 	g.Eventually(func() int { return watchesOf(t, "secrets", ns) }).WithTimeout(patience).
-		Should(BeZero(), "its informer has stopped")
+		Should(BeZero(), "the informer of Secrets has stopped")
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "left"}})
 	createConfigMaps(t, ns, "b")
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create b"))
 	g.Expect(c.seen()).NotTo(ContainElement("create left"))
 
-	// It comes back by itself after a reconnect.
+	// The content watch resumes by itself after a reconnect.
 	g.Expect(admin.Delete(ctx, serviceAccount(ns, "owner"))).To(Succeed())
 	o.waitReason(t, "owner", clustercache.ServiceAccountNotFound)
 	g.Expect(o.WatchContent(ctx, key("owner"), c.contentOf("content"))).To(MatchError(clustercache.ErrNotConnected))
-	g.Expect(o.kinds("owner")).To(HaveLen(3), "nothing has changed")
+	g.Expect(o.kinds("owner")).To(HaveLen(3), "the failed call changes nothing")
 	c.forget()
 	create(t, serviceAccount(ns, "owner"))
 	o.waitConnected(t, "owner")
@@ -315,8 +318,8 @@ func TestWatchContent(t *testing.T) {
 	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(BeZero())
 }
 
-// watchesOf is how many watches of a resource in a namespace the API server has begun for
-// ServiceAccounts of that namespace and not ended, by its audit log.
+// watchesOf returns the number of open watches of a resource in a namespace, according to the API
+// server's audit log. Only watches by ServiceAccounts of that namespace count.
 func watchesOf(t *testing.T, resource, namespace string) int {
 	t.Helper()
 	open := map[string]bool{}
@@ -325,7 +328,7 @@ func watchesOf(t *testing.T, resource, namespace string) int {
 			!strings.HasPrefix(event.User.Username, "system:serviceaccount:"+namespace+":") {
 			continue
 		}
-		open[event.AuditID] = event.Stage != "ResponseComplete" // which is the last
+		open[event.AuditID] = event.Stage != "ResponseComplete" // the last stage
 	}
 	for id := range open {
 		if !open[id] {
@@ -335,7 +338,8 @@ func watchesOf(t *testing.T, resource, namespace string) int {
 	return len(open)
 }
 
-// OnError hears that the identity may not watch, and that it may again; it may end the watch.
+// TestOnError checks that OnError is notified when the identity may not watch, and when it may
+// watch again. OnError may end the watch.
 func TestOnError(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -345,12 +349,12 @@ func TestOnError(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
 	state := o.waitConnected(t, "poor")
 	c := newFakeController(t)
-	told := make(chan clustercache.WatchError, 100)
+	watchErrors := make(chan clustercache.WatchError, 100)
 	options := c.watch("content", &corev1.ConfigMap{}, ns)
-	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { watchErrors <- err }
 	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(options))).To(Succeed())
 	var denied clustercache.WatchError
-	g.Eventually(told).WithTimeout(patience).Should(Receive(&denied))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(&denied))
 	g.Expect(denied.State).To(Equal(scopedcache.Forbidden))
 	g.Expect(apierrors.IsForbidden(denied.Err)).To(BeTrue())
 	g.Expect(denied.Extension).To(Equal(key("poor")))
@@ -362,23 +366,24 @@ func TestOnError(t *testing.T) {
 	createConfigMaps(t, ns, "a")
 	grant(t, ns, "poor",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
-	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
 
-	// Another one ends its watch as soon as it hears of a problem.
-	ended := make(chan error, 1)
+	// Another OnError ends its watch at the first notification.
+	unwatchErr := make(chan error, 1)
 	other := c.watch("secrets", &corev1.Secret{}, ns)
 	other.OnError = func(ctx context.Context, err clustercache.WatchError) {
-		ended <- o.Unwatch(ctx, key("poor"), err.Name)
+		unwatchErr <- o.Unwatch(ctx, key("poor"), err.Name)
 	}
 	g.Expect(o.Watch(ctx, key("poor"), clustercache.NewWatcher(other))).To(Succeed())
-	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Eventually(unwatchErr).WithTimeout(patience).Should(Receive(BeNil()))
 	g.Expect(o.kinds("poor")).To(Equal([]string{"ConfigMap/" + ns}))
 }
 
-// A right that is revoked ends the watch, tells OnError and the extension sources, and reads are
-// Forbidden; when it is granted again everything goes on by itself. With WatchRBAC nobody waits for
-// AccessReviewInterval. The state says what is the matter.
+// TestRevokedRightOfAConnection revokes a permission and grants it again. The revocation ends the
+// watch and notifies OnError and the extension sources, and reads are Forbidden. After the grant
+// everything resumes by itself. With WatchRBAC no caller waits for AccessReviewInterval. The state
+// reports the problem.
 func TestRevokedRightOfAConnection(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -395,9 +400,9 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 		clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	o.waitConnected(t, "tenant")
 	c := newFakeController(t)
-	told := make(chan clustercache.WatchError, 100)
+	watchErrors := make(chan clustercache.WatchError, 100)
 	options := c.watch("content", &corev1.ConfigMap{}, ns)
-	options.OnError = func(_ context.Context, err clustercache.WatchError) { told <- err }
+	options.OnError = func(_ context.Context, err clustercache.WatchError) { watchErrors <- err }
 	g.Expect(o.Watch(ctx, key("tenant"), clustercache.NewWatcher(options))).To(Succeed())
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create a"))
 	tenantClient, err := o.GetClient(ctx, key("tenant"))
@@ -414,11 +419,11 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 	drain()
 	binding := roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"})
 	g.Expect(admin.Delete(ctx, binding)).To(Succeed())
-	begun := time.Now()
+	begin := time.Now()
 	g.Eventually(read).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(apierrors.IsForbidden))
-	t.Logf("The read was refused %s after the revocation", time.Since(begun).Round(10*time.Millisecond))
+	t.Logf("the read was refused %s after the revocation", time.Since(begin).Round(10*time.Millisecond))
 	var lost clustercache.WatchError
-	g.Eventually(told).WithTimeout(patience).Should(Receive(&lost))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(&lost))
 	g.Expect(lost.State).To(Equal(scopedcache.Forbidden))
 	g.Expect(lost.Err).To(MatchError(ContainSubstring("system:serviceaccount:" + ns + ":tenant")))
 	g.Eventually(sources).WithTimeout(patience).Should(Receive())
@@ -433,22 +438,23 @@ func TestRevokedRightOfAConnection(t *testing.T) {
 	drain()
 	create(t, roleBinding(ns, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"}))
 	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create b", "delete a"))
-	g.Eventually(told).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
+	g.Eventually(watchErrors).WithTimeout(patience).Should(Receive(HaveField("State", scopedcache.Synced)))
 	g.Eventually(sources).WithTimeout(patience).Should(Receive())
 	g.Expect(read()).To(Succeed())
 }
 
-// sourceEvents tells of every event of an extension source about an extension, from now on.
+// sourceEvents returns a channel that receives every event of an extension source about an
+// extension, from now on.
 func sourceEvents(t *testing.T, o *operator, name string) <-chan struct{} {
 	t.Helper()
 	events := make(chan struct{}, 100)
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
 	ctx, cancel := context.WithCancel(context.Background())
 	first := make(chan struct{})
-	source := o.GetExtensionSource("rights", func(_ context.Context, extension client.Object) []ctrl.Request {
+	source := o.GetExtensionSource("permissions", func(_ context.Context, extension client.Object) []ctrl.Request {
 		if extension.GetName() == name {
 			select {
-			case first <- struct{}{}: // what is already known
+			case first <- struct{}{}: // the event about the state at the start
 			default:
 				events <- struct{}{}
 			}

@@ -20,8 +20,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// rivals are the caches that are measured beside each other, in one run and by turns, so that what
-// the machine does else concerns both.
+// rivals are the caches that the benchmarks compare. The benchmarks measure them alternately in one
+// run, so that other load on the machine affects both.
 var rivals = [2]struct {
 	name string
 	new  cache.NewCacheFunc
@@ -30,53 +30,53 @@ var rivals = [2]struct {
 	{"controller-runtime", cache.New},
 }
 
-// ring is where rivals are measured: a namespace with 100 ConfigMaps, which a user may read
-// everywhere.
-type ring struct {
+// benchmarkEnv is the environment in which the rivals are measured: a namespace with 100
+// ConfigMaps, and a user with permission to list and watch ConfigMaps in all namespaces.
+type benchmarkEnv struct {
 	namespace  string
 	config     *rest.Config
 	httpClient *http.Client
 	mapper     meta.RESTMapper
 }
 
-func newRing(b *testing.B) ring {
+func newBenchmarkEnv(b *testing.B) benchmarkEnv {
 	b.Helper()
 	g := NewWithT(b)
-	r := ring{namespace: namespace(b)}
+	env := benchmarkEnv{namespace: createNamespace(b)}
 	u := newUser(b)
 	u.grant(b, "", "configmaps", "list", "watch")
 	for i := range 100 {
-		object := configMap(r.namespace, fmt.Sprintf("object-%d", i))
-		object.Data = map[string]string{"content": "some of it"}
+		object := configMap(env.namespace, fmt.Sprintf("object-%d", i))
+		object.Data = map[string]string{"content": "some content"}
 		create(b, object)
 	}
-	r.config = rest.CopyConfig(u.config)
+	env.config = rest.CopyConfig(u.config)
 	var err error
-	r.httpClient, err = rest.HTTPClientFor(r.config)
+	env.httpClient, err = rest.HTTPClientFor(env.config)
 	g.Expect(err).NotTo(HaveOccurred())
-	r.mapper, err = apiutil.NewDynamicRESTMapper(r.config, r.httpClient)
+	env.mapper, err = apiutil.NewDynamicRESTMapper(env.config, env.httpClient)
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = r.mapper.RESTMapping(corev1.SchemeGroupVersion.WithKind("ConfigMap").GroupKind())
+	_, err = env.mapper.RESTMapping(corev1.SchemeGroupVersion.WithKind("ConfigMap").GroupKind())
 	g.Expect(err).NotTo(HaveOccurred())
-	return r
+	return env
 }
 
-// start starts a cache, which is stopped by stop.
-func (r ring) start(b *testing.B, newCache cache.NewCacheFunc) (_ cache.Cache, stop func()) {
+// start starts a cache. The returned function stops it and waits until it has ended.
+func (env benchmarkEnv) start(b *testing.B, newCache cache.NewCacheFunc) (_ cache.Cache, stop func()) {
 	b.Helper()
-	made, err := newCache(r.config, cache.Options{HTTPClient: r.httpClient, Mapper: r.mapper})
+	created, err := newCache(env.config, cache.Options{HTTPClient: env.httpClient, Mapper: env.mapper})
 	NewWithT(b).Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := ending(func() { _ = made.Start(ctx) })
-	NewWithT(b).Expect(made.WaitForCacheSync(ctx)).To(BeTrue())
-	return made, func() {
+	ended := runInBackground(func() { _ = created.Start(ctx) })
+	NewWithT(b).Expect(created.WaitForCacheSync(ctx)).To(BeTrue())
+	return created, func() {
 		cancel()
 		<-ended
 	}
 }
 
-// ending runs f and tells when it has ended.
-func ending(f func()) <-chan struct{} {
+// runInBackground runs f in a goroutine and returns a channel that is closed when f has returned.
+func runInBackground(f func()) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -85,19 +85,19 @@ func ending(f func()) <-chan struct{} {
 	return ended
 }
 
-// The first cached read of a kind: from nothing to 100 objects.
+// BenchmarkFirstRead measures the first cached read of a kind, which returns 100 objects.
 func BenchmarkFirstRead(b *testing.B) {
-	r := newRing(b)
+	env := newBenchmarkEnv(b)
 	took := map[string][]time.Duration{}
 	for range 25 {
 		for _, rival := range rivals {
-			c, stop := r.start(b, rival.new)
-			begun := time.Now()
+			c, stop := env.start(b, rival.new)
+			started := time.Now()
 			list := &corev1.ConfigMapList{}
-			if err := c.List(b.Context(), list, client.InNamespace(r.namespace)); err != nil || len(list.Items) != 100 {
+			if err := c.List(b.Context(), list, client.InNamespace(env.namespace)); err != nil || len(list.Items) != 100 {
 				b.Fatalf("read %d objects, %v", len(list.Items), err)
 			}
-			took[rival.name] = append(took[rival.name], time.Since(begun))
+			took[rival.name] = append(took[rival.name], time.Since(started))
 			stop()
 		}
 	}
@@ -107,27 +107,27 @@ func BenchmarkFirstRead(b *testing.B) {
 	b.ReportMetric(float64(theirs.Microseconds())/1000, "ms/theirs")
 	b.ReportMetric(float64(theirs)/float64(ours), "times-quicker")
 	if theirs < 5*ours {
-		b.Errorf("the first read took %s here and %s there: less than 5 times quicker", ours, theirs)
+		b.Errorf("first read: scopedcache took %s, controller-runtime %s: less than 5 times faster", ours, theirs)
 	}
 }
 
-// Warm reads: Get of one object and List of 100.
+// BenchmarkWarmReads measures reads of a synced cache: Get of one object, and List of 100 objects.
 func BenchmarkWarmReads(b *testing.B) {
-	r := newRing(b)
+	env := newBenchmarkEnv(b)
 	reads := map[string]func(client.Reader) error{
 		"Get": func(c client.Reader) error {
-			return c.Get(context.Background(), client.ObjectKey{Namespace: r.namespace, Name: "object-1"},
+			return c.Get(context.Background(), client.ObjectKey{Namespace: env.namespace, Name: "object-1"},
 				&corev1.ConfigMap{})
 		},
 		"List": func(c client.Reader) error {
-			return c.List(context.Background(), &corev1.ConfigMapList{}, client.InNamespace(r.namespace))
+			return c.List(context.Background(), &corev1.ConfigMapList{}, client.InNamespace(env.namespace))
 		},
 	}
-	// warm starts both with an informer of all namespaces, as an operator has it.
+	// warm starts both caches with an informer of all namespaces, as an operator uses one.
 	warm := func() (caches [2]cache.Cache, stop func()) {
 		var stops []func()
 		for i, rival := range rivals {
-			c, stop := r.start(b, rival.new)
+			c, stop := env.start(b, rival.new)
 			if _, err := c.GetInformer(b.Context(), &corev1.ConfigMap{}); err != nil {
 				b.Fatal(err)
 			}
@@ -152,20 +152,20 @@ func BenchmarkWarmReads(b *testing.B) {
 		b.Run(name+"/throughput", func(b *testing.B) {
 			const pairs, rounds = 48, 25
 			ratio := 0.
-			for range pairs { // where in memory a cache happens to lie makes a difference of some percent
+			for range pairs { // the memory layout of a cache changes the result by some percent
 				caches, stop := warm()
 				var ratios []float64
 				for round := range rounds {
 					var took [2]time.Duration
 					for turn := range 2 {
-						i := (turn + round) % 2 // who is first has it harder, or easier
-						begun := time.Now()
+						i := (turn + round) % 2 // alternate the order: being first may be slower or faster
+						started := time.Now()
 						for range map[string]int{"Get": 2000, "List": 20}[name] {
 							if err := read(caches[i]); err != nil {
 								b.Fatal(err)
 							}
 						}
-						took[i] = time.Since(begun)
+						took[i] = time.Since(started)
 					}
 					ratios = append(ratios, float64(took[1])/float64(took[0]))
 				}
@@ -176,13 +176,13 @@ func BenchmarkWarmReads(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(ratio, "of-theirs")
 			if ratio < 0.95 {
-				b.Errorf("%s has %.3f times the throughput of controller-runtime's cache", name, ratio)
+				b.Errorf("%s: the throughput is %.3f times that of controller-runtime's cache, want at least 0.95", name, ratio)
 			}
 		})
 	}
 }
 
-func median(of []time.Duration) time.Duration {
-	slices.Sort(of)
-	return of[len(of)/2]
+func median(durations []time.Duration) time.Duration {
+	slices.Sort(durations)
+	return durations[len(durations)/2]
 }

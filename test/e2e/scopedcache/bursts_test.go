@@ -23,42 +23,48 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// ledger is a handler that checks what it is told against itself, and remembers what there is.
+// ledger is an event handler that records which objects exist according to its events. A ledger
+// also records events that contradict the earlier ones.
 type ledger struct {
-	refeeds bool // what is known may be added again, as it is when a right is won back
+	// allowReadds accepts an add event for a known object. Such events occur when a permission is
+	// granted again.
+	allowReadds bool
 
-	mu      sync.Mutex
-	there   map[types.UID]string // guarded by mu; resourceVersion
-	adds    map[types.UID]int    // guarded by mu
-	updates int                  // guarded by mu
-	wrongs  []string             // guarded by mu
+	mu           sync.Mutex
+	versionByUID map[types.UID]string // guarded by mu; resourceVersion
+	addsByUID    map[types.UID]int    // guarded by mu
+	updateCount  int                  // guarded by mu
+	violationLog []string             // guarded by mu
 }
 
-func newLedger() *ledger { return &ledger{there: map[types.UID]string{}, adds: map[types.UID]int{}} }
+func newLedger() *ledger {
+	return &ledger{versionByUID: map[types.UID]string{}, addsByUID: map[types.UID]int{}}
+}
 
 func (l *ledger) OnAdd(added any, _ bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	object := added.(client.Object)
-	if _, known := l.there[object.GetUID()]; known && !l.refeeds {
-		l.wrongs = append(l.wrongs, "a second add of "+object.GetName())
+	if _, known := l.versionByUID[object.GetUID()]; known && !l.allowReadds {
+		l.violationLog = append(l.violationLog, "a second add event for "+object.GetName())
 	}
-	l.adds[object.GetUID()]++
-	l.there[object.GetUID()] = object.GetResourceVersion()
+	l.addsByUID[object.GetUID()]++
+	l.versionByUID[object.GetUID()] = object.GetResourceVersion()
 }
 
 func (l *ledger) OnUpdate(before, updated any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.updates++
+	l.updateCount++
 	object, earlier := updated.(client.Object), before.(client.Object)
-	if _, known := l.there[earlier.GetUID()]; !known {
-		l.wrongs = append(l.wrongs, "an update of the unknown "+object.GetName())
+	if _, known := l.versionByUID[earlier.GetUID()]; !known {
+		l.violationLog = append(l.violationLog, "an update event for the unknown object "+object.GetName())
 	}
-	if earlier.GetUID() != object.GetUID() { // client-go tells so of a recreation that it has not seen
-		delete(l.there, earlier.GetUID())
+	// client-go reports a recreation that the watch missed as an update.
+	if earlier.GetUID() != object.GetUID() {
+		delete(l.versionByUID, earlier.GetUID())
 	}
-	l.there[object.GetUID()] = object.GetResourceVersion()
+	l.versionByUID[object.GetUID()] = object.GetResourceVersion()
 }
 
 func (l *ledger) OnDelete(deleted any) {
@@ -68,59 +74,63 @@ func (l *ledger) OnDelete(deleted any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	object := deleted.(client.Object)
-	if _, known := l.there[object.GetUID()]; !known {
-		l.wrongs = append(l.wrongs, "a deletion of the unknown "+object.GetName())
+	if _, known := l.versionByUID[object.GetUID()]; !known {
+		l.violationLog = append(l.violationLog, "a delete event for the unknown object "+object.GetName())
 	}
-	delete(l.there, object.GetUID())
+	delete(l.versionByUID, object.GetUID())
 }
 
-func (l *ledger) wrong() []string {
+func (l *ledger) violations() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Clone(l.wrongs)
+	return slices.Clone(l.violationLog)
 }
 
-// is reports how what was told differs from what the API server has.
-func (l *ledger) differs(ctx context.Context, namespace string) (string, error) {
+// diff describes the first difference between the recorded objects and those of the API server.
+// diff returns "" if there is none.
+func (l *ledger) diff(ctx context.Context, namespace string) (string, error) {
 	list := &corev1.ConfigMapList{}
 	if err := admin.List(ctx, list, client.InNamespace(namespace)); err != nil {
 		return "", err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.there) != len(list.Items) {
-		return fmt.Sprintf("told of %d objects, there are %d", len(l.there), len(list.Items)), nil
+	if len(l.versionByUID) != len(list.Items) {
+		return fmt.Sprintf("the handler knows %d objects, the API server has %d", len(l.versionByUID), len(list.Items)), nil
 	}
 	for i := range list.Items {
-		if version, ok := l.there[list.Items[i].UID]; !ok || version != list.Items[i].ResourceVersion {
-			return fmt.Sprintf("%s is %q, not %q", list.Items[i].Name, list.Items[i].ResourceVersion, version), nil
+		if version, ok := l.versionByUID[list.Items[i].UID]; !ok || version != list.Items[i].ResourceVersion {
+			return fmt.Sprintf("the resourceVersion of %s is %q, the handler has %q", list.Items[i].Name,
+				list.Items[i].ResourceVersion, version), nil
 		}
 	}
 	return "", nil
 }
 
-// Errors are not rights: in bursts of 500, 429, 410 and resets nothing is ever forbidden, reads go
-// on from what there is, and in the end handlers were told of everything, once.
+// TestBurstsOfErrors checks that the cache does not mistake other errors for missing permissions.
+// During bursts of 500, 429, 410, 504 and connection resets no state is Forbidden or NotServed.
+// Reads continue with the cached objects. In the end the handler has received everything, without
+// duplicates.
 func TestBurstsOfErrors(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	create(t, configMap(ns, "first"))
 	u.grant(t, ns, "configmaps", "list", "watch")
-	f := newFaults(t, u)
+	proxy := newFaultyServer(t, u)
 	var mu sync.Mutex
 	states := map[scopedcache.State]int{}
-	c := u.startAt(t, f.config,
+	c := u.startWithConfig(t, proxy.config,
 		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond,
 			Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
 				mu.Lock()
 				defer mu.Unlock()
 				states[now.State]++
 			}}, cache.Options{})
-	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	told := newLedger()
-	_, err = held.AddEventHandler(told)
+	handler := newLedger()
+	_, err = handle.AddEventHandler(handler)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(c.names(ctx, ns)).To(Equal([]string{"first"}))
 
@@ -140,35 +150,35 @@ func TestBurstsOfErrors(t *testing.T) {
 		}
 		reads <- nil
 	}()
-	answered := [5]int{} // by kind of error
-	// each ends a watch, after which client-go waits twice as long as before, up to a minute
+	answered := [5]int{} // requests of the informer, by kind of error
+	// Each burst ends a watch. After each one client-go doubles its backoff, up to a minute.
 	for burst := range answered {
 		count := func() int {
 			mu.Lock()
 			defer mu.Unlock()
 			return answered[burst]
 		}
-		f.do(func(w http.ResponseWriter, req *http.Request) bool {
-			if strings.HasSuffix(req.URL.Path, "/configmaps") { // of the informer, and not of an access review
+		proxy.answerWith(func(w http.ResponseWriter, req *http.Request) bool {
+			if strings.HasSuffix(req.URL.Path, "/configmaps") { // a request of the informer, not an access review
 				mu.Lock()
 				answered[burst]++
 				mu.Unlock()
 			}
 			switch burst {
 			case 0:
-				fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+				respondWithStatus(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 			case 1:
-				fail(w, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests)
+				respondWithStatus(w, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests)
 			case 2:
-				fail(w, http.StatusGone, metav1.StatusReasonExpired)
+				respondWithStatus(w, http.StatusGone, metav1.StatusReasonExpired)
 			case 3:
-				fail(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
+				respondWithStatus(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
 			default:
-				panic(http.ErrAbortHandler) // a reset
+				panic(http.ErrAbortHandler) // resets the connection
 			}
 			return true
 		})
-		f.CloseClientConnections() // which ends the watch
+		proxy.CloseClientConnections() // this ends the watch
 		for i := range 5 {
 			name := fmt.Sprintf("in-burst-%d-%d", burst, i)
 			create(t, configMap(ns, name))
@@ -180,31 +190,31 @@ func TestBurstsOfErrors(t *testing.T) {
 		first.Data = map[string]string{"burst": fmt.Sprint(burst)}
 		g.Expect(admin.Update(ctx, first)).To(Succeed())
 		g.Eventually(count).WithTimeout(patience).Should(BeNumerically(">", 1))
-		g.Eventually(held.State).WithTimeout(patience).
+		g.Eventually(handle.State).WithTimeout(patience).
 			Should(And(HaveField("State", scopedcache.Failing), HaveField("LastError", HaveOccurred())))
-		for range 100 { // the burst does not end before they are served
+		for range 100 { // all of these reads must succeed during the burst
 			inTime, cancel := context.WithTimeout(ctx, 5*time.Second)
-			g.Expect(held.Get(inTime, client.ObjectKey{Namespace: ns, Name: "first"}, &corev1.ConfigMap{})).To(Succeed())
+			g.Expect(handle.Get(inTime, client.ObjectKey{Namespace: ns, Name: "first"}, &corev1.ConfigMap{})).To(Succeed())
 			cancel()
 		}
-		f.do(nil)
-		g.Eventually(func() (string, error) { return told.differs(ctx, ns) }).WithTimeout(patience).Should(BeEmpty())
+		proxy.answerWith(nil)
+		g.Eventually(func() (string, error) { return handler.diff(ctx, ns) }).WithTimeout(patience).Should(BeEmpty())
 	}
 	stopReading()
 	g.Expect(<-reads).NotTo(HaveOccurred())
-	g.Expect(told.wrong()).To(BeEmpty())
+	g.Expect(handler.violations()).To(BeEmpty())
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("Requests of the informer that were answered with 500, 429, 410, 504, resets: %v; states: %v", answered,
+	t.Logf("Requests of the informer that got 500, 429, 410, 504 and connection resets: %v; states: %v", answered,
 		states)
 	g.Expect(states).NotTo(HaveKey(scopedcache.Forbidden))
 	g.Expect(states).NotTo(HaveKey(scopedcache.NotServed))
-	g.Expect(held.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
-	held.Release()
+	g.Expect(handle.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
+	handle.Release()
 }
 
-// fail answers with a Status.
-func fail(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
+// respondWithStatus responds with a metav1.Status of this code and reason.
+func respondWithStatus(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
 	_ = json.NewEncoder(w).
@@ -212,19 +222,19 @@ func fail(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
 			Code: code, Reason: reason, Message: strings.ToLower(string(reason))})
 }
 
-// total is how many additions and updates the handler was told of.
-func (l *ledger) total() (n int) {
+// eventCount returns the number of add and update events that the handler received.
+func (l *ledger) eventCount() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, times := range l.adds {
+	for _, times := range l.addsByUID {
 		n += times
 	}
-	return n + l.updates
+	return n + l.updateCount
 }
 
-// versions are the resourceVersions of what there is.
+// versions returns the resourceVersions of the recorded objects, by UID.
 func (l *ledger) versions() map[types.UID]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return maps.Clone(l.there)
+	return maps.Clone(l.versionByUID)
 }

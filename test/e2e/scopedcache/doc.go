@@ -1,10 +1,12 @@
-// Package scopedcache tests the scoped cache alone, against a real kube-apiserver: what a cache
-// does when permissions, kinds and servers come and go. Package e2e tests the rest of latchkey.
+// Package scopedcache tests the scoped cache alone, against a real kube-apiserver. The tests grant
+// and revoke permissions, install and delete kinds, and stop and restart API servers. Package e2e
+// tests the rest of latchkey.
 //
 // A user is an identity with permissions that a test grants and revokes. user.start returns a cache
-// that acts as this identity; the cache must leave nothing behind. faults stands between the two
-// and answers as the test says.
+// that uses this identity. The cache must leave no goroutine behind. A faultyServer is a proxy
+// between the cache and the API server. The test decides which requests the proxy answers itself,
+// and how.
 //
-// Time is seldom asserted: tests assert orders and counts, and safety bounds of generous size. What
-// was measured is logged; see it with -v.
+// Tests seldom assert times. They assert order and counts, and generous safety bounds. Tests log
+// the measured times; run them with -v to see the log.
 package scopedcache

@@ -15,16 +15,16 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// What was got and set up once lasts: the informer, handlers, indexes, transforms. Losing the right
-// and winning it back makes none of it new.
+// TestInformersOutliveRights checks that an informer and its handlers, indexes and transforms
+// survive when the permission is revoked and granted again. The caller creates none of them again.
 func TestInformersOutliveRights(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
-	create(t, coloured(ns, "a", "red"), coloured(ns, "b", "green"))
-	right := u.grant(t, "", "configmaps", "list", "watch")
+	ns, u := createNamespace(t), newUser(t)
+	create(t, colouredConfigMap(ns, "a", "red"), colouredConfigMap(ns, "b", "green"))
+	grant := u.grant(t, "", "configmaps", "list", "watch")
 	resync := time.Second
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval},
 		cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
 			if found, ok := object.(*corev1.ConfigMap); ok {
 				found.Annotations = map[string]string{"seen": "yes"}
@@ -33,24 +33,24 @@ func TestInformersOutliveRights(t *testing.T) {
 		}})
 	byColour := func(object client.Object) []string { return []string{object.GetLabels()["colour"]} }
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).To(Succeed())
-	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).NotTo(Succeed(), "there is one of that name")
+	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).NotTo(Succeed(), "an index of this name exists")
 	informer, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(informer.HasSynced()).To(BeTrue())
-	told := &testutil.Recorder{Namespace: ns}
-	handle, err := informer.AddEventHandler(told)
+	recorder := &testutil.Recorder{Namespace: ns}
+	registration, err := informer.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
 	resynced := &testutil.Recorder{Namespace: ns}
 	_, err = informer.AddEventHandlerWithResyncPeriod(resynced, resync)
 	g.Expect(err).NotTo(HaveOccurred())
-	never := time.Duration(0)
+	noResync := time.Duration(0)
 	unsynced := &testutil.Recorder{Namespace: ns}
-	_, err = informer.AddEventHandlerWithOptions(unsynced, toolscache.HandlerOptions{ResyncPeriod: &never})
+	_, err = informer.AddEventHandlerWithOptions(unsynced, toolscache.HandlerOptions{ResyncPeriod: &noResync})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(informer.AddIndexers(toolscache.Indexers{"first": func(any) ([]string, error) {
 		return []string{"x"}, nil
 	}})).To(Succeed())
-	// An index that comes when the informer runs already.
+	// Add an index while the informer runs.
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "first", func(object client.Object) []string {
 		return []string{object.GetName()[:1]}
 	})).To(Succeed())
@@ -62,97 +62,101 @@ func TestInformersOutliveRights(t *testing.T) {
 			g.Expect(c.List(ctx, list, client.InNamespace(ns), client.MatchingFields{field: want})).To(Succeed())
 			g.Expect(namesOf(list)).To(Equal([]string{"a"}), field)
 			g.Expect(list.Items[0].Annotations).To(HaveKeyWithValue("seen", "yes"))
-			g.Expect(list.Items[0].Labels).To(HaveKeyWithValue("colour", "red"), "not what another reader did to its own")
-			list.Items[0].Labels["colour"] = "changed" // which is the reader's own
+			g.Expect(list.Items[0].Labels).To(HaveKeyWithValue("colour", "red"),
+				"a reader's change of its own copy must not be visible to others")
+			list.Items[0].Labels["colour"] = "changed" // change the reader's own copy
 		}
-		toldOf := func() []string {
-			var mine []string
-			for _, event := range told.Events() {
+		recordedAdds := func() []string {
+			var adds []string
+			for _, event := range recorder.Events() {
 				if event == "add a" || event == "add b" {
-					mine = append(mine, event)
+					adds = append(adds, event)
 				}
 			}
-			return mine
+			return adds
 		}
-		g.Eventually(toldOf).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
-		g.Eventually(handle.HasSynced).WithTimeout(patience).Should(BeTrue())
+		g.Eventually(recordedAdds).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
+		g.Eventually(registration.HasSynced).WithTimeout(patience).Should(BeTrue())
 	}
 	check()
 	g.Eventually(resynced.Events).WithTimeout(patience).Should(ContainElement("update a"), "a resync")
 
 	for range 2 {
-		right.revoke(t)
-		g.Eventually(func() bool { return c.refused(ctx, "") && c.refused(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
-		g.Expect(informer.HasSynced()).To(BeTrue(), "it is settled")
+		grant.revoke(t)
+		g.Eventually(func() bool { return c.isForbidden(ctx, "") && c.isForbidden(ctx, ns) }).WithTimeout(patience).
+			Should(BeTrue())
+		g.Expect(informer.HasSynced()).To(BeTrue(), "the state is known, so the informer has synced")
 		g.Expect(informer.IsStopped()).To(BeFalse())
 		same, err := c.GetInformer(ctx, &corev1.ConfigMap{})
-		g.Expect(err).NotTo(HaveOccurred(), "who comes now gets one too")
+		g.Expect(err).NotTo(HaveOccurred(), "GetInformer also succeeds while access is forbidden")
 		late := &testutil.Recorder{Namespace: ns}
-		lateHandle, err := same.AddEventHandler(late)
+		lateRegistration, err := same.AddEventHandler(late)
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(lateHandle.HasSynced()).To(BeTrue(), "there is nothing to be told of")
-		told.Reset()
+		g.Expect(lateRegistration.HasSynced()).To(BeTrue(), "there are no objects to report")
+		recorder.Reset()
 		resynced.Reset()
-		right.again(t)
-		g.Eventually(func() bool { return !c.refused(ctx, "") && !c.refused(ctx, ns) }).WithTimeout(patience).
+		grant.restore(t)
+		g.Eventually(func() bool { return !c.isForbidden(ctx, "") && !c.isForbidden(ctx, ns) }).WithTimeout(patience).
 			Should(BeTrue())
 		check()
 		g.Eventually(late.Events).WithTimeout(patience).Should(ContainElements("add a", "add b"))
 		g.Eventually(resynced.Events).WithTimeout(patience).Should(ContainElement("update a"), "a resync")
-		g.Expect(same.RemoveEventHandler(lateHandle)).To(Succeed())
-		g.Expect(same.RemoveEventHandler(lateHandle)).To(Succeed(), "again, which changes nothing")
+		g.Expect(same.RemoveEventHandler(lateRegistration)).To(Succeed())
+		g.Expect(same.RemoveEventHandler(lateRegistration)).To(Succeed(), "a second removal has no effect")
 		late.Reset()
 		create(t, configMap(ns, "while-"+time.Now().Format("150405.000000")))
-		g.Eventually(told.Events).WithTimeout(patience).Should(ContainElement(HavePrefix("add while-")))
+		g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement(HavePrefix("add while-")))
 		g.Expect(late.Events()).To(BeEmpty())
 	}
 
-	g.Expect(unsynced.Events()).NotTo(ContainElement(HavePrefix("update")), "who wants no resync gets none")
+	g.Expect(unsynced.Events()).NotTo(ContainElement(HavePrefix("update")),
+		"a handler with resync period 0 receives no resync")
 
-	// What is removed has stopped for ever; the next one is another.
+	// A removed informer never starts again. GetInformer returns a new one.
 	g.Expect(c.RemoveInformer(ctx, &corev1.ConfigMap{})).To(Succeed())
 	g.Expect(informer.IsStopped()).To(BeTrue())
-	anew, err := c.GetInformer(ctx, &corev1.ConfigMap{})
+	recreated, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(anew.IsStopped()).To(BeFalse())
+	g.Expect(recreated.IsStopped()).To(BeFalse())
 	fresh := &testutil.Recorder{Namespace: ns}
-	_, err = anew.AddEventHandler(fresh)
+	_, err = recreated.AddEventHandler(fresh)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(fresh.Events).WithTimeout(patience).Should(ContainElements("add a", "add b"))
 }
 
-// Namespaces that the cache's options name live with RBAC as well: each on its own, and all of them
-// together only if every one may be read.
+// TestConfiguredNamespaces checks that the cache also follows RBAC in namespaces that its options
+// name. Each of them is readable on its own. A read of all of them together needs permission in
+// every one.
 func TestConfiguredNamespaces(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	one, two, other, u := namespace(t), namespace(t), namespace(t), newUser(t)
+	one, two, other, u := createNamespace(t), createNamespace(t), createNamespace(t), newUser(t)
 	create(t, configMap(one, "a"), configMap(two, "b"), configMap(other, "c"))
 	u.grant(t, one, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval},
 		cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
 	informer, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
-	told := &testutil.Recorder{}
-	handle, err := informer.AddEventHandler(told)
+	recorder := &testutil.Recorder{}
+	registration, err := informer.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
 	g.Expect(c.names(ctx, one)).To(Equal([]string{"a"}))
-	g.Expect(c.refused(ctx, two)).To(BeTrue())
-	g.Expect(c.refused(ctx, "")).To(BeTrue(), "never a part of the truth")
+	g.Expect(c.isForbidden(ctx, two)).To(BeTrue())
+	g.Expect(c.isForbidden(ctx, "")).To(BeTrue(), "a list of all namespaces never returns only a part of the objects")
 	_, err = c.names(ctx, other)
 	g.Expect(err).To(MatchError(ContainSubstring("unknown namespace")))
 	g.Expect(apierrors.IsForbidden(err)).To(BeFalse())
 
-	right := u.grant(t, two, "configmaps", "list", "watch")
+	grant := u.grant(t, two, "configmaps", "list", "watch")
 	g.Eventually(func() ([]string, error) { return c.names(ctx, "") }).WithTimeout(patience).Should(ConsistOf("a", "b"))
 	limited := &corev1.ConfigMapList{}
 	g.Expect(c.List(ctx, limited, client.Limit(1))).To(Succeed())
-	g.Expect(limited.Items).To(HaveLen(1), "of both namespaces")
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
-	g.Eventually(handle.HasSynced).WithTimeout(patience).Should(BeTrue())
-	right.revoke(t)
-	g.Eventually(func() bool { return c.refused(ctx, "") }).WithTimeout(patience).Should(BeTrue())
+	g.Expect(limited.Items).To(HaveLen(1), "the limit applies to both namespaces together")
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
+	g.Eventually(registration.HasSynced).WithTimeout(patience).Should(BeTrue())
+	grant.revoke(t)
+	g.Eventually(func() bool { return c.isForbidden(ctx, "") }).WithTimeout(patience).Should(BeTrue())
 	g.Expect(c.names(ctx, one)).To(Equal([]string{"a"}))
-	g.Expect(informer.RemoveEventHandler(handle)).To(Succeed())
+	g.Expect(informer.RemoveEventHandler(registration)).To(Succeed())
 }

@@ -15,33 +15,34 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// faults is an API server that passes a user's requests on to the real one, except where a test has
-// it do something else.
-type faults struct {
+// faultyServer is a proxy that forwards a user's requests to the real API server. A test can make
+// it answer some requests itself.
+type faultyServer struct {
 	*httptest.Server
-	config *rest.Config // of the user, to be served here
+	config *rest.Config // makes requests as the user, through this proxy
 
-	mu     sync.Mutex
-	answer func(w http.ResponseWriter, req *http.Request) bool // guarded by mu; true: it did
-	hung   int                                                 // guarded by mu; requests that hang
-	end    chan struct{}                                       // closed at the end of the test
+	mu sync.Mutex
+	// answer returns true if it has answered the request. Guarded by mu.
+	answer       func(w http.ResponseWriter, req *http.Request) bool
+	hangingCount int           // guarded by mu; requests that hang
+	done         chan struct{} // closed at the end of the test
 }
 
-func newFaults(t testing.TB, u *user) *faults {
+func newFaultyServer(t testing.TB, u *user) *faultyServer {
 	t.Helper()
 	g := NewWithT(t)
-	to, err := url.Parse(u.config.Host)
+	target, err := url.Parse(u.config.Host)
 	g.Expect(err).NotTo(HaveOccurred())
 	tlsConfig, err := rest.TLSConfigFor(u.config)
 	g.Expect(err).NotTo(HaveOccurred())
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
 	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
-		FlushInterval: -1, // for watches
+		FlushInterval: -1, // flush at once, for watches
 		ErrorHandler:  func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
-	f := &faults{end: make(chan struct{})}
+	f := &faultyServer{done: make(chan struct{})}
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		f.mu.Lock()
 		answer := f.answer
@@ -58,10 +59,12 @@ func newFaults(t testing.TB, u *user) *faults {
 			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}),
 		},
 	}
-	f.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &counting{next: next, sent: u.sent} })
-	closeIdle = append(closeIdle, f.CloseClientConnections, transport.CloseIdleConnections)
+	f.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &countingTransport{next: next, requests: u.requests}
+	})
+	idleClosers = append(idleClosers, f.CloseClientConnections, transport.CloseIdleConnections)
 	t.Cleanup(func() {
-		close(f.end)
+		close(f.done)
 		f.CloseClientConnections()
 		f.Close()
 		transport.CloseIdleConnections()
@@ -69,36 +72,38 @@ func newFaults(t testing.TB, u *user) *faults {
 	return f
 }
 
-// do has requests answered by f where that returns true; nil ends it.
-func (f *faults) do(answer func(w http.ResponseWriter, req *http.Request) bool) {
+// answerWith makes the proxy call answer for each request. The proxy forwards a request for which
+// answer returns false. With a nil answer the proxy forwards all requests.
+func (f *faultyServer) answerWith(answer func(w http.ResponseWriter, req *http.Request) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.answer = answer
 }
 
-// hangOn has requests whose path ends so hang until they are given up.
-func (f *faults) hangOn(suffix string) {
-	f.do(func(_ http.ResponseWriter, req *http.Request) bool {
+// hangRequests makes requests whose path ends with suffix hang until the client cancels them or the
+// test ends.
+func (f *faultyServer) hangRequests(suffix string) {
+	f.answerWith(func(_ http.ResponseWriter, req *http.Request) bool {
 		if !strings.HasSuffix(req.URL.Path, suffix) {
 			return false
 		}
 		f.mu.Lock()
-		f.hung++
+		f.hangingCount++
 		f.mu.Unlock()
 		select {
 		case <-req.Context().Done():
-		case <-f.end:
+		case <-f.done:
 		}
 		f.mu.Lock()
-		f.hung--
+		f.hangingCount--
 		f.mu.Unlock()
 		return true
 	})
 }
 
-// hanging is how many requests hang.
-func (f *faults) hanging() int {
+// hanging returns the number of requests that hang.
+func (f *faultyServer) hanging() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.hung
+	return f.hangingCount
 }

@@ -18,72 +18,75 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-var flapping = flag.Duration("flapping", 2*time.Minute, "how long rights flap")
+var flappingDuration = flag.Duration("flapping", 2*time.Minute,
+	"how long TestFlappingRights revokes and grants permissions")
 
-// Of 200 scopes half gain and lose their rights for two minutes. The other half notice nothing: no
-// list, no event missed or told twice. And nothing is left of what stopped.
+// TestFlappingRights revokes and grants the permissions of 100 of 200 scopes for two minutes. The
+// other 100 scopes are not affected: their informers send no second list, and their handlers
+// receive each event exactly once. Stopped informers leave no goroutines behind.
 func TestFlappingRights(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	const scopes = 200
 	u := newUser(t)
-	var lost, won atomic.Int64
-	var lostIn sync.Map // by namespace
+	var revoked, restored atomic.Int64
+	var revokedIn sync.Map // by namespace
 	c := u.start(t,
 		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second,
 			Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
 				switch {
 				case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
-					lost.Add(1)
-					lostIn.Store(now.Scope.Namespace, true)
+					revoked.Add(1)
+					revokedIn.Store(now.Scope.Namespace, true)
 				case before == scopedcache.Forbidden && now.State == scopedcache.Synced:
-					won.Add(1)
+					restored.Add(1)
 				}
 			}}, cache.Options{})
 	type member struct {
 		namespace string
-		told      *ledger
-		held      *scopedcache.Handle
-		right     *grants
+		ledger    *ledger
+		handle    *scopedcache.Handle
+		grant     *roleGrant
 		created   int
 	}
-	var steady, moody []*member
+	var steady, unstable []*member
 	for i := range scopes {
-		m := &member{namespace: namespace(t), told: newLedger()}
-		m.right = u.grant(t, m.namespace, "configmaps", "list", "watch")
+		m := &member{namespace: createNamespace(t), ledger: newLedger()}
+		m.grant = u.grant(t, m.namespace, "configmaps", "list", "watch")
 		create(t, configMap(m.namespace, "first"))
 		var err error
-		m.held, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: m.namespace}, scopedcache.HoldOptions{})
+		m.handle, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: m.namespace},
+			scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = m.held.AddEventHandler(m.told)
+		_, err = m.handle.AddEventHandler(m.ledger)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.names(ctx, m.namespace)).To(Equal([]string{"first"}))
 		if i%2 == 0 {
 			steady = append(steady, m)
 		} else {
-			m.told.refeeds = true
-			moody = append(moody, m)
+			m.ledger.allowReadds = true
+			unstable = append(unstable, m)
 		}
 	}
 	baseline := runtime.NumGoroutine()
 	r := rand.New(rand.NewPCG(1, 1))
-	allowed := make([]bool, len(moody))
+	allowed := make([]bool, len(unstable))
 	for i := range allowed {
 		allowed[i] = true
 	}
-	for begun := time.Now(); time.Since(begun) < *flapping; {
+	for started := time.Now(); time.Since(started) < *flappingDuration; {
 		for range 10 {
-			i := r.IntN(len(moody))
+			i := r.IntN(len(unstable))
 			if allowed[i] {
-				moody[i].right.revoke(t)
+				unstable[i].grant.revoke(t)
 			} else {
-				moody[i].right.again(t)
+				unstable[i].grant.restore(t)
 			}
 			allowed[i] = !allowed[i]
-			moody[i].created++
-			create(t, configMap(moody[i].namespace, fmt.Sprintf("moody-%d", moody[i].created)))
-			if moody[i].created > 1 {
-				remove(t, configMap(moody[i].namespace, fmt.Sprintf("moody-%d", moody[i].created-1)))
+			unstable[i].created++
+			create(t, configMap(unstable[i].namespace, fmt.Sprintf("unstable-%d", unstable[i].created)))
+			if unstable[i].created > 1 {
+				remove(t, configMap(unstable[i].namespace, fmt.Sprintf("unstable-%d", unstable[i].created-1)))
 			}
 			m := steady[r.IntN(len(steady))]
 			m.created++
@@ -91,38 +94,40 @@ func TestFlappingRights(t *testing.T) {
 		}
 		<-time.After(200 * time.Millisecond)
 	}
-	for i, m := range moody {
+	for i, m := range unstable {
 		if !allowed[i] {
-			m.right.again(t)
+			m.grant.restore(t)
 		}
 	}
-	for _, m := range append(append([]*member{}, steady...), moody...) {
-		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).
+	for _, m := range append(append([]*member{}, steady...), unstable...) {
+		g.Eventually(func() (string, error) { return m.ledger.diff(ctx, m.namespace) }).WithTimeout(patience).
 			Should(BeEmpty())
 	}
 	flapped := 0
-	for _, m := range moody {
-		g.Expect(m.told.wrong()).To(BeEmpty())
-		if _, ok := lostIn.Load(m.namespace); ok {
+	for _, m := range unstable {
+		g.Expect(m.ledger.violations()).To(BeEmpty())
+		if _, ok := revokedIn.Load(m.namespace); ok {
 			flapped++
 		}
 	}
 	events := 0
 	for _, m := range steady {
-		g.Expect(u.sent.of("/"+m.namespace+"/configmaps")).To(Equal(1), "it was listed at the start, and never again")
-		g.Expect(m.told.wrong()).To(BeEmpty())
-		events += m.told.total()
-		g.Expect(m.told.total()).To(Equal(1 + m.created))
+		g.Expect(u.requests.lists("/"+m.namespace+"/configmaps")).
+			To(Equal(1), "the informer lists once at the start, and never again")
+		g.Expect(m.ledger.violations()).To(BeEmpty())
+		events += m.ledger.eventCount()
+		g.Expect(m.ledger.eventCount()).To(Equal(1 + m.created))
 	}
-	t.Logf("%d times a right was lost, %d times won; the others were told of %d objects, each once; %d access reviews",
-		lost.Load(), won.Load(), events, u.sent.reviews())
-	g.Expect(flapped).To(BeNumerically(">", len(moody)/2), "lost their right at least once")
-	g.Expect(lost.Load()).To(BeNumerically(">", 20))
-	g.Expect(won.Load()).To(BeNumerically(">", 20))
+	t.Logf("scopes became Forbidden %d times, and Synced again %d times; the handlers of the steady scopes "+
+		"received %d events, each once; %d access reviews",
+		revoked.Load(), restored.Load(), events, u.requests.reviews())
+	g.Expect(flapped).To(BeNumerically(">", len(unstable)/2), "scopes that became Forbidden at least once")
+	g.Expect(revoked.Load()).To(BeNumerically(">", 20))
+	g.Expect(restored.Load()).To(BeNumerically(">", 20))
 	g.Eventually(func() int { return runtime.NumGoroutine() }).WithTimeout(patience).
-		Should(BeNumerically("<=", baseline+20), "goroutines, with as many informers as before")
-	for _, m := range append(steady, moody...) {
-		m.held.Release()
+		Should(BeNumerically("<=", baseline+20), "goroutines; there are as many informers as before")
+	for _, m := range append(steady, unstable...) {
+		m.handle.Release()
 	}
 	g.Expect(c.RemoveInformer(context.Background(), &corev1.ConfigMap{})).To(Succeed())
 	g.Expect(c.States()).To(BeEmpty())

@@ -30,49 +30,50 @@ import (
 )
 
 var (
-	fuzzFor  = flag.Duration("fuzz-rbac", 0, "go on with more seeds for so long; make fuzz-rbac sets it")
-	fuzzSeed = flag.Uint64("seed", 0, "run this seed only")
+	fuzzDuration = flag.Duration("fuzz-rbac", 0, "how long to run sequences of further seeds; make fuzz-rbac sets it")
+	fuzzSeed     = flag.Uint64("seed", 0, "run only the sequence of this seed")
 )
 
 const (
-	// bound is how long after a change of rights the cache may still go by the old ones:
-	// AccessReviewInterval, the time it takes to believe a denial, and generous room for a loaded
-	// machine.
+	// bound is how long after a change of permissions the cache may still use the old ones. bound
+	// covers AccessReviewInterval, the time until the cache accepts a denial, and a generous margin
+	// for a loaded machine.
 	bound = 10 * time.Second
-	// restartingSeed is of a recorded sequence that restarts the API server in any case.
+	// restartingSeed is the seed of a recorded sequence that always restarts the API server.
 	restartingSeed = 2
-	// readTimeout is what reads are bounded by.
+	// readTimeout is the ReadTimeout of the caches.
 	readTimeout = 5 * time.Second
 )
 
-// Random grants, revocations, creations, deletions, reads, watches and restarts of the API server,
-// against a model of what each user may: nothing is read, and nobody is refused, for longer than
-// the bound after a change; handlers that may see something have been told of all of it; nothing
-// hangs.
+// TestRandomRights runs random grants, revocations, creations, deletions, reads, watches and
+// restarts of the API server. The test compares the results with a model of each user's
+// permissions. Later than bound after a change, no read succeeds without permission, and no read
+// with permission is forbidden. Handlers with permission have received every object. No call hangs.
 func TestRandomRights(t *testing.T) {
 	if *fuzzSeed != 0 {
 		newSequence(t, *fuzzSeed).run()
 		return
 	}
-	judged, flips := 0, 0
+	deniedReads, repeatedReads := 0, 0
 	for _, seed := range recordedSeeds(t) {
 		s := newSequence(t, seed)
 		s.run()
-		judged += s.judged
-		flips += s.flips
+		deniedReads += s.deniedReads
+		repeatedReads += s.repeatedReads
 	}
-	t.Logf("%d reads of rights that were lost for longer than the bound, %d after others that had got what they must",
-		judged, flips)
-	NewWithT(t).Expect(judged).To(BeNumerically(">", 2), "reads whose right was lost for longer than the bound")
-	begun := time.Now()
-	for seed, n := uint64(begun.UnixNano()), 1; time.Since(begun) < *fuzzFor; seed, n = seed+1, n+1 {
+	t.Logf("%d reads without a permission that was revoked more than the bound ago, "+
+		"%d reads compared with an earlier read", deniedReads, repeatedReads)
+	NewWithT(t).Expect(deniedReads).To(BeNumerically(">", 2),
+		"reads without a permission that was revoked more than the bound ago")
+	began := time.Now()
+	for seed, n := uint64(began.UnixNano()), 1; time.Since(began) < *fuzzDuration; seed, n = seed+1, n+1 {
 		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { newSequence(t, seed).run() }) {
 			t.Fatalf(
-				"sequence %d failed; to see it again: go test -race ./test/e2e/scopedcache -run TestRandomRights -seed %d", n,
+				"sequence %d failed; to reproduce: go test -race ./test/e2e/scopedcache -run TestRandomRights -seed %d", n,
 				seed)
 		}
 		if n%10 == 0 {
-			fmt.Printf("%d sequences in %s, nothing found\n", n, time.Since(begun).Round(time.Second))
+			fmt.Printf("%d sequences in %s without a failure\n", n, time.Since(began).Round(time.Second))
 		}
 	}
 }
@@ -92,7 +93,7 @@ func recordedSeeds(t *testing.T) (seeds []uint64) {
 	return seeds
 }
 
-// fuzzKinds are the kinds of the sequences.
+// fuzzKinds are the kinds that the sequences use.
 var fuzzKinds = []struct {
 	resource string
 	object   func(namespace, name string) client.Object
@@ -106,54 +107,55 @@ var fuzzKinds = []struct {
 	}, func() client.ObjectList { return &corev1.SecretList{} }},
 }
 
-// right is what the model knows of a grant.
-type right struct {
-	grants  *grants // nil before the first grant
-	held    bool
+// permission is the model of a grant.
+type permission struct {
+	grant   *roleGrant // nil before the first grant
+	granted bool
 	changed time.Time
 }
 
-// actor is a user with a cache, and what the model knows of it.
+// actor is a user with a cache, and the model of its permissions.
 type actor struct {
-	user    *user
-	cache   *started
-	options scopedcache.Options
-	rights  map[string]*right // by resource and namespace; "" is all
-	held    []*fuzzHold
+	user        *user
+	cache       *runningCache
+	options     scopedcache.Options
+	permissions map[string]*permission // by resource and namespace; "" is all namespaces
+	holds       []*fuzzHold
 }
 
 type fuzzHold struct {
 	kind      int
 	namespace string
 	handle    *scopedcache.Handle
-	told      *ledger
+	ledger    *ledger
 }
 
 type sequence struct {
-	t          *testing.T
-	g          *WithT
-	random     *rand.Rand
-	seed       uint64
-	namespaces []string
-	actors     []*actor
-	objects    map[string]client.Object // by kind, namespace and name
-	restarted  time.Time
-	steps      []string // what was done, for a report
-	judged     int      // reads without a right that was lost for longer than the bound
-	// since when what reads get is as it is, if a read got it since, by user, kind and namespace
-	known map[string]time.Time
-	flips int // reads that were judged by what reads got before
+	t           *testing.T
+	g           *WithT
+	random      *rand.Rand
+	seed        uint64
+	namespaces  []string
+	actors      []*actor
+	objects     map[string]client.Object // by kind, namespace and name
+	lastRestart time.Time
+	steps       []string // for the failure message
+	deniedReads int      // reads without a permission that was revoked more than bound ago
+	// confirmed has the time of the last change of a permission if a read since then got the result
+	// of the model, by user, kind and namespace.
+	confirmed     map[string]time.Time
+	repeatedReads int // reads that were compared with an earlier read
 }
 
 func newSequence(t *testing.T, seed uint64) *sequence {
 	t.Helper()
 	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed,
-		objects: map[string]client.Object{}, known: map[string]time.Time{}}
+		objects: map[string]client.Object{}, confirmed: map[string]time.Time{}}
 	for range 3 {
-		s.namespaces = append(s.namespaces, namespace(t))
+		s.namespaces = append(s.namespaces, createNamespace(t))
 	}
 	for range 2 {
-		a := &actor{user: newUser(t), rights: map[string]*right{}}
+		a := &actor{user: newUser(t), permissions: map[string]*permission{}}
 		a.options = scopedcache.Options{
 			AccessReviewInterval: 300 * time.Millisecond, ReadTimeout: readTimeout,
 			PerNamespace: s.chance(2), WatchRBAC: s.chance(2), PollWithoutWatch: s.chance(4),
@@ -181,28 +183,28 @@ func (s *sequence) note(format string, args ...any) {
 	s.steps = append(s.steps, fmt.Sprintf(format, args...))
 }
 
-// fail reports what was done.
+// fail ends the test with the seed and the steps of the sequence.
 func (s *sequence) fail(format string, args ...any) {
 	s.t.Helper()
 	s.t.Fatalf("seed %d: %s, after\n%s", s.seed, fmt.Sprintf(format, args...), strings.Join(s.steps, "\n"))
 }
 
 func (s *sequence) run() {
-	hangs := time.AfterFunc(10*time.Minute, func() { // ten times what it takes
+	watchdog := time.AfterFunc(10*time.Minute, func() { // ten times the usual duration
 		debug.SetTraceback("all")
 		panic(fmt.Sprintf("the sequence of seed %d hangs", s.seed))
 	})
-	defer hangs.Stop()
+	defer watchdog.Stop()
 	defer func() {
 		for _, a := range s.actors {
-			a.cache.stop() // all of them, before it is looked what is left
+			a.cache.stop() // stop all caches before the cleanup checks for leaked goroutines
 		}
 	}()
 	for range 80 {
 		a := s.actors[s.random.IntN(len(s.actors))]
 		switch s.random.IntN(20) {
 		case 0, 1, 2, 3:
-			s.changeRight(a)
+			s.changePermission(a)
 		case 4, 5, 6, 7, 8:
 			s.changeObject()
 		case 9, 10:
@@ -210,7 +212,7 @@ func (s *sequence) run() {
 		case 11:
 			s.release(a)
 		case 12:
-			if s.chance(12) || s.seed == restartingSeed && s.restarted.IsZero() {
+			if s.chance(12) || s.seed == restartingSeed && s.lastRestart.IsZero() {
 				s.restart()
 			}
 		case 13:
@@ -221,60 +223,60 @@ func (s *sequence) run() {
 	}
 	s.settle()
 	for _, a := range s.actors {
-		for len(a.held) > 0 {
+		for len(a.holds) > 0 {
 			s.release(a)
 		}
 	}
 }
 
-func (s *sequence) where(oneInAll int) string {
+func (s *sequence) pickNamespace(oneInAll int) string {
 	if s.chance(oneInAll) {
 		return ""
 	}
 	return s.namespaces[s.random.IntN(len(s.namespaces))]
 }
 
-func (s *sequence) changeRight(a *actor) {
-	kind, ns := s.random.IntN(len(fuzzKinds)), s.where(5)
+func (s *sequence) changePermission(a *actor) {
+	kind, ns := s.random.IntN(len(fuzzKinds)), s.pickNamespace(5)
 	key := fuzzKinds[kind].resource + "/" + ns
-	r := a.rights[key]
+	r := a.permissions[key]
 	switch {
 	case r == nil:
-		r = &right{grants: a.user.grant(s.t, ns, fuzzKinds[kind].resource, "list", "watch"), held: true}
-		a.rights[key] = r
-	case r.held:
-		r.grants.revoke(s.t)
-		r.held = false
+		r = &permission{grant: a.user.grant(s.t, ns, fuzzKinds[kind].resource, "list", "watch"), granted: true}
+		a.permissions[key] = r
+	case r.granted:
+		r.grant.revoke(s.t)
+		r.granted = false
 	default:
-		r.grants.again(s.t)
-		r.held = true
+		r.grant.restore(s.t)
+		r.granted = true
 	}
 	r.changed = time.Now()
-	s.note("%s may list and watch %s: %t", a.user.name, key, r.held)
+	s.note("changed the permission of %s to list and watch %s: %t", a.user.name, key, r.granted)
 }
 
-// may tells whether the user may read, and since when that is so.
-func (a *actor) may(kind int, namespace string) (held bool, since time.Time) {
-	for _, where := range slices.Compact([]string{namespace, ""}) {
-		if r := a.rights[fuzzKinds[kind].resource+"/"+where]; r != nil {
-			held = held || r.held
+// access returns whether the user has permission to read, and when that permission last changed.
+func (a *actor) access(kind int, namespace string) (granted bool, since time.Time) {
+	for _, scope := range slices.Compact([]string{namespace, ""}) {
+		if r := a.permissions[fuzzKinds[kind].resource+"/"+scope]; r != nil {
+			granted = granted || r.granted
 			if r.changed.After(since) {
-				since = r.changed // a change of either may have been one
+				since = r.changed // a change of either grant may have changed the result
 			}
 		}
 	}
-	return held, since
+	return granted, since
 }
 
 func (s *sequence) changeObject() {
-	kind, ns, name := s.random.IntN(len(fuzzKinds)), s.where(1<<30), fmt.Sprint("o", s.random.IntN(5))
+	kind, ns, name := s.random.IntN(len(fuzzKinds)), s.pickNamespace(1<<30), fmt.Sprint("o", s.random.IntN(5))
 	key := fmt.Sprint(kind, ns, name)
 	existing := s.objects[key]
 	switch {
 	case existing == nil:
-		made := fuzzKinds[kind].object(ns, name)
-		s.g.Expect(admin.Create(context.Background(), made)).To(Succeed())
-		s.objects[key] = made
+		created := fuzzKinds[kind].object(ns, name)
+		s.g.Expect(admin.Create(context.Background(), created)).To(Succeed())
+		s.objects[key] = created
 		s.note("created %s %s/%s", fuzzKinds[kind].resource, ns, name)
 	case s.chance(2):
 		s.g.Expect(admin.Delete(context.Background(), existing)).To(Succeed())
@@ -288,55 +290,56 @@ func (s *sequence) changeObject() {
 }
 
 func (s *sequence) read(a *actor) {
-	kind, ns := s.random.IntN(len(fuzzKinds)), s.where(4)
+	kind, ns := s.random.IntN(len(fuzzKinds)), s.pickNamespace(4)
 	list := fuzzKinds[kind].list()
-	begun := time.Now()
+	began := time.Now()
 	err := a.cache.List(context.Background(), list, client.InNamespace(ns))
-	took := time.Since(begun)
+	took := time.Since(began)
 	s.note("%s read %s/%s: %v after %s", a.user.name, fuzzKinds[kind].resource, ns, err, took.Round(time.Millisecond))
-	s.judge(a, kind, ns, list, err, begun, took)
+	s.judge(a, kind, ns, list, err, began, took)
 }
 
-// judge compares what a read got with the model.
-func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, begun time.Time,
+// judge compares the result of a read with the model, and fails the test if they differ.
+func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, err error, began time.Time,
 	took time.Duration) {
 	s.t.Helper()
-	held, since := a.may(kind, ns)
-	settled := begun.Sub(since) > bound
-	if settled && !held && !since.IsZero() {
-		s.judged++
+	granted, since := a.access(kind, ns)
+	settled := began.Sub(since) > bound
+	if settled && !granted && !since.IsZero() {
+		s.deniedReads++
 	}
-	restarting := time.Since(s.restarted) < 30*time.Second
-	// What a read got once since the last change of rights all get after it, however little time
-	// has passed. (Of an informer that has just begun a first denial is believed, also that of an
-	// API server in its first moments.)
+	restarting := time.Since(s.lastRestart) < 30*time.Second
+	// After a read gets the result of the model, all reads get it until the next change of
+	// permissions, even within the bound. (Reads after a restart are exempt: a new informer accepts
+	// a first denial, also that of an API server in its first moments.)
 	key := fmt.Sprint(a.user.name, kind, ns)
-	if last, ok := s.known[key]; ok && last.Equal(since) && !restarting {
-		s.flips++
-		if (err == nil) != held {
-			s.fail("%s read %s/%s and got %v, after another read since the right changed (%t) got otherwise", a.user.name,
-				fuzzKinds[kind].resource, ns, err, held)
+	if last, ok := s.confirmed[key]; ok && last.Equal(since) && !restarting {
+		s.repeatedReads++
+		if (err == nil) != granted {
+			s.fail("%s read %s/%s and got %v, but an earlier read since the permission changed (%t) got another result",
+				a.user.name, fuzzKinds[kind].resource, ns, err, granted)
 		}
 	}
-	if err == nil && held || apierrors.IsForbidden(err) && !held {
-		s.known[key] = since
+	if err == nil && granted || apierrors.IsForbidden(err) && !granted {
+		s.confirmed[key] = since
 	}
 	switch {
 	case took > readTimeout+5*time.Second:
 		s.fail("a read took %s", took)
-	case err == nil && !held && settled:
-		s.fail("%s read %s/%s, with %d objects, %s after the right was lost", a.user.name, fuzzKinds[kind].resource, ns,
-			meta.LenList(list), time.Since(since))
-	case apierrors.IsForbidden(err) && held && settled:
-		s.fail("%s was refused %s/%s, %s after it was granted: %v", a.user.name, fuzzKinds[kind].resource, ns,
-			time.Since(since), err)
+	case err == nil && !granted && settled:
+		s.fail("%s read %s/%s and got %d objects, %s after the permission was revoked", a.user.name,
+			fuzzKinds[kind].resource, ns, meta.LenList(list), time.Since(since))
+	case apierrors.IsForbidden(err) && granted && settled:
+		s.fail("%s read %s/%s and got Forbidden, %s after the permission was granted: %v", a.user.name,
+			fuzzKinds[kind].resource, ns, time.Since(since), err)
 	case err != nil && !apierrors.IsForbidden(err) && !restarting:
-		s.fail("%s read %s/%s: %v", a.user.name, fuzzKinds[kind].resource, ns, err)
+		s.fail("%s read %s/%s and got an unexpected error: %v", a.user.name, fuzzKinds[kind].resource, ns, err)
 	}
 	if err == nil && ns != "" {
 		_ = meta.EachListItem(list, func(item runtime.Object) error {
 			if item.(client.Object).GetNamespace() != ns {
-				s.fail("%s read in %s what is in %s", a.user.name, ns, item.(client.Object).GetNamespace())
+				s.fail("%s read in namespace %s and got an object of namespace %s", a.user.name, ns,
+					item.(client.Object).GetNamespace())
 			}
 			return nil
 		})
@@ -344,51 +347,53 @@ func (s *sequence) judge(a *actor, kind int, ns string, list client.ObjectList, 
 }
 
 func (s *sequence) hold(a *actor) {
-	if len(a.held) > 6 {
+	if len(a.holds) > 6 {
 		return
 	}
-	h := &fuzzHold{kind: s.random.IntN(len(fuzzKinds)), namespace: s.where(4), told: newLedger()}
-	h.told.refeeds = true
+	h := &fuzzHold{kind: s.random.IntN(len(fuzzKinds)), namespace: s.pickNamespace(4), ledger: newLedger()}
+	h.ledger.allowReadds = true
 	var err error
 	h.handle, err = a.cache.Hold(context.Background(), fuzzKinds[h.kind].object("", ""),
 		scopedcache.Scope{Namespace: h.namespace},
 		scopedcache.HoldOptions{Dependent: types.UID(fmt.Sprint("dependent-", s.random.IntN(1<<30)))})
 	s.g.Expect(err).NotTo(HaveOccurred())
-	_, err = h.handle.AddEventHandler(h.told)
+	_, err = h.handle.AddEventHandler(h.ledger)
 	s.g.Expect(err).NotTo(HaveOccurred())
-	a.held = append(a.held, h)
-	s.note("%s holds %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
+	a.holds = append(a.holds, h)
+	s.note("%s called Hold for %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
 }
 
 func (s *sequence) release(a *actor) {
-	if len(a.held) == 0 {
+	if len(a.holds) == 0 {
 		return
 	}
-	i := s.random.IntN(len(a.held))
-	h := a.held[i]
-	a.held = slices.Delete(a.held, i, i+1)
+	i := s.random.IntN(len(a.holds))
+	h := a.holds[i]
+	a.holds = slices.Delete(a.holds, i, i+1)
 	h.handle.Release()
-	s.note("%s releases %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
-	if wrong := h.told.wrong(); len(wrong) > 0 {
-		s.fail("the handler of %s/%s was told of %v", fuzzKinds[h.kind].resource, h.namespace, wrong)
+	s.note("%s released %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
+	if violations := h.ledger.violations(); len(violations) > 0 {
+		s.fail("the handler of %s/%s received contradictory events: %v", fuzzKinds[h.kind].resource, h.namespace,
+			violations)
 	}
 }
 
 func (s *sequence) restart() {
-	s.restarted = time.Now()
+	s.lastRestart = time.Now()
 	s.g.Expect(cp.KillAPIServer(context.Background())).To(Succeed())
 	s.g.Expect(cp.StartAPIServer(context.Background())).To(Succeed())
-	s.restarted = time.Now()
+	s.lastRestart = time.Now()
 	s.note("restarted the API server")
 }
 
-// settle waits for the bound. Then everybody must be served as the model says: everything that may
-// be read is, and was told; the rest is refused.
+// settle waits until bound has passed since the last change. Then the caches must agree with the
+// model: users with permission read all objects, and their handlers have received them. All other
+// reads return Forbidden.
 func (s *sequence) settle() {
 	s.note("settling")
-	last := s.restarted
+	last := s.lastRestart
 	for _, a := range s.actors {
-		for _, r := range a.rights {
+		for _, r := range a.permissions {
 			if r.changed.After(last) {
 				last = r.changed
 			}
@@ -399,24 +404,25 @@ func (s *sequence) settle() {
 		for kind := range fuzzKinds {
 			for _, ns := range append([]string{""}, s.namespaces...) {
 				list := fuzzKinds[kind].list()
-				begun := time.Now()
+				began := time.Now()
 				err := a.cache.List(context.Background(), list, client.InNamespace(ns))
-				s.judge(a, kind, ns, list, err, begun, time.Since(begun))
+				s.judge(a, kind, ns, list, err, began, time.Since(began))
 			}
 		}
 	}
 	for _, a := range s.actors {
 		for kind := range fuzzKinds {
 			for _, ns := range append([]string{""}, s.namespaces...) {
-				held, _ := a.may(kind, ns)
+				granted, _ := a.access(kind, ns)
 				s.eventually(func() error {
 					list := fuzzKinds[kind].list()
 					err := a.cache.List(context.Background(), list, client.InNamespace(ns))
-					if !held {
+					if !granted {
 						if apierrors.IsForbidden(err) {
 							return nil
 						}
-						return errors.Errorf("%s may not read %s/%s, and got %v", a.user.name, fuzzKinds[kind].resource, ns, err)
+						return errors.Errorf("%s has no permission to read %s/%s, and got %v instead of Forbidden", a.user.name,
+							fuzzKinds[kind].resource, ns, err)
 					}
 					if err != nil {
 						return err
@@ -425,9 +431,9 @@ func (s *sequence) settle() {
 				})
 			}
 		}
-		for _, h := range a.held {
-			if held, _ := a.may(h.kind, h.namespace); held {
-				s.eventually(func() error { return s.compare(h.kind, h.namespace, h.told.versions()) })
+		for _, h := range a.holds {
+			if granted, _ := a.access(h.kind, h.namespace); granted {
+				s.eventually(func() error { return s.compare(h.kind, h.namespace, h.ledger.versions()) })
 			}
 		}
 	}
@@ -436,32 +442,33 @@ func (s *sequence) settle() {
 func (s *sequence) eventually(check func() error) {
 	s.t.Helper()
 	var err error
-	for begun := time.Now(); time.Since(begun) < patience; <-time.After(20 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < patience; <-time.After(20 * time.Millisecond) {
 		if err = check(); err == nil {
 			return
 		}
 	}
-	s.fail("it does not settle: %v", err)
+	s.fail("the caches still differ from the model: %v", err)
 }
 
-// compare compares what is known of a kind in a namespace, by UID and resourceVersion, with what
-// there is.
-func (s *sequence) compare(kind int, ns string, known map[types.UID]string) error {
-	there := map[types.UID]string{}
+// compare compares objects of a kind in a namespace, by UID and resourceVersion, with those of the
+// API server. compare returns an error if they differ.
+func (s *sequence) compare(kind int, ns string, got map[types.UID]string) error {
+	want := map[types.UID]string{}
 	list := fuzzKinds[kind].list()
 	if err := admin.List(context.Background(), list, client.InNamespace(ns)); err != nil {
 		return err
 	}
 	for uid, version := range versionsOf(list) {
-		there[uid] = version
+		want[uid] = version
 	}
-	if len(there) != len(known) {
-		return errors.Errorf("%s/%s: %d objects are known, there are %d", fuzzKinds[kind].resource, ns, len(known),
-			len(there))
+	if len(want) != len(got) {
+		return errors.Errorf("%s/%s: got %d objects, the API server has %d", fuzzKinds[kind].resource, ns, len(got),
+			len(want))
 	}
-	for uid, version := range there {
-		if known[uid] != version {
-			return errors.Errorf("%s/%s: %s is known as %q, it is %q", fuzzKinds[kind].resource, ns, uid, known[uid], version)
+	for uid, version := range want {
+		if got[uid] != version {
+			return errors.Errorf("%s/%s: object %s has resourceVersion %q, the API server has %q", fuzzKinds[kind].resource,
+				ns, uid, got[uid], version)
 		}
 	}
 	return nil

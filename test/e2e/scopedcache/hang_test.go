@@ -17,44 +17,49 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// A kind that hangs delays no other, and nobody longer than they said. The error says why.
+// TestHungKindBesideAHealthyOne checks that a kind whose requests hang does not delay reads of
+// other kinds. Reads of that kind end at the caller's deadline or at ReadTimeout. The error gives
+// the reason.
 func TestHungKindBesideAHealthyOne(t *testing.T) {
-	for name, hangs := range map[string]string{"the list": "/configmaps",
-		"the access review": "/selfsubjectaccessreviews"} {
+	for name, suffix := range map[string]string{"list": "/configmaps",
+		"access review": "/selfsubjectaccessreviews"} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			ctx := t.Context()
-			const readTimeout = 1700 * time.Millisecond // the reads that wait for it are over before the access review is
-			ns, u := namespace(t), newUser(t)
+			// Reads that wait for an access review end before that review does.
+			const readTimeout = 1700 * time.Millisecond
+			ns, u := createNamespace(t), newUser(t)
 			create(t, configMap(ns, "a"))
 			u.grant(t, ns, "configmaps", "list", "watch")
 			u.grant(t, ns, "services", "list", "watch")
 			u.grant(t, ns, "secrets", "list", "watch")
-			f := newFaults(t, u)
-			c := u.startAt(t, f.config,
-				scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, ReadTimeout: readTimeout}, cache.Options{})
+			server := newFaultyServer(t, u)
+			c := u.startWithConfig(t, server.config,
+				scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval,
+					ReadTimeout: readTimeout}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
-			f.hangOn(hangs)
+			server.hangRequests(suffix)
 
-			held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+			handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
-			defer held.Release()
+			defer handle.Release()
 			key := client.ObjectKey{Namespace: ns, Name: "a"}
-			// The bounds are generous; what hangs would hang for ever.
+			// The bounds are generous: a read that ignores its deadline would hang for ever.
 			for name, read := range map[string]func(context.Context) error{
 				"List": func(ctx context.Context) error {
 					return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))
 				},
 				"Get":              func(ctx context.Context) error { return c.Get(ctx, key, &corev1.ConfigMap{}) },
-				"List of a handle": func(ctx context.Context) error { return held.List(ctx, &corev1.ConfigMapList{}) },
-				"Get of a handle":  func(ctx context.Context) error { return held.Get(ctx, key, &corev1.ConfigMap{}) },
+				"List of a handle": func(ctx context.Context) error { return handle.List(ctx, &corev1.ConfigMapList{}) },
+				"Get of a handle":  func(ctx context.Context) error { return handle.Get(ctx, key, &corev1.ConfigMap{}) },
 			} {
-				// that of the context, and ReadTimeout
+				// The first deadline is that of the context. With the second one ReadTimeout ends
+				// the read.
 				for _, deadline := range []time.Duration{200 * time.Millisecond, time.Hour} {
 					inTime, cancel := context.WithTimeout(ctx, deadline)
-					begun := time.Now()
+					began := time.Now()
 					err := read(inTime)
-					took := time.Since(begun)
+					took := time.Since(began)
 					cancel()
 					t.Logf("%s, after %s: %v", name, took.Round(time.Millisecond), err)
 					g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
@@ -71,95 +76,98 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 				}
 			}
 			for range 100 {
-				begun := time.Now()
+				began := time.Now()
 				g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
-				g.Expect(time.Since(begun)).To(BeNumerically("<", time.Second))
+				g.Expect(time.Since(began)).To(BeNumerically("<", time.Second))
 			}
-			if name == "the list" { // a healthy one that is new
+			if name == "list" { // a new informer of a healthy kind
 				g.Expect(c.List(ctx, &corev1.SecretList{}, client.InNamespace(ns))).To(Succeed())
 			}
-			f.do(nil)
-			f.CloseClientConnections() // what hangs now hangs for ever
+			server.answerWith(nil)
+			server.CloseClientConnections() // the requests that hang now never get a response
 			g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).
 				Should(Equal([]string{"a"}))
 		})
 	}
 }
 
-// A read that waits in vain says why.
+// TestReadSaysWhyItWaits checks that a read that times out returns the reason in its error.
 func TestReadSaysWhyItWaits(t *testing.T) {
 	g := NewWithT(t)
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	u.grant(t, ns, "configmaps", "list", "watch")
-	f := newFaults(t, u)
-	f.do(func(w http.ResponseWriter, req *http.Request) bool {
+	server := newFaultyServer(t, u)
+	server.answerWith(func(w http.ResponseWriter, req *http.Request) bool {
 		if !strings.HasSuffix(req.URL.Path, "/configmaps") {
 			return false
 		}
-		fail(w, http.StatusInternalServerError, "TheDatabaseIsAway")
+		respondWithStatus(w, http.StatusInternalServerError, "TheDatabaseIsAway")
 		return true
 	})
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, ReadTimeout: 2 * time.Second}, cache.Options{})
+	c := u.startWithConfig(t, server.config, scopedcache.Options{PerNamespace: true, ReadTimeout: 2 * time.Second},
+		cache.Options{})
 	_, err := c.names(t.Context(), ns)
 	g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
 	g.Expect(err).To(MatchError(And(ContainSubstring("it is Failing"), ContainSubstring("thedatabaseisaway"))))
 }
 
-// A cache that is stopped in the middle of a sync ends at once, and so does everybody who waits for
-// it. What is called after that fails at once, with the reason.
+// TestStopDuringSync checks that a cache that is stopped during a sync ends at once, and so do the
+// calls that wait for the sync. Later calls fail at once with ErrStopped.
 func TestStopDuringSync(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	u.grant(t, ns, "configmaps", "list", "watch")
 	u.grant(t, ns, "services", "list", "watch")
-	f := newFaults(t, u)
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
+	server := newFaultyServer(t, u)
+	c := u.startWithConfig(t, server.config,
+		scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval}, cache.Options{})
 	g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
-	f.hangOn("/configmaps")
-	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	server.hangRequests("/configmaps")
+	handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	informer, err := c.GetInformer(ctx, &corev1.Service{}, cache.BlockUntilSynced(false))
 	g.Expect(err).NotTo(HaveOccurred())
 	calls := map[string]func() error{
 		"List":        func() error { return c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) },
 		"Get":         func() error { return c.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{}) },
-		"held":        func() error { return held.List(ctx, &corev1.ConfigMapList{}) },
+		"handle List": func() error { return handle.List(ctx, &corev1.ConfigMapList{}) },
 		"GetInformer": func() error { _, err := c.GetInformer(ctx, &corev1.ConfigMap{}); return err },
 	}
-	waits := make(chan error, len(calls))
+	results := make(chan error, len(calls))
 	for _, call := range calls {
-		go func() { waits <- call() }()
+		go func() { results <- call() }()
 	}
-	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(1),
-		"one of them waits for the right to all namespaces, which it has not got")
-	begun := time.Now()
+	g.Eventually(server.hanging).WithTimeout(patience).Should(Equal(1),
+		"only one: the informer of all namespaces sends no list, because it has no permission")
+	began := time.Now()
 	c.stop()
-	g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second), "a safety bound: what hangs would hang for ever")
+	g.Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second),
+		"a safety bound: a hanging request never ends by itself")
 	stopped := 0
 	for range calls {
 		var err error
-		g.Eventually(waits).WithTimeout(patience).Should(Receive(&err))
-		if err != nil { // GetInformer is settled: it is forbidden
+		g.Eventually(results).WithTimeout(patience).Should(Receive(&err))
+		if err != nil { // GetInformer may return nil: its state Forbidden counts as synced
 			g.Expect(err).To(MatchError(scopedcache.ErrStopped))
 			stopped++
 		}
 	}
 	g.Expect(stopped).To(BeNumerically(">=", 3))
 
-	calls["of what has synced"] = func() error { return c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns)) }
+	calls["List of a synced kind"] = func() error { return c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns)) }
 	calls["Hold"] = func() error {
 		_, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{}, scopedcache.HoldOptions{})
 		return err
 	}
 	calls["AddEventHandler"] = func() error { _, err := informer.AddEventHandler(&testutil.Recorder{}); return err }
 	for name, call := range calls {
-		begun := time.Now()
+		began := time.Now()
 		g.Expect(call()).To(MatchError(scopedcache.ErrStopped), name)
-		g.Expect(time.Since(begun)).To(BeNumerically("<", 5*time.Second), name)
+		g.Expect(time.Since(began)).To(BeNumerically("<", 5*time.Second), name)
 	}
 	g.Expect(informer.IsStopped()).To(BeTrue())
 	g.Expect(c.WaitForCacheSync(ctx)).To(BeFalse())
 	g.Expect(c.RemoveInformer(ctx, &corev1.ConfigMap{})).To(Succeed())
-	held.Release()
+	handle.Release()
 }

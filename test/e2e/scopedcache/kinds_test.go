@@ -17,7 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// widget is a kind that a test defines.
+// widget is a custom kind that a test installs.
 type widget struct{ group string }
 
 var widgets int
@@ -29,7 +29,7 @@ func newWidget() widget {
 
 func (w widget) resource() string { return "widgets." + w.group }
 
-// define installs the kind; version is its only one. It takes what it is given.
+// define installs the kind with one version. The schema accepts any fields.
 func (w widget) define(t testing.TB, scope, version string) {
 	t.Helper()
 	w.defineWith(t, scope, version, map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true})
@@ -48,7 +48,7 @@ func (w widget) defineWith(t testing.TB, scope, version string, schema map[strin
 				"schema": map[string]any{"openAPIV3Schema": schema}}}},
 	}}
 	g.Expect(admin.Create(context.Background(), crd)).To(Succeed())
-	// It is served a moment after it says so.
+	// The API server serves the kind a moment after it accepts the CRD.
 	g.Eventually(func() error {
 		_, err := cp.Kubectl(context.Background(), "get", w.resource(), "--all-namespaces")
 		return err
@@ -70,11 +70,11 @@ func (w widget) remove(t testing.TB) {
 }
 
 func (w widget) object(version, namespace, name string) *unstructured.Unstructured {
-	made := &unstructured.Unstructured{}
-	made.SetGroupVersionKind(schema.GroupVersionKind{Group: w.group, Version: version, Kind: "Widget"})
-	made.SetNamespace(namespace)
-	made.SetName(name)
-	return made
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(schema.GroupVersionKind{Group: w.group, Version: version, Kind: "Widget"})
+	object.SetNamespace(namespace)
+	object.SetName(name)
+	return object
 }
 
 func (w widget) names(ctx context.Context, c client.Reader, version, namespace string) ([]string, error) {
@@ -86,128 +86,130 @@ func (w widget) names(ctx context.Context, c client.Reader, version, namespace s
 	return namesOf(list), nil
 }
 
-// createVia creates with a client that has just learnt of the kind: the administrator's may know an
-// earlier one.
-func createVia(t testing.TB, object client.Object) {
+// createWithNewClient creates an object with a new client, which discovers the current kind. The
+// administrator's client may have cached an earlier definition of the kind.
+func createWithNewClient(t testing.TB, object client.Object) {
 	t.Helper()
 	fresh, err := client.New(cp.Config(), client.Options{HTTPClient: adminHTTP})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	NewWithT(t).Expect(fresh.Create(context.Background(), object)).To(Succeed())
 }
 
-// A kind that is not there yet is waited for; one that goes takes its objects along; one that comes
-// back as another, with other scope or version, works. Nobody restarts anything, and the mapper is
-// controller-runtime's own, which forgets nothing.
+// TestKindsComeAndGo checks that the cache waits for a kind that is not installed yet, and drops
+// the objects of a kind that is deleted. A kind that is recreated with another scope or version
+// works again. The test restarts nothing, and uses controller-runtime's own mapper, which never
+// forgets a mapping.
 func TestKindsComeAndGo(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u, w := namespace(t), newUser(t), newWidget()
+	ns, u, w := createNamespace(t), newUser(t), newWidget()
 	u.grant(t, "", w.resource(), "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often}, cache.Options{})
-	held, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{}, scopedcache.HoldOptions{})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval}, cache.Options{})
+	handle, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	inNamespace, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	namespaceHandle, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns},
+		scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	told := &testutil.Recorder{}
-	_, err = held.AddEventHandler(told)
+	recorder := &testutil.Recorder{}
+	_, err = handle.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
-	everywhere := func() ([]string, error) { return w.names(ctx, held, "v1", "") }
+	listAll := func() ([]string, error) { return w.names(ctx, handle, "v1", "") }
 	notServed := func() bool {
-		_, err := everywhere()
+		_, err := listAll()
 		return meta.IsNoMatchError(err)
 	}
 
-	// Late.
+	// The kind is installed late.
 	g.Expect(notServed()).To(BeTrue())
-	g.Expect(held.State().State).To(Equal(scopedcache.NotServed))
-	g.Expect(held.HasSynced()).To(BeTrue(), "it is settled")
+	g.Expect(handle.State().State).To(Equal(scopedcache.NotServed))
+	g.Expect(handle.HasSynced()).To(BeTrue(), "the state is known, so the handle has synced")
 	w.define(t, "Namespaced", "v1")
-	createVia(t, w.object("v1", ns, "a"))
-	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"a"}))
-	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", ns) }).WithTimeout(patience).
+	createWithNewClient(t, w.object("v1", ns, "a"))
+	g.Eventually(listAll).WithTimeout(patience).Should(Equal([]string{"a"}))
+	g.Eventually(func() ([]string, error) { return w.names(ctx, namespaceHandle, "v1", ns) }).WithTimeout(patience).
 		Should(Equal([]string{"a"}))
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
 
-	// Deleted.
+	// The kind is deleted.
 	w.remove(t)
 	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
-	g.Expect(held.State()).To(And(HaveField("State", scopedcache.NotServed), HaveField("Objects", 0)))
+	g.Expect(handle.State()).To(And(HaveField("State", scopedcache.NotServed), HaveField("Objects", 0)))
 
-	// Recreated without namespaces.
+	// The kind is recreated without namespaces.
 	w.define(t, "Cluster", "v1")
-	createVia(t, w.object("v1", "", "b"))
-	g.Eventually(everywhere).WithTimeout(patience).Should(Equal([]string{"b"}))
-	g.Eventually(told.Events).WithTimeout(patience).
+	createWithNewClient(t, w.object("v1", "", "b"))
+	g.Eventually(listAll).WithTimeout(patience).Should(Equal([]string{"b"}))
+	g.Eventually(recorder.Events).WithTimeout(patience).
 		Should(ConsistOf("add a", Or(Equal("delete a"), Equal("delete unseen a")), "add b"))
-	g.Expect(held.Get(ctx, client.ObjectKey{Name: "b"}, w.object("v1", "", ""))).To(Succeed())
-	g.Eventually(func() ([]string, error) { return w.names(ctx, inNamespace, "v1", "") }).WithTimeout(patience).
+	g.Expect(handle.Get(ctx, client.ObjectKey{Name: "b"}, w.object("v1", "", ""))).To(Succeed())
+	g.Eventually(func() ([]string, error) { return w.names(ctx, namespaceHandle, "v1", "") }).WithTimeout(patience).
 		Should(Equal([]string{"b"}))
 
-	// Recreated in another version: the old one is not served, the new one is.
+	// The kind is recreated in another version. Only the new version is served.
 	w.remove(t)
 	w.define(t, "Namespaced", "v2")
-	createVia(t, w.object("v2", ns, "c"))
+	createWithNewClient(t, w.object("v2", ns, "c"))
 	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
 	g.Eventually(func() ([]string, error) { return w.names(ctx, c, "v2", ns) }).WithTimeout(patience).
 		Should(Equal([]string{"c"}))
-	held.Release()
-	inNamespace.Release()
+	handle.Release()
+	namespaceHandle.Release()
 	w.remove(t)
 }
 
-// An operator whose options name the namespaces that it caches stays up without a kind too, and
-// begins when it is there.
+// TestLateKindInConfiguredNamespaces checks that a cache whose options name its namespaces also
+// keeps running without a kind. The cache reads the kind when the kind is installed.
 func TestLateKindInConfiguredNamespaces(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	one, two, other, u, w := namespace(t), namespace(t), namespace(t), newUser(t), newWidget()
+	one, two, other, u, w := createNamespace(t), createNamespace(t), createNamespace(t), newUser(t), newWidget()
 	u.grant(t, one, w.resource(), "list", "watch")
 	u.grant(t, two, w.resource(), "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often},
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval},
 		cache.Options{DefaultNamespaces: map[string]cache.Config{one: {}, two: {}}})
 	informer, err := c.GetInformer(ctx, w.object("v1", "", ""))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(informer.HasSynced()).To(BeTrue(), "it is known that there is nothing")
-	told := &testutil.Recorder{}
-	_, err = informer.AddEventHandler(told)
+	g.Expect(informer.HasSynced()).To(BeTrue(), "the state is known: the kind is not served")
+	recorder := &testutil.Recorder{}
+	_, err = informer.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = w.names(ctx, c, "v1", one)
 	g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
 	w.define(t, "Namespaced", "v1")
 	for name, ns := range map[string]string{"a": one, "b": two, "c": other} {
-		createVia(t, w.object("v1", ns, name))
+		createWithNewClient(t, w.object("v1", ns, name))
 	}
-	g.Eventually(told.Events).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add a", "add b"))
 	g.Expect(w.names(ctx, c, "v1", "")).To(ConsistOf("a", "b"))
 	w.remove(t)
 }
 
-// A kind that comes back with another schema is read as it is now, and so is one whose schema
-// changes while it is watched.
+// TestKindWithAnotherSchema checks that the cache reads the current form of a kind that is
+// recreated with another schema, and of a kind whose schema changes while the cache watches it.
 func TestKindWithAnotherSchema(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u, w := namespace(t), newUser(t), newWidget()
+	ns, u, w := createNamespace(t), newUser(t), newWidget()
 	u.grant(t, ns, w.resource(), "list", "watch")
-	c := u.start(t, scopedcache.Options{AccessReviewInterval: often, PerNamespace: true}, cache.Options{})
-	held, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval, PerNamespace: true}, cache.Options{})
+	handle, err := c.Hold(ctx, w.object("v1", "", ""), scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	told := &testutil.Recorder{}
-	_, err = held.AddEventHandler(told)
+	recorder := &testutil.Recorder{}
+	_, err = handle.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
-	sized := func(as string) map[string]any {
-		return map[string]any{"type": "object", "properties": map[string]any{"size": map[string]any{"type": as}}}
+	sized := func(sizeType string) map[string]any {
+		return map[string]any{"type": "object", "properties": map[string]any{"size": map[string]any{"type": sizeType}}}
 	}
 	create := func(name string, size any) {
 		t.Helper()
-		made := w.object("v1", ns, name)
-		made.Object["size"] = size
-		createVia(t, made)
+		object := w.object("v1", ns, name)
+		object.Object["size"] = size
+		createWithNewClient(t, object)
 	}
 	size := func(name string) func() (any, error) {
 		return func() (any, error) {
 			got := w.object("v1", "", "")
-			err := held.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, got)
+			err := handle.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, got)
 			return got.Object["size"], err
 		}
 	}
@@ -216,17 +218,17 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	create("one", int64(7))
 	g.Eventually(size("one")).WithTimeout(patience).Should(Equal(int64(7)))
 
-	// Recreated at once, so that nobody may have seen that it was gone.
+	// Recreate the kind at once, so that the cache may not notice that the kind was missing.
 	w.remove(t)
 	w.defineWith(t, "Namespaced", "v1", sized("string"))
 	create("one", "large")
 	g.Eventually(size("one")).WithTimeout(patience).Should(Equal("large"))
-	g.Eventually(told.Events).WithTimeout(patience).Should(Or(
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Or(
 		ConsistOf("add one", Or(Equal("delete one"), Equal("delete unseen one")), "add one"),
-		ConsistOf("add one", "update one"), // as client-go tells of what was recreated unseen
+		ConsistOf("add one", "update one"), // how client-go reports a recreation that the watch missed
 	))
 
-	// Changed in place: objects that do not fit stay, and new ones are of the new form.
+	// Change the schema in place. Existing objects that do not match it stay; new objects match it.
 	crd := &unstructured.Unstructured{}
 	crd.SetGroupVersionKind(schema.GroupVersionKind{
 		Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
@@ -237,12 +239,12 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	versions[0].(map[string]any)["schema"] = map[string]any{"openAPIV3Schema": sized("boolean")}
 	g.Expect(unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions")).To(Succeed())
 	g.Expect(admin.Update(ctx, crd)).To(Succeed())
-	made := w.object("v1", ns, "two")
-	made.Object["size"] = true
-	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(ctx, made.DeepCopy())) }).
+	object := w.object("v1", ns, "two")
+	object.Object["size"] = true
+	g.Eventually(func() error { return client.IgnoreAlreadyExists(admin.Create(ctx, object.DeepCopy())) }).
 		WithTimeout(patience).Should(Succeed())
 	g.Eventually(size("two")).WithTimeout(patience).Should(BeTrue())
 	g.Expect(size("one")()).To(Equal("large"))
-	held.Release()
+	handle.Release()
 	w.remove(t)
 }

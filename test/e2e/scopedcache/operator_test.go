@@ -23,23 +23,23 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// reconciled writes down what a plain operator reconciles: one controller each for ConfigMaps,
-// Secrets and Services.
-type reconciled struct {
+// reconcileRecorder records the objects that a plain operator reconciles. The operator has one
+// controller each for ConfigMaps, Secrets and Services.
+type reconcileRecorder struct {
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-func (r *reconciled) has(what string) func() bool {
+func (r *reconcileRecorder) has(key string) func() bool {
 	return func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.seen[what]
+		return r.seen[key]
 	}
 }
 
-// plainOperator is what anybody writes. Nothing in it knows of latchkey but newCache.
-func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reconciled, error) {
+// plainOperator returns a typical operator. Only newCache depends on latchkey.
+func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reconcileRecorder, error) {
 	skipNameValidation := true
 	mgr, err := ctrl.NewManager(u.config, ctrl.Options{
 		NewCache:   newCache,
@@ -49,7 +49,7 @@ func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reco
 	if err != nil {
 		return nil, nil, err
 	}
-	made := &reconciled{seen: map[string]bool{}}
+	recorder := &reconcileRecorder{seen: map[string]bool{}}
 	for _, kind := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}, &corev1.Service{}} {
 		name := fmt.Sprintf("%T", kind)[len("*v1."):]
 		err := ctrl.NewControllerManagedBy(mgr).For(kind).
@@ -57,24 +57,25 @@ func plainOperator(u *user, newCache cache.NewCacheFunc) (manager.Manager, *reco
 				if err := mgr.GetClient().Get(ctx, req.NamespacedName, kind.DeepCopyObject().(client.Object)); err != nil {
 					return reconcile.Result{}, client.IgnoreNotFound(err)
 				}
-				made.mu.Lock()
-				defer made.mu.Unlock()
-				made.seen[name+" "+req.String()] = true
+				recorder.mu.Lock()
+				defer recorder.mu.Unlock()
+				recorder.seen[name+" "+req.String()] = true
 				return reconcile.Result{}, nil
 			}))
 		if err != nil {
 			return nil, nil, err
 		}
 	}
-	return mgr, made, nil
+	return mgr, recorder, nil
 }
 
-// A plain operator without rights on two of its three kinds stays up with this cache, reconciles
-// the third, and starts the others when it may. With controller-runtime's own it ends: that is what
-// this is for.
+// TestPlainOperator checks a plain operator that has no permissions for two of its three kinds.
+// With this cache the operator keeps running, reconciles the third kind, and starts with the others
+// when the permissions are granted. With controller-runtime's own cache the operator ends. The
+// scoped cache exists to avoid this.
 func TestPlainOperator(t *testing.T) {
 	g := NewWithT(t)
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	u.grant(t, "", "configmaps", "get", "list", "watch")
 	create(t, configMap(ns, "a"),
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "b"}},
@@ -82,16 +83,18 @@ func TestPlainOperator(t *testing.T) {
 			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
 
 	before := testenv.NewGoroutines()
-	mgr, seen, err := plainOperator(u, scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: often}))
+	mgr, seen, err := plainOperator(u,
+		scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: shortInterval}))
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	g.Eventually(seen.has("ConfigMap " + ns + "/a")).WithTimeout(patience).Should(BeTrue())
-	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "twice CacheSyncTimeout")
+	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "the operator runs for twice CacheSyncTimeout")
 	g.Expect(seen.has("Secret " + ns + "/b")()).To(BeFalse())
 	create(t, configMap(ns, "d"))
-	g.Eventually(seen.has("ConfigMap "+ns+"/d")).WithTimeout(patience).Should(BeTrue(), "it still works")
+	g.Eventually(seen.has("ConfigMap "+ns+"/d")).WithTimeout(patience).
+		Should(BeTrue(), "the operator still reconciles ConfigMaps")
 
 	u.grant(t, "", "secrets", "get", "list", "watch")
 	g.Eventually(seen.has("Secret " + ns + "/b")).WithTimeout(patience).Should(BeTrue())
@@ -100,14 +103,14 @@ func TestPlainOperator(t *testing.T) {
 	g.Eventually(seen.has("Service " + ns + "/c")).WithTimeout(patience).Should(BeTrue())
 	cancel()
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
-	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
-	leftNothing(t, before)
+	idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
+	expectNoLeakedGoroutines(t, before)
 }
 
-// The default options are enough to stay up.
+// TestPlainOperatorWithDefaults checks that the operator also keeps running with default options.
 func TestPlainOperatorWithDefaults(t *testing.T) {
 	g := NewWithT(t)
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	u.grant(t, "", "configmaps", "get", "list", "watch")
 	create(t, configMap(ns, "a"))
 	before := testenv.NewGoroutines()
@@ -117,13 +120,15 @@ func TestPlainOperatorWithDefaults(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	g.Eventually(seen.has("ConfigMap " + ns + "/a")).WithTimeout(patience).Should(BeTrue())
-	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "twice CacheSyncTimeout")
+	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "the operator runs for twice CacheSyncTimeout")
 	cancel()
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
-	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
-	leftNothing(t, before)
+	idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
+	expectNoLeakedGoroutines(t, before)
 }
 
+// TestPlainOperatorWithTheOtherCache checks that the operator ends with controller-runtime's own
+// cache.
 func TestPlainOperatorWithTheOtherCache(t *testing.T) {
 	g := NewWithT(t)
 	u := newUser(t)

@@ -18,30 +18,31 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-var restarts = flag.Int("restarts", 10, "how often the API server restarts")
+var restarts = flag.Int("restarts", 10, "how many times TestRestartsOfTheAPIServer restarts the API server")
 
-// An API server in its first moments denies rightful requests, access reviews too. Ten of its
-// restarts under load, with caches that ask all the time, make no cache believe that a right was
-// lost; and nothing is lost to handlers.
+// TestRestartsOfTheAPIServer restarts the API server ten times under load, with caches that send
+// access reviews all the time. In its first moments the API server denies requests that RBAC
+// allows, access reviews too. No cache may conclude that a permission was revoked, and handlers may
+// miss no event.
 func TestRestartsOfTheAPIServer(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	const caches = 20
 	var mu sync.Mutex
-	var lost []string
+	var wrongStates []string
 	states := map[scopedcache.State]int{}
 	reading, stopReading := context.WithCancel(ctx)
 	var readers sync.WaitGroup
-	var refused, failed, reads atomic.Int64
+	var forbidden, failed, reads atomic.Int64
 	type member struct {
 		namespace string
-		told      *ledger
-		held      *scopedcache.Handle
+		ledger    *ledger
+		handle    *scopedcache.Handle
 	}
 	var members []member
-	var asked []*requests
+	var counters []*requestCounter
 	for range caches {
-		ns, u := namespace(t), newUser(t)
+		ns, u := createNamespace(t), newUser(t)
 		u.grant(t, ns, "configmaps", "list", "watch")
 		u.grantRule(t, "",
 			rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
@@ -54,26 +55,26 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 					defer mu.Unlock()
 					states[now.State]++
 					if now.State == scopedcache.Forbidden || now.State == scopedcache.NotServed {
-						lost = append(lost,
-							fmt.Sprintf("%s of %s: %s, then %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
+						wrongStates = append(wrongStates,
+							fmt.Sprintf("%s of %s changed from %s to %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
 					}
 				}}, cache.Options{})
-		m := member{namespace: ns, told: newLedger()}
+		m := member{namespace: ns, ledger: newLedger()}
 		var err error
-		m.held, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+		m.handle, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		_, err = m.held.AddEventHandler(m.told)
+		_, err = m.handle.AddEventHandler(m.ledger)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"first"}))
 		members = append(members, m)
-		asked = append(asked, u.sent)
-		defer c.stop() // before it is looked whether one of them left something behind
+		counters = append(counters, u.requests)
+		defer c.stop() // before the cleanup checks whether a cache left goroutines behind
 		readers.Go(func() {
 			for reading.Err() == nil {
 				_, err := c.names(reading, ns)
 				switch {
 				case apierrors.IsForbidden(err):
-					refused.Add(1)
+					forbidden.Add(1)
 				case err != nil && reading.Err() == nil:
 					failed.Add(1)
 				}
@@ -94,31 +95,31 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 			create(t, configMap(m.namespace, fmt.Sprintf("after-%d", restart)))
 		}
 		mu.Lock()
-		g.Expect(lost).To(BeEmpty(), "after restart %d", restart+1)
+		g.Expect(wrongStates).To(BeEmpty(), "after restart %d", restart+1)
 		mu.Unlock()
 	}
 	for _, m := range members {
-		g.Eventually(func() (string, error) { return m.told.differs(ctx, m.namespace) }).WithTimeout(patience).
+		g.Eventually(func() (string, error) { return m.ledger.diff(ctx, m.namespace) }).WithTimeout(patience).
 			Should(BeEmpty())
-		g.Expect(m.told.wrong()).To(BeEmpty())
+		g.Expect(m.ledger.violations()).To(BeEmpty())
 	}
 	stopReading()
 	readers.Wait()
-	reviews, denials := 0, 0
-	for _, sent := range asked {
-		reviews += sent.reviews()
-		denials += sent.denied()
+	reviews, denialCount := 0, 0
+	for _, counter := range counters {
+		reviews += counter.reviews()
+		denialCount += counter.denials()
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("%d reads, %d access reviews, %d rightful requests were denied, states: %v", reads.Load(), reviews, denials,
+	t.Logf("%d reads, %d access reviews, %d denials of allowed requests; states: %v", reads.Load(), reviews, denialCount,
 		states)
-	g.Expect(lost).To(BeEmpty())
-	g.Expect(refused.Load()).To(BeZero())
-	g.Expect(denials).To(BeNumerically(">", 0), "else this shows nothing")
-	g.Expect(failed.Load()).To(BeZero(), "reads are served from what there is")
-	g.Expect(states[scopedcache.Failing]).To(BeNumerically(">=", caches), "they noticed")
+	g.Expect(wrongStates).To(BeEmpty())
+	g.Expect(forbidden.Load()).To(BeZero())
+	g.Expect(denialCount).To(BeNumerically(">", 0), "without denials this test proves nothing")
+	g.Expect(failed.Load()).To(BeZero(), "reads return the cached objects")
+	g.Expect(states[scopedcache.Failing]).To(BeNumerically(">=", caches), "each cache noticed a restart")
 	for _, m := range members {
-		m.held.Release()
+		m.handle.Release()
 	}
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// watchesOf is how many watches of a resource the API server serves, by its own metric.
+// watchesOf returns the number of watches of a resource that the API server serves, according to
+// its own metric.
 func watchesOf(t testing.TB, resource string) int {
 	t.Helper()
 	g := NewWithT(t)
@@ -25,107 +26,110 @@ func watchesOf(t testing.TB, resource string) int {
 	return open
 }
 
-func selecting(namespace, label string) scopedcache.Scope {
+func colourScope(namespace, label string) scopedcache.Scope {
 	return scopedcache.Scope{Namespace: namespace, LabelSelector: labels.SelectorFromSet(labels.Set{"colour": label})}
 }
 
-func coloured(namespace, name, label string) *corev1.ConfigMap {
-	made := configMap(namespace, name)
-	made.Labels = map[string]string{"colour": label}
-	return made
+func colouredConfigMap(namespace, name, label string) *corev1.ConfigMap {
+	object := configMap(namespace, name)
+	object.Labels = map[string]string{"colour": label}
+	return object
 }
 
-// One kind by three selectors is three informers, each of which has what it selects and nothing
-// else. The same selectors again, in other words, are the same informer: the API server serves one
-// watch each.
+// TestOneKindThreeSelectors checks that three selectors of one kind have three informers. Each has
+// exactly the objects that its selector matches. An equal selector in another notation shares the
+// informer, so the API server serves one watch for each of the three.
 func TestOneKindThreeSelectors(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
-	create(t, coloured(ns, "a", "red"), coloured(ns, "b", "green"), coloured(ns, "c", "blue"), configMap(ns, "d"))
+	ns, u := createNamespace(t), newUser(t)
+	create(t, colouredConfigMap(ns, "a", "red"), colouredConfigMap(ns, "b", "green"),
+		colouredConfigMap(ns, "c", "blue"), configMap(ns, "d"))
 	u.grant(t, ns, "configmaps", "list", "watch")
 	before := watchesOf(t, "configmaps")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval}, cache.Options{})
 	parsed, err := labels.Parse(" colour = red ")
 	g.Expect(err).NotTo(HaveOccurred())
-	var held []*scopedcache.Handle
+	var handles []*scopedcache.Handle
 	for _, one := range []struct {
 		scope scopedcache.Scope
 		want  string
 	}{
-		{selecting(ns, "red"), "a"}, {selecting(ns, "green"), "b"}, {selecting(ns, "blue"), "c"},
+		{colourScope(ns, "red"), "a"}, {colourScope(ns, "green"), "b"}, {colourScope(ns, "blue"), "c"},
 		{scopedcache.Scope{Namespace: ns, LabelSelector: parsed}, "a"},
 	} {
 		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, one.scope, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		held = append(held, handle)
+		handles = append(handles, handle)
 		list := &corev1.ConfigMapList{}
 		g.Expect(handle.List(ctx, list)).To(Succeed())
 		g.Expect(namesOf(list)).To(Equal([]string{one.want}))
 	}
-	// They begin when the list has been read.
+	// The watches begin when the list has been read.
 	watches := func() int { return watchesOf(t, "configmaps") - before }
-	g.Eventually(watches).WithTimeout(patience).Should(Equal(3), "of four holders")
+	g.Eventually(watches).WithTimeout(patience).Should(Equal(3), "four handles share three watches")
 	g.Expect(c.States()).To(HaveLen(3))
 
-	// What begins or ceases to be selected comes and goes.
-	told := &testutil.Recorder{}
-	_, err = held[0].AddEventHandler(told)
+	// Handlers receive an add event when an object begins to match the selector, and a delete event
+	// when it no longer matches.
+	recorder := &testutil.Recorder{}
+	_, err = handles[0].AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
-	turned := coloured(ns, "b", "red")
-	g.Expect(admin.Update(ctx, turned)).To(Succeed())
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
-	turned.Labels = nil
-	g.Expect(admin.Update(ctx, turned)).To(Succeed())
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b", "delete b"}))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
+	changed := colouredConfigMap(ns, "b", "red")
+	g.Expect(admin.Update(ctx, changed)).To(Succeed())
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
+	changed.Labels = nil
+	g.Expect(admin.Update(ctx, changed)).To(Succeed())
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b", "delete b"}))
 
-	// Reads of the cache select nothing, so they have an informer of their own.
+	// Reads through the cache use no selector, so they have an informer of their own.
 	g.Expect(c.names(ctx, ns)).To(ConsistOf("a", "b", "c", "d"))
 	g.Eventually(watches).WithTimeout(patience).Should(Equal(4))
-	for _, handle := range held {
+	for _, handle := range handles {
 		handle.Release()
 	}
 	g.Eventually(watches).WithTimeout(patience).Should(Equal(1))
 }
 
-// A scope lives as long as a dependent needs it. The same dependent twice counts once. When the
-// last one leaves the watch ends, the objects are free, and whoever waits is told.
+// TestLastDependentLeaves checks that a scope exists as long as a dependent holds it. A dependent
+// that holds it twice counts once. After the last one releases it the watch ends, the objects are
+// freed, and calls through the handles return ErrReleased.
 func TestLastDependentLeaves(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
-	create(t, coloured(ns, "a", "red"))
+	ns, u := createNamespace(t), newUser(t)
+	create(t, colouredConfigMap(ns, "a", "red"))
 	u.grant(t, ns, "configmaps", "list", "watch")
 	before := watchesOf(t, "configmaps")
-	freed := make(chan weak.Pointer[corev1.ConfigMap], 10)
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often},
+	cached := make(chan weak.Pointer[corev1.ConfigMap], 10)
+	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval},
 		cache.Options{DefaultTransform: func(object any) (any, error) {
 			if found, ok := object.(*corev1.ConfigMap); ok {
-				freed <- weak.Make(found)
+				cached <- weak.Make(found)
 			}
 			return object, nil
 		}})
 	hold := func(dependent string) *scopedcache.Handle {
-		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, selecting(ns, "red"),
+		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, colourScope(ns, "red"),
 			scopedcache.HoldOptions{Dependent: types.UID(dependent)})
 		g.Expect(err).NotTo(HaveOccurred())
 		return handle
 	}
-	one, again, other := hold("one"), hold("one"), hold("other")
-	g.Expect(again).To(BeIdenticalTo(one))
+	one, same, other := hold("one"), hold("one"), hold("other")
+	g.Expect(same).To(BeIdenticalTo(one))
 	g.Expect(one.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
 	g.Expect(one.State().Dependents).To(Equal([]string{"one", "other"}))
-	told := &testutil.Recorder{}
-	_, err := one.AddEventHandler(told)
+	recorder := &testutil.Recorder{}
+	_, err := one.AddEventHandler(recorder)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(told.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
 
-	object := <-freed
-	g.Expect(isFree(object)()).To(BeFalse(), "it is what the informer keeps")
+	object := <-cached
+	g.Expect(isCollected(object)()).To(BeFalse(), "the informer holds this object")
 	one.Release()
 	watches := func() int { return watchesOf(t, "configmaps") - before }
-	g.Expect(other.List(ctx, &corev1.ConfigMapList{})).To(Succeed(), "the other still needs it")
+	g.Expect(other.List(ctx, &corev1.ConfigMapList{})).To(Succeed(), "the other dependent still holds the scope")
 	g.Eventually(watches).WithTimeout(patience).Should(Equal(1))
 	other.Release()
 	other.Release()
@@ -133,73 +137,76 @@ func TestLastDependentLeaves(t *testing.T) {
 	g.Expect(c.States()).To(BeEmpty())
 	g.Expect(one.List(ctx, &corev1.ConfigMapList{})).To(MatchError(scopedcache.ErrReleased))
 	g.Expect(one.IsStopped()).To(BeTrue())
-	_, err = one.AddEventHandler(told)
+	_, err = one.AddEventHandler(recorder)
 	g.Expect(err).To(MatchError(scopedcache.ErrReleased))
-	g.Eventually(isFree(object)).WithTimeout(patience).Should(BeTrue(), "the objects are free")
-	create(t, coloured(ns, "b", "red"))
+	g.Eventually(isCollected(object)).WithTimeout(patience).Should(BeTrue(), "the objects are freed")
+	create(t, colouredConfigMap(ns, "b", "red"))
 
-	// It begins anew for the next one.
-	anew := hold("one")
+	// The next dependent gets a new informer.
+	reopened := hold("one")
 	list := &corev1.ConfigMapList{}
-	g.Expect(anew.List(ctx, list)).To(Succeed())
+	g.Expect(reopened.List(ctx, list)).To(Succeed())
 	g.Expect(namesOf(list)).To(ConsistOf("a", "b"))
-	g.Expect(told.Events()).To(Equal([]string{"add a"}), "handlers of the earlier one hear nothing")
-	anew.Release()
+	g.Expect(recorder.Events()).To(Equal([]string{"add a"}), "handlers of the released informer receive no events")
+	reopened.Release()
 }
 
-// Whoever waits for an informer that is given up is told at once.
+// TestReleasedWhileWaiting checks that a read that waits for an informer returns ErrReleased at
+// once when the informer is released or removed.
 func TestReleasedWhileWaiting(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	u.grant(t, ns, "configmaps", "list", "watch")
-	f := newFaults(t, u)
-	f.hangOn("/configmaps")
-	c := u.startAt(t, f.config, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often}, cache.Options{})
-	held, err := c.Hold(ctx, &corev1.ConfigMap{}, selecting(ns, "red"), scopedcache.HoldOptions{})
+	server := newFaultyServer(t, u)
+	server.hangRequests("/configmaps")
+	c := u.startWithConfig(t, server.config,
+		scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval}, cache.Options{})
+	handle, err := c.Hold(ctx, &corev1.ConfigMap{}, colourScope(ns, "red"), scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	waits := make(chan error, 2)
-	go func() { waits <- held.List(ctx, &corev1.ConfigMapList{}) }()
-	go func() { waits <- c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) }()
+	results := make(chan error, 2)
+	go func() { results <- handle.List(ctx, &corev1.ConfigMapList{}) }()
+	go func() { results <- c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) }()
 	g.Eventually(c.States).WithTimeout(patience).Should(HaveLen(2))
-	g.Eventually(f.hanging).WithTimeout(patience).Should(Equal(2))
-	held.Release()
-	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(scopedcache.ErrReleased)))
-	g.Consistently(waits, 300*time.Millisecond).ShouldNot(Receive(), "the other one waits for another scope")
+	g.Eventually(server.hanging).WithTimeout(patience).Should(Equal(2))
+	handle.Release()
+	g.Eventually(results).WithTimeout(patience).Should(Receive(MatchError(scopedcache.ErrReleased)))
+	g.Consistently(results, 300*time.Millisecond).ShouldNot(Receive(), "the other read waits for another scope")
 	g.Expect(c.RemoveInformer(ctx, &corev1.ConfigMap{})).To(Succeed())
-	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(scopedcache.ErrReleased)))
+	g.Eventually(results).WithTimeout(patience).Should(Receive(MatchError(scopedcache.ErrReleased)))
 }
 
-// What was started by reads is stopped when nobody reads it any more, and starts again for the next
-// one.
+// TestIdleReads checks that the cache stops an informer that a read started when no more reads use
+// it. The next read starts a new informer.
 func TestIdleReads(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	ns, u := namespace(t), newUser(t)
+	ns, u := createNamespace(t), newUser(t)
 	create(t, configMap(ns, "a"))
 	u.grant(t, ns, "configmaps", "list", "watch")
-	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: often, IdleTimeout: time.Second},
+	c := u.start(t,
+		scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval, IdleTimeout: time.Second},
 		cache.Options{})
-	begun := time.Now()
-	for time.Since(begun) < 3*time.Second {
+	began := time.Now()
+	for time.Since(began) < 3*time.Second {
 		g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
 		<-time.After(10 * time.Millisecond)
 	}
-	g.Expect(u.sent.of("/configmaps")).To(Equal(1), "it was read all the time")
+	g.Expect(u.requests.lists("/configmaps")).To(Equal(1), "continuous reads keep the informer")
 	g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
-	g.Expect(u.sent.of("/configmaps")).To(Equal(2))
+	g.Expect(u.requests.lists("/configmaps")).To(Equal(2))
 
-	// What is forbidden is not asked for for ever either.
-	g.Expect(c.refused(ctx, namespace(t))).To(BeTrue())
+	// The cache also stops sending access reviews for a forbidden scope that is idle.
+	g.Expect(c.isForbidden(ctx, createNamespace(t))).To(BeTrue())
 	g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
 
-	// Who holds it keeps it, and so does who got its informer.
+	// An informer does not become idle while a caller holds its scope or got it from GetInformer.
 	_, err := c.GetInformer(ctx, &corev1.ConfigMap{})
 	g.Expect(err).NotTo(HaveOccurred())
-	held, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+	handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(held.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
+	g.Expect(handle.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
 	g.Consistently(c.States, 3*time.Second).Should(HaveLen(2))
-	held.Release()
+	handle.Release()
 }

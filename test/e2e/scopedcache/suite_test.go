@@ -42,10 +42,10 @@ import (
 
 const (
 	patience = testenv.Patience
-	// often is a AccessReviewInterval with which tests do not wait for the default's minute.
-	often = 500 * time.Millisecond
-	// never is a AccessReviewInterval that does not come.
-	never = time.Hour
+	// shortInterval is an AccessReviewInterval that saves tests the default wait of one minute.
+	shortInterval = 500 * time.Millisecond
+	// endlessInterval is an AccessReviewInterval that does not elapse during a test.
+	endlessInterval = time.Hour
 )
 
 var (
@@ -56,7 +56,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	verbose := flag.Bool("cache-log", false, "print what the caches log")
+	verbose := flag.Bool("cache-log", false, "print the log messages of the caches")
 	flag.Parse()
 	log := logr.Discard()
 	if *verbose {
@@ -70,56 +70,60 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// user is an identity that may nothing but what a test grants it.
+// user is an identity. Its only permissions are those that a test grants.
 type user struct {
-	name   string
-	config *rest.Config
-	sent   *requests
+	name     string
+	config   *rest.Config
+	requests *requestCounter
 }
 
 var users atomic.Int64
 
 func newUser(t testing.TB) *user {
 	t.Helper()
-	u := &user{name: fmt.Sprintf("user-%d", users.Add(1)), sent: &requests{}}
+	u := &user{name: fmt.Sprintf("user-%d", users.Add(1)), requests: &requestCounter{}}
 	var err error
 	u.config, err = cp.UserConfig(u.name)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	u.config.QPS = -1
 	u.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &counting{next: next, sent: u.sent}
+		return &countingTransport{next: next, requests: u.requests}
 	})
 	return u
 }
 
-// counting notes the requests that it passes on.
-type counting struct {
-	next http.RoundTripper
-	sent *requests
+// countingTransport counts the requests that it forwards, and the denials among the responses.
+type countingTransport struct {
+	next     http.RoundTripper
+	requests *requestCounter
 }
 
-func (c *counting) RoundTrip(req *http.Request) (*http.Response, error) {
-	c.sent.note(req)
+func (c *countingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	c.requests.countRequest(req)
 	resp, err := c.next.RoundTrip(req)
 	if err == nil {
-		c.sent.noteDenial(req, resp)
+		c.requests.countDenial(req, resp)
 	}
 	return resp, err
 }
 
-// WrappedRoundTripper lets idle connections be closed.
-func (c *counting) WrappedRoundTripper() http.RoundTripper { return c.next }
+// WrappedRoundTripper returns the wrapped transport, so that callers can close its idle
+// connections.
+func (c *countingTransport) WrappedRoundTripper() http.RoundTripper { return c.next }
 
-// requests count what was sent.
-type requests struct {
-	mu      sync.Mutex
-	lists   map[string]int // guarded by mu; lists by path and selectors, also those that watches begin with
-	asked   int            // guarded by mu; access reviews
-	denials int            // guarded by mu; 403, and access reviews that say no
+// requestCounter counts the requests of a user.
+type requestCounter struct {
+	mu sync.Mutex
+	// listCounts has the number of list requests, by path and selectors, including those that begin
+	// a watch. Guarded by mu.
+	listCounts  map[string]int
+	reviewCount int // guarded by mu; access reviews
+	denialCount int // guarded by mu; responses with status 403, and access reviews that deny
 }
 
-// noteDenial looks at an answer. That of an access review is short.
-func (r *requests) noteDenial(req *http.Request, resp *http.Response) {
+// countDenial counts a response that denies access. countDenial reads the whole body of an access
+// review's response, which is short.
+func (r *requestCounter) countDenial(req *http.Request, resp *http.Response) {
 	denied := resp.StatusCode == http.StatusForbidden
 	if strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews") && resp.StatusCode == http.StatusCreated {
 		body, err := io.ReadAll(resp.Body)
@@ -134,36 +138,36 @@ func (r *requests) noteDenial(req *http.Request, resp *http.Response) {
 	if denied {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.denials++
+		r.denialCount++
 	}
 }
 
-func (r *requests) denied() int {
+func (r *requestCounter) denials() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.denials
+	return r.denialCount
 }
 
-func (r *requests) note(req *http.Request) {
+func (r *requestCounter) countRequest(req *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	query := req.URL.Query()
 	switch {
 	case strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews"):
-		r.asked++
+		r.reviewCount++
 	case req.Method == http.MethodGet && (query.Get("watch") == "" || query.Get("sendInitialEvents") == "true"):
-		if r.lists == nil {
-			r.lists = map[string]int{}
+		if r.listCounts == nil {
+			r.listCounts = map[string]int{}
 		}
-		r.lists[req.URL.Path+" "+query.Get("labelSelector")]++
+		r.listCounts[req.URL.Path+" "+query.Get("labelSelector")]++
 	}
 }
 
-// of counts the lists of paths that end so.
-func (r *requests) of(suffix string) (n int) {
+// lists returns the number of list requests whose path ends with suffix.
+func (r *requestCounter) lists(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for path, count := range r.lists {
+	for path, count := range r.listCounts {
 		if strings.HasSuffix(strings.TrimSuffix(path, " "), suffix) {
 			n += count
 		}
@@ -171,46 +175,49 @@ func (r *requests) of(suffix string) (n int) {
 	return n
 }
 
-// grants is a Role or ClusterRole that is bound to a user.
-type grants struct{ role, binding client.Object }
+// roleGrant is a Role or ClusterRole that is bound to a user.
+type roleGrant struct{ role, binding client.Object }
 
-// grant lets the user do that with a resource in a namespace, or everywhere if that is empty.
-func (u *user) grant(t testing.TB, namespace, resource string, verbs ...string) *grants {
+// grant allows the user the verbs on a resource in a namespace. An empty namespace means all
+// namespaces.
+func (u *user) grant(t testing.TB, namespace, resource string, verbs ...string) *roleGrant {
 	t.Helper()
 	group, resource := splitResource(resource)
 	return u.grantRule(t, namespace,
 		rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
 }
 
-// splitResource splits "widgets.example.com" and "configmaps".
+// splitResource splits a resource such as "widgets.example.com" or "configmaps" into group and
+// name.
 func splitResource(resource string) (group, name string) {
 	name, group, _ = strings.Cut(resource, ".")
 	return group, name
 }
 
-func (u *user) grantRule(t testing.TB, namespace string, rule rbacv1.PolicyRule) *grants {
+func (u *user) grantRule(t testing.TB, namespace string, rule rbacv1.PolicyRule) *roleGrant {
 	t.Helper()
-	made := &grants{}
+	created := &roleGrant{}
 	role := metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%d", u.name, users.Add(1))}
 	subjects := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: u.name}}
 	if namespace == "" {
-		made.role = &rbacv1.ClusterRole{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		made.binding = &rbacv1.ClusterRoleBinding{ObjectMeta: role,
+		created.role = &rbacv1.ClusterRole{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
+		created.binding = &rbacv1.ClusterRoleBinding{ObjectMeta: role,
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: subjects}
 	} else {
-		made.role = &rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		made.binding = &rbacv1.RoleBinding{ObjectMeta: role,
+		created.role = &rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
+		created.binding = &rbacv1.RoleBinding{ObjectMeta: role,
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}, Subjects: subjects}
 	}
 	g := NewWithT(t)
-	g.Expect(admin.Create(context.Background(), made.role)).To(Succeed())
-	g.Expect(admin.Create(context.Background(), made.binding)).To(Succeed())
-	u.waitUntil(t, true, namespace, rule)
-	return made
+	g.Expect(admin.Create(context.Background(), created.role)).To(Succeed())
+	g.Expect(admin.Create(context.Background(), created.binding)).To(Succeed())
+	u.waitForAccess(t, true, namespace, rule)
+	return created
 }
 
-// waitUntil waits until the API server's authorizer has heard of a change.
-func (u *user) waitUntil(t testing.TB, allowed bool, namespace string, rule rbacv1.PolicyRule) {
+// waitForAccess waits until the API server's authorizer has processed a change of permissions:
+// until it allows, or denies, each verb of the rule.
+func (u *user) waitForAccess(t testing.TB, allowed bool, namespace string, rule rbacv1.PolicyRule) {
 	t.Helper()
 	for _, verb := range rule.Verbs {
 		attributes := &authorizationv1.ResourceAttributes{
@@ -229,16 +236,16 @@ func (u *user) waitUntil(t testing.TB, allowed bool, namespace string, rule rbac
 	}
 }
 
-// revoke takes the right away. A grant gives it again.
-func (r *grants) revoke(t testing.TB) {
+// revoke deletes the binding.
+func (r *roleGrant) revoke(t testing.TB) {
 	t.Helper()
 	NewWithT(t).Expect(admin.Delete(context.Background(), r.binding)).To(Succeed())
 	r.binding.SetResourceVersion("")
 	r.binding.SetUID("")
 }
 
-// setVerbs changes what the role allows.
-func (r *grants) setVerbs(t testing.TB, verbs ...string) {
+// setVerbs changes the verbs that the role allows.
+func (r *roleGrant) setVerbs(t testing.TB, verbs ...string) {
 	t.Helper()
 	switch role := r.role.(type) {
 	case *rbacv1.Role:
@@ -249,65 +256,67 @@ func (r *grants) setVerbs(t testing.TB, verbs ...string) {
 	NewWithT(t).Expect(admin.Update(context.Background(), r.role)).To(Succeed())
 }
 
-func (r *grants) again(t testing.TB) {
+// restore creates the binding again, after revoke has deleted it.
+func (r *roleGrant) restore(t testing.TB) {
 	t.Helper()
 	NewWithT(t).Expect(admin.Create(context.Background(), r.binding)).To(Succeed())
 }
 
-// started is a cache that runs.
-type started struct {
+// runningCache is a started cache.
+type runningCache struct {
 	scopedcache.Cache
-	stop func() // and wait
+	stop func() // stops the cache and waits until it has ended
 }
 
-// start starts a cache of the user. At the end of the test it is stopped and must leave nothing
-// behind.
-func (u *user) start(t testing.TB, options scopedcache.Options, opts cache.Options) *started {
+// start starts a cache of the user. At the end of the test it stops the cache, and fails the test
+// if the cache leaves a goroutine behind.
+func (u *user) start(t testing.TB, options scopedcache.Options, opts cache.Options) *runningCache {
 	t.Helper()
-	return u.startAt(t, u.config, options, opts)
+	return u.startWithConfig(t, u.config, options, opts)
 }
 
-// startAt starts a cache with another config.
-func (u *user) startAt(t testing.TB, config *rest.Config, options scopedcache.Options, opts cache.Options) *started {
+// startWithConfig is start with another config than the user's.
+func (u *user) startWithConfig(t testing.TB, config *rest.Config, options scopedcache.Options,
+	opts cache.Options) *runningCache {
 	t.Helper()
 	g := NewWithT(t)
 	before := testenv.NewGoroutines()
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
 	opts.HTTPClient = httpClient
-	closeIdle = append(closeIdle, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
-	made, err := scopedcache.NewWithOptions(options)(config, opts)
+	idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
+	runnable, err := scopedcache.NewWithOptions(options)(config, opts)
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- made.Start(ctx) }()
-	s := &started{Cache: made.(scopedcache.Cache)}
+	go func() { ended <- runnable.Start(ctx) }()
+	s := &runningCache{Cache: runnable.(scopedcache.Cache)}
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("the cache ended with %v", err)
+				t.Errorf("the cache ended with an error: %v", err)
 			}
 		case <-time.After(patience):
-			t.Error("the cache does not end")
+			t.Error("the cache does not end after stop")
 		}
 	})
 	t.Cleanup(func() {
 		s.stop()
-		leftNothing(t, before)
+		expectNoLeakedGoroutines(t, before)
 	})
-	g.Expect(made.WaitForCacheSync(ctx)).To(BeTrue())
+	g.Expect(runnable.WaitForCacheSync(ctx)).To(BeTrue())
 	return s
 }
 
-// closeIdle close the TCP connections that clients of the tests keep.
-var closeIdle []func()
+// idleClosers are functions that close the idle TCP connections of the tests' clients.
+var idleClosers []func()
 
-func leftNothing(t testing.TB, before []goleak.Option) {
+func expectNoLeakedGoroutines(t testing.TB, before []goleak.Option) {
 	t.Helper()
 	NewWithT(t).Eventually(func() error {
-		for _, f := range closeIdle {
+		for _, f := range idleClosers {
 			f()
 		}
 		utilnet.CloseIdleConnectionsFor(adminHTTP.Transport)
@@ -315,17 +324,19 @@ func leftNothing(t testing.TB, before []goleak.Option) {
 	}).WithTimeout(patience).Should(Succeed(), "goroutines were left behind")
 }
 
-// namespace makes a namespace. Nothing deletes it: that takes a controller manager.
-func namespace(t testing.TB) string {
+// createNamespace creates a namespace with a generated name and returns that name. Tests do not
+// delete namespaces, because the deletion needs a controller manager.
+func createNamespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "scopes-"}}
 	NewWithT(t).Expect(admin.Create(context.Background(), ns)).To(Succeed())
 	return ns.Name
 }
 
-// isFree tells whether nothing keeps an object. It does not return it, for Eventually keeps what it
-// is given until the next time.
-func isFree(object weak.Pointer[corev1.ConfigMap]) func() bool {
+// isCollected returns a function that reports whether the garbage collector has freed the object.
+// The function does not return the object, because Eventually keeps a returned value until the next
+// call.
+func isCollected(object weak.Pointer[corev1.ConfigMap]) func() bool {
 	return func() bool {
 		runtime.GC()
 		return object.Value() == nil
@@ -350,8 +361,8 @@ func remove(t testing.TB, objects ...client.Object) {
 	}
 }
 
-// names reads the names of the ConfigMaps in a namespace.
-func (s *started) names(ctx context.Context, namespace string) ([]string, error) {
+// names lists the ConfigMaps in a namespace and returns their names.
+func (s *runningCache) names(ctx context.Context, namespace string) ([]string, error) {
 	list := &corev1.ConfigMapList{}
 	if err := s.List(ctx, list, client.InNamespace(namespace)); err != nil {
 		return nil, err
@@ -360,7 +371,7 @@ func (s *started) names(ctx context.Context, namespace string) ([]string, error)
 }
 
 func namesOf(list client.ObjectList) []string {
-	found := []string{} // not nil: nothing was found
+	found := []string{} // not nil, even if the list is empty
 	_ = meta.EachListItem(list, func(item apiruntime.Object) error {
 		found = append(found, item.(client.Object).GetName())
 		return nil
@@ -368,14 +379,14 @@ func namesOf(list client.ObjectList) []string {
 	return found
 }
 
-// refused reads ConfigMaps and reports whether that is forbidden.
-func (s *started) refused(ctx context.Context, namespace string) bool {
+// isForbidden lists the ConfigMaps in a namespace and reports whether the cache returns Forbidden.
+func (s *runningCache) isForbidden(ctx context.Context, namespace string) bool {
 	_, err := s.names(ctx, namespace)
 	return apierrors.IsForbidden(err)
 }
 
-// state is that of the scope of ConfigMaps in a namespace, "" if there is none.
-func (s *started) state(namespace string) scopedcache.State {
+// state returns the state of the scope of ConfigMaps in a namespace, "" if there is none.
+func (s *runningCache) state(namespace string) scopedcache.State {
 	for _, state := range s.States() {
 		if state.GVK.Kind == "ConfigMap" && state.Scope.Equal(scopedcache.Scope{Namespace: namespace}) {
 			return state.State
@@ -384,9 +395,9 @@ func (s *started) state(namespace string) scopedcache.State {
 	return ""
 }
 
-// reviews is how often the API server was asked what the user may.
-func (r *requests) reviews() int {
+// reviews returns the number of access reviews that the user sent.
+func (r *requestCounter) reviews() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked
+	return r.reviewCount
 }
