@@ -27,18 +27,18 @@ type configs struct {
 }
 
 func newConfigs(opts cache.Options) (configs, error) {
-	made := configs{defaults: opts, byObject: map[schema.GroupVersionKind]cache.ByObject{}}
+	result := configs{defaults: opts, byObject: map[schema.GroupVersionKind]cache.ByObject{}}
 	for object, settings := range opts.ByObject {
 		gvk, err := apiutil.GVKForObject(object, opts.Scheme)
 		if err != nil {
-			return made, errors.Wrapf(err, "ByObject[%T]", object)
+			return result, errors.Wrapf(err, "ByObject[%T]", object)
 		}
-		made.byObject[gvk] = settings
+		result.byObject[gvk] = settings
 		if err := rejectEmptySelectors(settings.Label, settings.Field, settings.Namespaces); err != nil {
-			return made, errors.WithMessagef(err, "ByObject[%T]", object)
+			return result, errors.WithMessagef(err, "ByObject[%T]", object)
 		}
 	}
-	return made, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
+	return result, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
 }
 
 // rejectEmptySelectors refuses selectors that select nothing: an API server would take them for
@@ -57,35 +57,35 @@ func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespac
 	return nil
 }
 
-// of returns what applies to a kind. What a namespace does not say its kind says, else the defaults
+// forKind returns what applies to a kind. What a namespace does not say its kind says, else the defaults
 // of the namespace, else the defaults of the cache.
-func (c configs) of(gvk schema.GroupVersionKind) kindConfig {
+func (c configs) forKind(gvk schema.GroupVersionKind) kindConfig {
 	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector,
 		FieldSelector: c.defaults.DefaultFieldSelector,
 		Transform:     c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
 		EnableWatchBookmarks: c.defaults.DefaultEnableWatchBookmarks, SyncPeriod: c.defaults.SyncPeriod}
-	own := c.byObject[gvk] // the zero value says nothing
-	kind := cache.Config{LabelSelector: own.Label, FieldSelector: own.Field, Transform: own.Transform,
-		UnsafeDisableDeepCopy: own.UnsafeDisableDeepCopy, EnableWatchBookmarks: own.EnableWatchBookmarks,
-		SyncPeriod: own.SyncPeriod}
-	namespaces := own.Namespaces
+	options := c.byObject[gvk] // the zero value says nothing
+	kind := cache.Config{LabelSelector: options.Label, FieldSelector: options.Field, Transform: options.Transform,
+		UnsafeDisableDeepCopy: options.UnsafeDisableDeepCopy, EnableWatchBookmarks: options.EnableWatchBookmarks,
+		SyncPeriod: options.SyncPeriod}
+	namespaces := options.Namespaces
 	if namespaces == nil {
 		namespaces = c.defaults.DefaultNamespaces
 	}
-	made := kindConfig{everywhere: orElse(kind, defaults), namespaces: map[string]cache.Config{}}
+	result := kindConfig{everywhere: orElse(kind, defaults), namespaces: map[string]cache.Config{}}
 	others := fields.Everything()
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
-		made.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind),
+		result.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind),
 			c.defaults.DefaultNamespaces[namespace]), defaults)
 		if namespace != metav1.NamespaceAll {
 			others = andFields(others, fields.OneTermNotEqualSelector("metadata.namespace", namespace))
 		}
 	}
-	if all, ok := made.namespaces[metav1.NamespaceAll]; ok {
+	if all, ok := result.namespaces[metav1.NamespaceAll]; ok {
 		all.FieldSelector = andFields(others, all.FieldSelector) // the others have informers of their own
-		made.namespaces[metav1.NamespaceAll] = all
+		result.namespaces[metav1.NamespaceAll] = all
 	}
-	return made
+	return result
 }
 
 // orElse is config, and what another one says where it says nothing.

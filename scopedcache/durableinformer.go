@@ -17,7 +17,7 @@ import (
 
 // durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or
 // of the namespaces that the cache's options name.
-type durableInformer struct{ scopes []*scope }
+type durableInformer struct{ entries []*entry }
 
 // Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its
 // handlers, where Get of the cache may use another one that serves the namespace. So what a handler
@@ -35,8 +35,8 @@ var _ Informer = durableInformer{}
 
 func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
-	for _, s := range f.scopes {
-		if s.where.Namespace != metav1.NamespaceAll && s.where.Namespace != key.Namespace {
+	for _, s := range f.entries {
+		if s.scope.Namespace != metav1.NamespaceAll && s.scope.Namespace != key.Namespace {
 			continue
 		}
 		running, err := s.cache.awaitReading(ctx, s)
@@ -51,7 +51,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 }
 
 func (f durableInformer) Readable(ctx context.Context) error {
-	for _, s := range f.scopes {
+	for _, s := range f.entries {
 		if _, err := s.cache.awaitReading(ctx, s); err != nil {
 			return err
 		}
@@ -77,21 +77,21 @@ func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.Reso
 // AddEventHandlerWithOptions is AddEventHandler with options.
 func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	made := &registrations{done: make(chan struct{})}
-	made.left.Store(int64(len(f.scopes)))
-	for _, s := range f.scopes {
+	result := &registrations{done: make(chan struct{})}
+	result.left.Store(int64(len(f.entries)))
+	for _, s := range f.entries {
 		r, err := s.add(handler, options, replay.Options{}, func() {
-			if made.left.Add(-1) == 0 {
-				close(made.done)
+			if result.left.Add(-1) == 0 {
+				close(result.done)
 			}
 		})
 		if err != nil {
-			_ = f.RemoveEventHandler(made) // of those there are; it fails for none of them
+			_ = f.RemoveEventHandler(result) // of those there are; it fails for none of them
 			return nil, err
 		}
-		made.each = append(made.each, r)
+		result.each = append(result.each, r)
 	}
-	return made, nil
+	return result, nil
 }
 
 // RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no
@@ -102,7 +102,7 @@ func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandl
 		return errors.Errorf("%T is not from AddEventHandler of this informer", handle)
 	}
 	for _, r := range all.each {
-		if err := r.scope.remove(r); err != nil {
+		if err := r.entry.remove(r); err != nil {
 			return err
 		}
 	}
@@ -111,7 +111,7 @@ func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandl
 
 // AddIndexers adds indexers to the informers there are, and those to come.
 func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
-	for _, s := range f.scopes {
+	for _, s := range f.entries {
 		if err := s.addIndexers(indexers); err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
 }
 
 // addIndexers adds indexers unless the informer that runs has others of these names.
-func (s *scope) addIndexers(indexers toolscache.Indexers) error {
+func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range indexers {
@@ -150,7 +150,7 @@ func (s *scope) addIndexers(indexers toolscache.Indexers) error {
 // HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is
 // no such kind. So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
-	for _, s := range f.scopes {
+	for _, s := range f.entries {
 		select {
 		case <-s.settled:
 		default:
@@ -162,12 +162,12 @@ func (f durableInformer) HasSynced() bool {
 
 // HasSyncedChecker implements cache.Informer; see HasSynced.
 func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
-	if len(f.scopes) == 1 {
-		return settledChecker{name: f.name(), done: f.scopes[0].settled}
+	if len(f.entries) == 1 {
+		return settledChecker{name: f.name(), done: f.entries[0].settled}
 	}
 	done := make(chan struct{})
 	go func() {
-		for _, s := range f.scopes {
+		for _, s := range f.entries {
 			select {
 			case <-s.settled:
 			case <-s.gone:
@@ -183,15 +183,15 @@ func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 
 func (f durableInformer) name() string {
 	var names []string
-	for _, s := range f.scopes {
-		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.where.String()))
+	for _, s := range f.entries {
+		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.scope.String()))
 	}
 	return strings.Join(names, "; ")
 }
 
 // IsStopped reports whether the informer was removed, or the cache has stopped.
 func (f durableInformer) IsStopped() bool {
-	for _, s := range f.scopes {
+	for _, s := range f.entries {
 		select {
 		case <-s.gone:
 		case <-s.cache.stopped():

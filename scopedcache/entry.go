@@ -2,24 +2,19 @@ package scopedcache
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	toolscache "k8s.io/client-go/tools/cache"
-
-	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// scope is what outlives its informers: who needs it, what it is allowed, and the handlers.
-type scope struct {
+// entry is a scope in the cache, with all that outlives the scope's informers: who needs it, its
+// state, and its handlers.
+type entry struct {
+	selection
 	cache *scopedCache
-	kind  *kind
-	where Scope // as asked for
 
 	handles map[*Handle]struct{} // guarded by cache.mu: those who hold it
 	pinned  bool                 // guarded by cache.mu: somebody has its informer
@@ -49,16 +44,16 @@ type scope struct {
 	indexers      []toolscache.Indexers        // guarded by mu: added to every informer
 }
 
-func newScope(c *scopedCache, k *kind, where Scope) *scope {
-	return &scope{cache: c, kind: k, where: where, state: Syncing, since: time.Now(),
+func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
+	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: Syncing, since: time.Now(),
 		gone: make(chan struct{}), mail: newMailbox(),
 		changed: make(chan struct{}), settled: make(chan struct{}),
-		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{}, observers: map[*Handle]func(
-			ScopeState){}}
+		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{},
+		observers: map[*Handle]func(ScopeState){}}
 }
 
 // await returns the informer to read from, or why there is none. It waits while that is not known.
-func (s *scope) await(ctx context.Context) (*informer, error) {
+func (s *entry) await(ctx context.Context) (*informer, error) {
 	if running := s.current.Load(); running != nil {
 		return running, nil
 	}
@@ -94,7 +89,7 @@ var errStreams = errors.New(
 		"the way to it drop bookmarks?")
 
 // lastErrorLocked is why the informer does not sync, nil if nothing is known. mu is held.
-func (s *scope) lastErrorLocked() error {
+func (s *entry) lastErrorLocked() error {
 	if s.lastError == nil && s.running != nil && s.running.streams() {
 		return errStreams
 	}
@@ -102,7 +97,7 @@ func (s *scope) lastErrorLocked() error {
 }
 
 // awaitSettled waits until it is known what a read gets.
-func (s *scope) awaitSettled(ctx context.Context) error {
+func (s *entry) awaitSettled(ctx context.Context) error {
 	select {
 	case <-s.settled:
 		return nil
@@ -121,156 +116,15 @@ func (s *scope) awaitSettled(ctx context.Context) error {
 }
 
 // notSynced is the error of a wait that ended.
-func (s *scope) notSynced(cause error) error {
+func (s *entry) notSynced(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.where, State: s.state, Since: s.since, Last: s.lastErrorLocked(),
+	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.scope, State: s.state, Since: s.since, Last: s.lastErrorLocked(),
 		Cause: cause}
 }
 
-// start runs an informer, with the handlers that there are.
-func (s *scope) start(starting *informer) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.indexLocked(starting); err != nil {
-		return err
-	}
-	for r := range s.registrations {
-		if err := r.attachLocked(starting); err != nil {
-			return err
-		}
-	}
-	s.running = starting
-	s.cache.running.Go(func() { // the goroutine that calls this is one of those running
-		_ = starting.cache.Start(starting.life) // ends with it and never fails otherwise
-		starting.helpers.Wait()
-	})
-	return nil
-}
-
-// serve has reads served from the informer.
-func (s *scope) serve(by *informer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.current.Store(by)
-}
-
-// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when
-// it has stopped.
-func (s *scope) stop(stopping *informer) {
-	s.mu.Lock()
-	s.current.Store(nil)
-	s.running = nil
-	for r := range s.registrations {
-		r.detachLocked()
-	}
-	s.mu.Unlock()
-	stopping.end()
-}
-
-// setState notes a state and notifies the observers.
-func (s *scope) setState(e monitor.SetState) {
-	state, err := State(e.State), e.Err
-	if state == NotServed && !meta.IsNoMatchError(err) {
-		// A 404 of a list must not look as if an object were not there.
-		err = errors.WithMessage(&meta.NoKindMatchError{
-			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
-		}, errorText(err))
-	}
-	s.notifyMu.Lock()
-	defer s.notifyMu.Unlock()
-	s.mu.Lock()
-	if state.settled() {
-		s.settleLocked()
-	}
-	s.state, s.since, s.lastError = state, e.Since, err
-	close(s.changed)
-	s.changed = make(chan struct{})
-	observers := slices.Collect(maps.Values(s.observers))
-	now := s.snapshotLocked()
-	s.mu.Unlock()
-	for _, observe := range observers {
-		observe(now)
-	}
-	s.log(State(e.Before), now)
-	if s.cache.own.Observe != nil {
-		s.cache.own.Observe(State(e.Before), now)
-	}
-}
-
-// log says what a person must see: that something may not be read, or can be read again.
-func (s *scope) log(before State, now ScopeState) {
-	verbosity := 0
-	switch {
-	case now.State == before:
-		return // it is as it was after the last failure
-	case now.State == Failing:
-		verbosity = 1
-	case now.State == Syncing, now.State == Synced && before == Syncing:
-		return
-	}
-	reason := []any{}
-	if now.LastError != nil {
-		reason = []any{"error", now.LastError.Error()}
-	}
-	s.cache.own.Logger.V(verbosity).Info("Informer state changed",
-		append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
-}
-
-// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled
-// when they were told all.
-func (s *scope) settleLocked() {
-	select {
-	case <-s.settled:
-	default:
-		close(s.settled)
-	}
-	if s.current.Load() == nil { // there is nothing to be told of
-		for r := range s.registrations {
-			r.settle()
-		}
-	}
-}
-
-// observe has an observer told from now on, and what the state is unless that is Syncing.
-func (s *scope) observe(handle *Handle, observe func(ScopeState)) {
-	s.notifyMu.Lock()
-	defer s.notifyMu.Unlock()
-	s.mu.Lock()
-	s.observers[handle] = observe
-	snapshot := s.snapshotLocked()
-	s.mu.Unlock()
-	if snapshot.State != Syncing {
-		observe(snapshot)
-	}
-}
-
-func (s *scope) unobserve(handle *Handle) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.observers, handle)
-}
-
-// snapshot counts the objects too, which takes time in proportion to them.
-func (s *scope) snapshot() ScopeState {
-	s.mu.Lock()
-	snapshot := s.snapshotLocked()
-	running := s.running
-	s.mu.Unlock()
-	if running != nil {
-		snapshot.Objects = len(running.store.ListKeys())
-	}
-	snapshot.Dependents = s.cache.dependents(s)
-	return snapshot
-}
-
-func (s *scope) snapshotLocked() ScopeState {
-	return ScopeState{GVK: s.kind.gvk, Representation: s.kind.representation, Scope: s.where,
-		State: s.state, Since: s.since, LastError: s.lastError}
-}
-
 // indexLocked adds to an informer the indexes that it has not got yet.
-func (s *scope) indexLocked(to *informer) error {
+func (s *entry) indexLocked(to *informer) error {
 	for _, index := range s.cache.indexesOf(s.kind) {
 		if to.indexed[index.field] {
 			continue
@@ -290,7 +144,7 @@ func (s *scope) indexLocked(to *informer) error {
 }
 
 // reindex adds to the informer that runs the indexes that it has not got yet.
-func (s *scope) reindex() error {
+func (s *entry) reindex() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running == nil {
@@ -299,9 +153,42 @@ func (s *scope) reindex() error {
 	return s.indexLocked(s.running)
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
+// start runs an informer, with the handlers that there are.
+func (s *entry) start(starting *informer) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.indexLocked(starting); err != nil {
+		return err
 	}
-	return err.Error()
+	for r := range s.registrations {
+		if err := r.attachLocked(starting); err != nil {
+			return err
+		}
+	}
+	s.running = starting
+	s.cache.running.Go(func() { // the goroutine that calls this is one of those running
+		_ = starting.cache.Start(starting.life) // ends with it and never fails otherwise
+		starting.helpers.Wait()
+	})
+	return nil
+}
+
+// serve has reads served from the informer.
+func (s *entry) serve(by *informer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current.Store(by)
+}
+
+// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when
+// it has stopped.
+func (s *entry) stop(stopping *informer) {
+	s.mu.Lock()
+	s.current.Store(nil)
+	s.running = nil
+	for r := range s.registrations {
+		r.detachLocked()
+	}
+	s.mu.Unlock()
+	stopping.end()
 }

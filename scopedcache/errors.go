@@ -33,15 +33,15 @@ type NotSyncedError struct {
 
 // Error implements error.
 func (e *NotSyncedError) Error() string {
-	where := e.Scope.String()
-	if where != "" {
-		where = " (" + where + ")"
+	scope := e.Scope.String()
+	if scope != "" {
+		scope = " (" + scope + ")"
 	}
 	last := "the API server has not answered yet"
 	if e.Last != nil {
 		last = e.Last.Error()
 	}
-	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), where, e.State,
+	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), scope, e.State,
 		e.Since.Format(time.RFC3339), last, e.Cause)
 }
 

@@ -94,9 +94,9 @@ func TestWhomEventsConcern(t *testing.T) {
 	c := newAPIServer(t).newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(newScope(c, kind, Scope{}).concerns()).To(BeEmpty())
-	g.Expect(newScope(c, kind, Scope{Namespace: "n"}).concerns()).To(Equal("n"))
-	g.Expect(newScope(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).
+	g.Expect(newEntry(c, kind, Scope{}).concerns()).To(BeEmpty())
+	g.Expect(newEntry(c, kind, Scope{Namespace: "n"}).concerns()).To(Equal("n"))
+	g.Expect(newEntry(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).
 		concerns()).To(Equal("n"))
 }
 
@@ -106,7 +106,7 @@ func TestReadOfWhatIsNotServed(t *testing.T) {
 	c := newAPIServer(t).newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	of := newScope(c, kind, Scope{})
+	of := newEntry(c, kind, Scope{})
 	of.state, of.lastError = NotServed, ErrReleased
 	_, err = of.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))

@@ -378,7 +378,7 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
-	var of atomic.Pointer[scope]
+	var of atomic.Pointer[entry]
 	served := make(chan bool, 10) // when the loss was noticed
 	c := a.newCache(t, func(o *Options) {
 		o.AccessReviewInterval = 100 * time.Millisecond
@@ -390,14 +390,14 @@ func TestStoppedInformersSayNothing(t *testing.T) {
 	}).(*scopedCache)
 	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	of.Store(held.of)
+	of.Store(held.entry)
 	state := func() State { return held.State().State }
 	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
-	stopped := held.of.mail.life
+	stopped := held.entry.mail.life
 	a.deny(true)
 	g.Eventually(served).WithTimeout(patience).Should(Receive(BeFalse()))
-	held.of.mail.reportServed(stopped)
-	held.of.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
+	held.entry.mail.reportServed(stopped)
+	held.entry.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
 	g.Consistently(func() ScopeState { return held.State() }, 300*time.Millisecond).
 		Should(And(HaveField("State", Forbidden), HaveField("LastError", Not(MatchError("late")))))
 }
@@ -461,7 +461,7 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 	g.Eventually(func() bool {
 		c.(*scopedCache).mu.Lock()
 		defer c.(*scopedCache).mu.Unlock()
-		for of := range c.(*scopedCache).scopes {
+		for of := range c.(*scopedCache).entries {
 			if running := of.began(); running != nil && running.streams() {
 				return true
 			}
@@ -475,7 +475,7 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 }
 
 // began returns the informer that runs.
-func (s *scope) began() *informer {
+func (s *entry) began() *informer {
 	if !s.mu.TryLock() { // which comes before the cache's
 		return nil
 	}

@@ -2,7 +2,6 @@ package scopedcache
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -37,7 +36,7 @@ type HoldOptions struct {
 // any goroutine.
 type Handle struct {
 	durableInformer
-	of      *scope
+	entry   *entry
 	options HoldOptions
 	release func()
 	dead    atomic.Bool // it was released
@@ -46,42 +45,42 @@ type Handle struct {
 var _ client.Reader = (*Handle)(nil)
 
 // Hold implements Cache.
-func (s *scopedCache) Hold(_ context.Context, object client.Object, where Scope, options HoldOptions) (*Handle, error) {
+func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error) {
 	kind, err := s.kindOf(object)
 	if err != nil {
 		return nil, err
 	}
-	if where.selectsNothing() {
+	if scope.selectsNothing() {
 		return nil,
 			errors.Errorf("the scope of %s selects nothing (%s): an API server would take that for everything", kind.gvk,
-				where)
+				scope)
 	}
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
 		return nil, s.stopError()
 	}
-	of := s.scopeLocked(kind, where)
-	for handle := range of.handles {
+	e := s.entryLocked(kind, scope)
+	for handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent && handle.options.Name == options.Name {
 			s.mu.Unlock()
 			return handle, nil
 		}
 	}
-	handle := &Handle{durableInformer: durableInformer{scopes: []*scope{of}}, of: of, options: options}
+	handle := &Handle{durableInformer: durableInformer{entries: []*entry{e}}, entry: e, options: options}
 	handle.release = sync.OnceFunc(func() {
 		handle.dead.Store(true)
-		of.unobserve(handle)
+		e.unobserve(handle)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(of.handles, handle)
-		s.dropUnusedLocked(of)
+		delete(e.handles, handle)
+		s.dropUnusedLocked(e)
 	})
-	of.handles[handle] = struct{}{}
+	e.handles[handle] = struct{}{}
 	s.mu.Unlock()
 	if options.Observe != nil {
-		if of.observe(handle, options.Observe); handle.dead.Load() {
-			of.unobserve(handle) // somebody who got the same one has released it
+		if e.observe(handle, options.Observe); handle.dead.Load() {
+			e.unobserve(handle) // somebody who got the same one has released it
 		}
 	}
 	return handle, nil
@@ -93,7 +92,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, where Scope,
 func (h *Handle) Release() { h.release() }
 
 // State is a snapshot of the scope. It takes time in proportion to the objects.
-func (h *Handle) State() ScopeState { return h.of.snapshot() }
+func (h *Handle) State() ScopeState { return h.entry.snapshot() }
 
 // Get reads an object from the scope, of the kind and in the representation that is held. What the
 // scope does not select is not found, whether it exists or not.
@@ -119,25 +118,25 @@ func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...clien
 
 // reader waits for the informer, as reads of the cache do.
 func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace string) (client.Reader, error) {
-	asked, err := h.of.cache.kindOf(object)
+	asked, err := h.entry.cache.kindOf(object)
 	switch {
 	case err != nil:
 		return nil, err
-	case asked != h.of.kind:
+	case asked != h.entry.kind:
 		return nil,
-			errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.of.kind.gvk, h.of.kind.representation,
+			errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.entry.kind.gvk, h.entry.kind.representation,
 				asked.gvk, asked.representation)
-	case namespace != "" && h.of.where.Namespace != "" && namespace != h.of.where.Namespace:
+	case namespace != "" && h.entry.scope.Namespace != "" && namespace != h.entry.scope.Namespace:
 		return nil,
-			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.of.kind.gvk, h.of.where.Namespace,
+			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.entry.kind.gvk, h.entry.scope.Namespace,
 				namespace)
 	}
 	select {
-	case <-h.of.gone:
-		return nil, errors.Wrapf(ErrReleased, "reading %s", h.of.kind.gvk)
+	case <-h.entry.gone:
+		return nil, errors.Wrapf(ErrReleased, "reading %s", h.entry.kind.gvk)
 	default:
 	}
-	running, err := h.of.cache.awaitReading(ctx, h.of)
+	running, err := h.entry.cache.awaitReading(ctx, h.entry)
 	if err != nil {
 		return nil, err
 	}
@@ -148,35 +147,18 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 // seen, and what of that is not there any more is delivered as deleted, once the informer has
 // synced. It is for package internal/watches.
 func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (*Feeding, error) {
-	r, err := h.of.add(handler, toolscache.HandlerOptions{}, options, nil)
+	r, err := h.entry.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Feeding{of: r}, nil
+	return &Feeding{registration: r}, nil
 }
 
 // Feeding is a handler that is fed.
-type Feeding struct{ of *registration }
+type Feeding struct{ registration *registration }
 
 // Known is what the handler knows of. It is told nothing any more.
-func (f *Feeding) Known() replay.Known { return f.of.feed.Known() }
+func (f *Feeding) Known() replay.Known { return f.registration.feed.Known() }
 
 // Remove ends it. A call of the handler that is under way goes on.
-func (f *Feeding) Remove() { _ = f.of.scope.remove(f.of) } // it fails only for what client-go does not know
-
-// dependents are who holds a scope, sorted.
-func (s *scopedCache) dependents(of *scope) (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for handle := range of.handles {
-		name := handle.options.Name
-		if dependent := string(handle.options.Dependent); dependent != "" && name != "" {
-			name += " " + dependent
-		} else if dependent != "" {
-			name = dependent
-		}
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (f *Feeding) Remove() { _ = f.registration.entry.remove(f.registration) } // it fails only for what client-go does not know

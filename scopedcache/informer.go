@@ -29,73 +29,13 @@ type informer struct {
 	life    context.Context // ends when it is stopped
 	end     context.CancelFunc
 
-	helpers  sync.WaitGroup  // of the registrations; grows only under scope.mu, while the scope runs this informer
-	indexed  map[string]bool // guarded by scope.mu: the fields by which it is indexed
-	indexers int             // guarded by scope.mu: how many of the scope's indexers it has
+	helpers  sync.WaitGroup  // of the registrations; grows only under entry.mu, while the scope runs this informer
+	indexed  map[string]bool // guarded by entry.mu: the fields by which it is indexed
+	indexers int             // guarded by entry.mu: how many of the scope's indexers it has
 	mu       sync.Mutex
 	watch    watch.Interface // guarded by mu: the latest, nil before the first
 	lists    bool            // guarded by mu: that watch lists first
 	listed   string          // guarded by mu: the version before it
-}
-
-// newInformer makes an informer that does not run yet. It does no I/O.
-func (s *scope) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
-	made := &informer{indexed: map[string]bool{}}
-	made.life, made.end = context.WithCancel(context.Background())
-	namespace, config := s.namespaceIn(mapping), s.configOf(mapping)
-	options := s.cache.options
-	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
-	options.Mapper = mapped{options.Mapper, mapping}
-	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector,
-		inNamespace(namespace, config.FieldSelector)
-	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
-	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy,
-		config.EnableWatchBookmarks
-	newShared := options.NewInformer
-	if newShared == nil {
-		newShared = toolscache.NewSharedIndexInformer
-	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration,
-		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		shared := newShared(&listerWatcher{
-			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			answered: func(what monitor.Request, sent time.Time, err error) bool {
-				return s.answered(life, what, sent, err)
-			},
-			tellAll: s.cache.options.DefaultWatchErrorHandler != nil, // whoever set it wants to know
-			began:   made.watches,
-			poll:    poll,
-		}, object, resync, indexers)
-		made.store, made.version = shared.GetStore(), shared.LastSyncResourceVersion
-		return shared
-	}
-	options.DefaultWatchErrorHandler = func(ctx context.Context, r *toolscache.Reflector, err error) {
-		if handler := s.cache.options.DefaultWatchErrorHandler; handler != nil {
-			handler(ctx, r, err)
-			return
-		}
-		if s.cache.life.Err() != nil || made.life.Err() != nil {
-			return // the informer ends, and what breaks then is no error
-		}
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			// Readers are told, and an identity without a right is nothing unusual: no error in the
-			// host's log.
-			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind",
-				s.kind.gvk, "scope", s.where.String(), "error", err.Error())
-			return
-		}
-		toolscache.DefaultWatchErrorHandler(ctx, r, err)
-	}
-	var err error
-	if made.cache, err = cache.New(s.cache.config, options); err != nil {
-		return nil, errors.Wrapf(err, "cache of %s", s.kind.gvk)
-	}
-	// This does not block: the mapping is known and the cache does not run.
-	if made.shared,
-		err = made.cache.GetInformer(context.Background(), s.kind.example(), cache.BlockUntilSynced(false)); err != nil {
-		return nil, errors.Wrapf(err, "informer of %s", s.kind.gvk)
-	}
-	return made, nil
 }
 
 // has reports whether the informer has an object of that key.
@@ -132,20 +72,6 @@ func (i *informer) restartWatch() {
 	}
 }
 
-// answered reports what the API server answered to an informer, and returns whether the informer is
-// to send the request again. The informer calls it.
-func (s *scope) answered(life monitor.LifeID, what monitor.Request, sent time.Time, err error) (retry bool) {
-	err = s.cache.shown(err)
-	outcome, retry := monitor.Classify(what, err, fromServer(err))
-	switch outcome {
-	case monitor.OutcomeServed:
-		s.mail.reportServed(life)
-	case monitor.OutcomeFailed, monitor.OutcomeRefused:
-		s.mail.reportError(life, outcome, err, sent)
-	}
-	return retry
-}
-
 // mapped is a RESTMapper that knows one mapping already, so that making an informer asks nobody.
 type mapped struct {
 	meta.RESTMapper
@@ -158,4 +84,78 @@ func (m mapped) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.REST
 		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions}
 	}
 	return m.mapping, nil
+}
+
+// newInformer makes an informer that does not run yet. It does no I/O.
+func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
+	next := &informer{indexed: map[string]bool{}}
+	next.life, next.end = context.WithCancel(context.Background())
+	namespace, config := r.namespaceIn(mapping), r.configOf(mapping)
+	options := r.cache.cacheOptions
+	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
+	options.Mapper = mapped{options.Mapper, mapping}
+	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector,
+		inNamespace(namespace, config.FieldSelector)
+	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
+	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy,
+		config.EnableWatchBookmarks
+	newShared := options.NewInformer
+	if newShared == nil {
+		newShared = toolscache.NewSharedIndexInformer
+	}
+	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration,
+		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+		shared := newShared(&listerWatcher{
+			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
+			answered: func(what monitor.Request, sent time.Time, err error) bool {
+				return r.answered(life, what, sent, err)
+			},
+			tellAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil, // whoever set it wants to know
+			began:   next.watches,
+			poll:    poll,
+		}, object, resync, indexers)
+		next.store, next.version = shared.GetStore(), shared.LastSyncResourceVersion
+		return shared
+	}
+	options.DefaultWatchErrorHandler = func(ctx context.Context, reflector *toolscache.Reflector, err error) {
+		if handler := r.cache.cacheOptions.DefaultWatchErrorHandler; handler != nil {
+			handler(ctx, reflector, err)
+			return
+		}
+		if r.cache.life.Err() != nil || next.life.Err() != nil {
+			return // the informer ends, and what breaks then is no error
+		}
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			// Readers are told, and an identity without a right is nothing unusual: no error in the
+			// host's log.
+			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind",
+				r.kind.gvk, "scope", r.scope.String(), "error", err.Error())
+			return
+		}
+		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
+	}
+	var err error
+	if next.cache, err = cache.New(r.cache.config, options); err != nil {
+		return nil, errors.Wrapf(err, "cache of %s", r.kind.gvk)
+	}
+	// This does not block: the mapping is known and the cache does not run.
+	if next.shared,
+		err = next.cache.GetInformer(context.Background(), r.kind.example(), cache.BlockUntilSynced(false)); err != nil {
+		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
+	}
+	return next, nil
+}
+
+// answered reports what the API server answered to an informer, and returns whether the informer is
+// to send the request again. The informer calls it.
+func (r *run) answered(life monitor.LifeID, what monitor.Request, sent time.Time, err error) (retry bool) {
+	err = r.cache.shown(err)
+	outcome, retry := monitor.Classify(what, err, fromServer(err))
+	switch outcome {
+	case monitor.OutcomeServed:
+		r.mail.reportServed(life)
+	case monitor.OutcomeFailed, monitor.OutcomeRefused:
+		r.mail.reportError(life, outcome, err, sent)
+	}
+	return retry
 }

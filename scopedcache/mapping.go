@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"time"
 
@@ -11,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
+	clientdiscovery "k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 )
 
 // discoveryTimeout bounds finding out about a kind.
@@ -26,32 +28,57 @@ type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-func (s *scopedCache) mapperForgets() bool {
-	_, ok := s.options.Mapper.(contextMapper)
+// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is
+// in one flight for all who ask by the same name.
+func until[result any](ctx context.Context, flights *singleflight.Group, name string,
+	f func() (result, error)) (result, error) {
+	var none result
+	select {
+	case done := <-flights.DoChan(name, func() (any, error) { return f() }):
+		if done.Err != nil {
+			return none, errors.WithStack(done.Err)
+		}
+		return done.Val.(result), nil
+	case <-ctx.Done():
+		return none, errors.WithStack(context.Cause(ctx))
+	}
+}
+
+// discovery finds the resource of a kind.
+type discovery struct {
+	config     *rest.Config
+	httpClient *http.Client
+	mapper     meta.RESTMapper
+	finding    singleflight.Group
+}
+
+// mapperForgets reports whether the mapper can be asked again about what has gone or has changed.
+func (d *discovery) mapperForgets() bool {
+	_, ok := d.mapper.(contextMapper)
 	return ok
 }
 
 // mapping asks the mapper, until ctx is done.
-func (s *scopedCache) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	if mapper, ok := s.options.Mapper.(contextMapper); ok {
+func (d *discovery) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	if mapper, ok := d.mapper.(contextMapper); ok {
 		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
 		return mapping, errors.WithStack(err)
 	}
-	return until(ctx, &s.finding, gvk.String(), func() (*meta.RESTMapping, error) {
-		return s.options.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	return until(ctx, &d.finding, gvk.String(), func() (*meta.RESTMapping, error) {
+		return d.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	})
 }
 
 // discover asks the API server, for mappers that never forget cannot be asked about what has gone,
 // or has changed.
-func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	bounded := *s.options.HTTPClient
+func (d *discovery) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	bounded := *d.httpClient
 	bounded.Timeout = discoveryTimeout
-	client, err := discovery.NewDiscoveryClientForConfigAndClient(s.config, &bounded)
+	client, err := clientdiscovery.NewDiscoveryClientForConfigAndClient(d.config, &bounded)
 	if err != nil {
 		return nil, errors.Wrap(err, "making a discovery client")
 	}
-	served, err := until(ctx, &s.finding, "discover "+gvk.GroupVersion().String(),
+	served, err := until(ctx, &d.finding, "discover "+gvk.GroupVersion().String(),
 		func() (*metav1.APIResourceList, error) {
 			return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 		})
@@ -75,20 +102,4 @@ func (s *scopedCache) discover(ctx context.Context, gvk schema.GroupVersionKind)
 	}
 	return nil,
 		errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})
-}
-
-// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is
-// in one flight for all who ask by the same name.
-func until[result any](ctx context.Context, flights *singleflight.Group, name string,
-	f func() (result, error)) (result, error) {
-	var none result
-	select {
-	case done := <-flights.DoChan(name, func() (any, error) { return f() }):
-		if done.Err != nil {
-			return none, errors.WithStack(done.Err)
-		}
-		return done.Val.(result), nil
-	case <-ctx.Done():
-		return none, errors.WithStack(context.Cause(ctx))
-	}
 }

@@ -55,18 +55,18 @@ type rbacListener struct {
 // AccessReviewInterval, Username, HideServerMessages, Logger and Observe.
 func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
-	made := &RBACWatcher{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
+	result := &RBACWatcher{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
 		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
 		concerned: map[subject]map[*rbacListener]struct{}{},
 		changed:   map[concern]struct{}{}}
 	var err error
 	// A cache of its own: what the options of others select does not apply here.
-	made.cache, err = newScopedCache(config,
+	result.cache, err = newScopedCache(config,
 		cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper,
 			DefaultTransform: onlyRBAC}, Options{
 			AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username,
 			HideServerMessages: options.HideServerMessages,
-			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), Observe: made.observe,
+			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), Observe: result.observe,
 		})
 	if err != nil {
 		return nil, err
@@ -74,14 +74,14 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 	for _, kind := range []client.Object{&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{},
 		&rbacv1.RoleBinding{}} {
 		unseen := true // what happens; called one after the other
-		handle, err := made.cache.Hold(context.Background(), kind, Scope{},
+		handle, err := result.cache.Hold(context.Background(), kind, Scope{},
 			HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
 				switch state.State {
 				case Forbidden, NotServed:
 					unseen = true
 				case Synced:
 					if unseen {
-						made.mayHaveMissed()
+						result.mayHaveMissed()
 					}
 					unseen = false
 				}
@@ -90,15 +90,15 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 			return nil, err
 		}
 		_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    made.set,
-			UpdateFunc: func(_, object any) { made.set(object) },
-			DeleteFunc: made.remove,
+			AddFunc:    result.set,
+			UpdateFunc: func(_, object any) { result.set(object) },
+			DeleteFunc: result.remove,
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	return made, nil
+	return result, nil
 }
 
 // Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody
@@ -281,8 +281,8 @@ func (e *RBACWatcher) deliver() {
 // is held.
 func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	var stops []func()
-	if s.own.RBACWatcher != nil {
-		stops = append(stops, s.listenAsIdentityLocked(s.own.RBACWatcher))
+	if s.options.RBACWatcher != nil {
+		stops = append(stops, s.listenAsIdentityLocked(s.options.RBACWatcher))
 	}
 	if s.rbacEvents != nil {
 		stops = append(stops, s.listenAsIdentityLocked(s.rbacEvents))
@@ -298,8 +298,8 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 // listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not
 // known every change does. mu is held.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
-	stopListening := events.listen(s.own.Username, s.own.Groups, s.rightsMayHaveChanged)
-	if _, complete := subjectsOf(s.own.Username, s.own.Groups); complete {
+	stopListening := events.listen(s.options.Username, s.options.Groups, s.rightsMayHaveChanged)
+	if _, complete := subjectsOf(s.options.Username, s.options.Groups); complete {
 		return stopListening
 	}
 	var mu sync.Mutex

@@ -11,19 +11,19 @@ import (
 
 // registration is a handler of a scope. It outlives the informers that feed it.
 type registration struct {
-	scope   *scope
+	entry   *entry
 	feed    *replay.Feed
 	options toolscache.HandlerOptions
 	done    chan struct{} // closed by settle
 	settle  func()
 
-	inner toolscache.ResourceEventHandlerRegistration // guarded by scope.mu: with the informer that runs
+	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: with the informer that runs
 }
 
 // add registers a handler, and feeds it if an informer runs.
-func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
+func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
 	feeding replay.Options, settled func()) (*registration, error) {
-	r := &registration{scope: s, feed: replay.New(handler, s.kind.example(), feeding), options: options,
+	r := &registration{entry: s, feed: replay.New(handler, s.kind.example(), feeding), options: options,
 		done: make(chan struct{})}
 	r.settle = sync.OnceFunc(func() {
 		close(r.done)
@@ -53,7 +53,7 @@ func (s *scope) add(handler toolscache.ResourceEventHandler, options toolscache.
 }
 
 // remove ends the registration. A call of the handler that is under way goes on.
-func (s *scope) remove(r *registration) error {
+func (s *entry) remove(r *registration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.registrations, r)
@@ -66,20 +66,20 @@ func (s *scope) remove(r *registration) error {
 	return s.running.shared.RemoveEventHandler(inner)
 }
 
-// attachLocked feeds the handler from an informer, which is running or about to be. scope.mu is
+// attachLocked feeds the handler from an informer, which is running or about to be. entry.mu is
 // held.
 func (r *registration) attachLocked(to *informer) error {
 	source := r.feed.Begin()
 	inner, err := to.shared.AddEventHandlerWithOptions(source, r.options)
 	if err != nil {
 		r.feed.Pause()
-		return errors.Wrapf(err, "adding a handler to the informer of %s", r.scope.kind.gvk)
+		return errors.Wrapf(err, "adding a handler to the informer of %s", r.entry.kind.gvk)
 	}
 	r.inner = inner
 	to.helpers.Go(func() {
 		select {
 		case <-inner.HasSyncedChecker().Done():
-			source.TellMissing(to.has)
+			source.EmitMissingDeletes(to.has)
 			r.settle()
 		case <-source.Superseded():
 		case <-to.life.Done():
@@ -88,7 +88,7 @@ func (r *registration) attachLocked(to *informer) error {
 	return nil
 }
 
-// detachLocked takes the handler from an informer that is about to stop. scope.mu is held.
+// detachLocked takes the handler from an informer that is about to stop. entry.mu is held.
 func (r *registration) detachLocked() {
 	r.inner = nil
 	r.feed.Pause()
@@ -107,7 +107,7 @@ func (r *registration) HasSynced() bool {
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
-	return settledChecker{name: r.scope.kind.gvk.String(), done: r.done}
+	return settledChecker{name: r.entry.kind.gvk.String(), done: r.done}
 }
 
 // settledChecker tells when something is settled.

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/internal/untrusted"
-	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 	"github.com/pkg/errors"
 	"golang.org/x/sync/semaphore"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -22,6 +20,9 @@ import (
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationv1client "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 const (
@@ -179,17 +180,17 @@ func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason strin
 	if name := r.name(ctx); name != "" {
 		who = fmt.Sprintf("User %q", name)
 	}
-	where := " at the cluster scope"
+	suffix := " at the cluster scope"
 	if q.namespace != "" {
-		where = fmt.Sprintf(" in the namespace %q", q.namespace)
+		suffix = fmt.Sprintf(" in the namespace %q", q.namespace)
 	}
 	if selected := (Scope{LabelSelector: q.labels, FieldSelector: q.fields}).String(); selected != "" {
-		where += " with " + selected
+		suffix += " with " + selected
 	}
-	where += r.words(reason)
+	suffix += r.words(reason)
 	resource := q.mapping.Resource
 	return apierrors.NewForbidden(resource.GroupResource(), "",
-		fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, where))
+		fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, suffix))
 }
 
 // name is the identity as the API server states it, empty if it does not say.

@@ -180,16 +180,16 @@ func TestRightsMayHaveChanged(t *testing.T) {
 	c := a.newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	scopes := map[string]*scope{}
+	entries := map[string]*entry{}
 	c.mu.Lock()
 	for _, ns := range []string{"", "n", "m"} {
-		scopes[ns] = newScope(c, kind, Scope{Namespace: ns}) // that nothing runs
-		c.scopes[scopes[ns]] = struct{}{}
+		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // that nothing runs
+		c.entries[entries[ns]] = struct{}{}
 	}
 	c.mu.Unlock()
 	poked := func() (of []string) {
 		for _, ns := range []string{"", "n", "m"} {
-			if len(scopes[ns].mail.take()) > 0 {
+			if len(entries[ns].mail.take()) > 0 {
 				of = append(of, ns)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 // run is the goroutine of a scope. It owns the scope's machine, which decides everything: it passes
 // events to the machine and carries out its effects.
 type run struct {
-	*scope
+	*entry
 	ctx      context.Context
 	machine  monitor.Machine
 	timer    *time.Timer
@@ -21,10 +21,10 @@ type run struct {
 }
 
 // keep runs the scope until ctx is done.
-func (s *scope) keep(ctx context.Context) {
-	idleness := newTicker(s.cache.own.IdleTimeout)
+func (s *entry) keep(ctx context.Context) {
+	idleness := newTicker(s.cache.options.IdleTimeout)
 	defer idleness.Stop()
-	r := &run{scope: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now()), timer: time.NewTimer(time.Hour)}
+	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now()), timer: time.NewTimer(time.Hour)}
 	defer r.timer.Stop()
 	defer r.step(monitor.Stopped{})
 	r.do(r.machine.Start(time.Now(), rand.Float64()))
@@ -45,7 +45,7 @@ func (s *scope) keep(ctx context.Context) {
 		case <-r.timer.C:
 			r.step(monitor.Tick{})
 		case <-idleness.C:
-			s.stopIfIdle()
+			r.stopIfIdle()
 		}
 	}
 }
@@ -118,16 +118,16 @@ func (r *run) ask(question func() monitor.Event) {
 // startInformer is the last effect of its step.
 func (r *run) startInformer(e monitor.StartInformer) {
 	r.life = e.Life
-	made, err := r.newInformer(e.Mapping, e.Poll, e.Life)
-	r.informer = made
+	i, err := r.newInformer(e.Mapping, e.Poll, e.Life)
+	r.informer = i
 	if err == nil {
-		err = r.start(made)
+		err = r.start(i)
 	}
 	if err != nil {
 		r.step(monitor.InformerStartFailed{Life: e.Life, Err: err})
 		return
 	}
-	r.synced = made.shared.HasSyncedChecker().Done()
+	r.synced = i.shared.HasSyncedChecker().Done()
 }
 
 func (r *run) stopInformer() {
@@ -135,13 +135,6 @@ func (r *run) stopInformer() {
 		r.stop(r.informer)
 	}
 	r.informer, r.synced = nil, nil
-}
-
-// stopIfIdle ends the scope if it was not read since the last call, and nothing else needs it.
-func (s *scope) stopIfIdle() {
-	if !s.recent.Swap(false) {
-		s.cache.dropIfIdle(s)
-	}
 }
 
 // newTicker never ticks if d is 0.
@@ -152,4 +145,11 @@ func newTicker(d time.Duration) *time.Ticker {
 	ticker := time.NewTicker(time.Hour)
 	ticker.Stop()
 	return ticker
+}
+
+// stopIfIdle ends the scope if it was not read since the last call, and nothing else needs it.
+func (r *run) stopIfIdle() {
+	if !r.recent.Swap(false) {
+		r.cache.dropIfIdle(r.entry)
+	}
 }

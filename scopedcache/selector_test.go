@@ -81,7 +81,7 @@ func TestConfigs(t *testing.T) {
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{}},
 		}})
 	g.Expect(err).NotTo(HaveOccurred())
-	of := func(kind string) kindConfig { return c.of(corev1.SchemeGroupVersion.WithKind(kind)) }
+	of := func(kind string) kindConfig { return c.forKind(corev1.SchemeGroupVersion.WithKind(kind)) }
 	words := func(config cache.Config) string {
 		words := labelKey(config.LabelSelector) + "|" + fieldKey(config.FieldSelector)
 		if config.UnsafeDisableDeepCopy != nil && *config.UnsafeDisableDeepCopy {

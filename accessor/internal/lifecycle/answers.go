@@ -15,15 +15,15 @@ func (s *step) finished(e AttemptFinished) {
 		s.discard(e)
 		return
 	}
-	was := s.attempt
+	c := conclusion{step: s, e: e, was: s.attempt}
 	s.attempt = attempt{}
-	switch was.kind {
+	switch c.was.kind {
 	case Connect:
-		s.connectFinished(e)
+		c.connectFinished()
 	case Probe:
-		s.probeFinished(e, was)
+		c.probeFinished()
 	case Verify:
-		s.verifyFinished(e, was)
+		c.verifyFinished()
 	}
 }
 
@@ -36,9 +36,16 @@ func (s *step) discard(e AttemptFinished) {
 	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: connstate.NotStarted, Cause: errLate})
 }
 
+// conclusion is a step in which an attempt ends.
+type conclusion struct {
+	*step
+	e   AttemptFinished
+	was attempt
+}
+
 // connectFinished decides over the answer of a connect.
-func (s *step) connectFinished(e AttemptFinished) {
-	answer, reason := e.Answer, reasonOf(e.Answer)
+func (s conclusion) connectFinished() {
+	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	switch {
 	case answer.Verdict == connstate.Valid && !s.resolution.Expected.Matches(answer.Identity):
 		answer, reason = mismatch(s.resolution.Expected, answer.Identity), connstate.IdentityMismatch
@@ -46,35 +53,35 @@ func (s *step) connectFinished(e AttemptFinished) {
 		reason = connstate.UnauthorizedCredential // the server denies the impersonation itself
 	}
 	if reason == "" {
-		s.connected(e)
+		s.connected()
 		return
 	}
 	if isUnaccepted(reason) {
-		s.emit(DiscardSecret{Credential: s.credential, Before: e.Asked})
+		s.emit(DiscardSecret{Credential: s.credential, Before: s.e.Asked})
 	}
 	s.health = s.health.After(s.now, answer.Err)
 	s.backOff()
 	s.publish(connstate.Disconnected, reason, answer.Err)
-	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: reason, Cause: answer.Err})
+	s.emit(DiscardConnection{Attempt: s.e.Attempt, Reason: reason, Cause: answer.Err})
 	s.emit(Record{Counter: Connects, Result: string(reason)})
 	s.emit(Log{Message: MessageConnectFail, Verbose: true, Epoch: s.epoch, Reason: reason, Err: answer.Err})
-	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.Unreachable, Asked: e.Asked, Err: answer.Err})
+	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.Unreachable, Asked: s.e.Asked, Err: answer.Err})
 }
 
 // connected begins the connection that the attempt made.
-func (s *step) connected(e AttemptFinished) {
+func (s conclusion) connected() {
 	s.epoch++
 	s.phase, s.reason, s.cause, s.since, s.downSince = connstate.Connected, "", nil, s.now, time.Time{}
-	s.connection, s.stated = e.Attempt, e.Answer.Identity
+	s.connection, s.stated = s.e.Attempt, s.e.Answer.Identity
 	s.health = connstate.Health{}.After(s.now, nil)
 	s.resetBackoff()
 	s.probeReason, s.announced = byClock, announcement{}
-	s.emit(BeginConnection{Attempt: e.Attempt})
+	s.emit(BeginConnection{Attempt: s.e.Attempt})
 	s.emit(Publish{Phase: connstate.Connected, Since: s.now, Epoch: s.epoch})
 	s.notify()
 	s.emit(Record{Counter: Connects, Result: string(connstate.Connected)})
 	s.emit(Log{Message: MessageConnected, Epoch: s.epoch})
-	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: e.Asked})
+	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 }
 
 // isUnaccepted reports whether the server did not take the credential for what it should be.
@@ -83,13 +90,13 @@ func isUnaccepted(reason connstate.Reason) bool {
 }
 
 // probeFinished decides whether the connection goes on.
-func (s *step) probeFinished(e AttemptFinished, was attempt) {
-	answer, reason := e.Answer, reasonOf(e.Answer)
+func (s conclusion) probeFinished() {
+	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	if answer.Verdict == connstate.Valid && !s.stated.Same(answer.Identity) {
 		answer, reason = mismatch(s.stated, answer.Identity), connstate.IdentityMismatch
 	}
 	s.emit(Record{Counter: Probes, Result: resultOf(answer, reason)})
-	s.reportProbe(e, answer, was)
+	s.reportProbe(answer)
 	switch {
 	case reason == "":
 		s.health = s.health.After(s.now, nil)
@@ -97,7 +104,7 @@ func (s *step) probeFinished(e AttemptFinished, was attempt) {
 		// The server answers and says nothing about the identity.
 		s.health = s.health.Inconclusive(s.now, answer.Err)
 	case isUnaccepted(reason):
-		s.emit(DiscardSecret{Credential: s.credential, Before: e.Asked})
+		s.emit(DiscardSecret{Credential: s.credential, Before: s.e.Asked})
 		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
 		s.connectNow() // with a new token it may well work
 		s.disconnect(reason, answer.Err)
@@ -112,7 +119,7 @@ func (s *step) probeFinished(e AttemptFinished, was attempt) {
 }
 
 // giveUpIfFailed disconnects after FailureThreshold failures.
-func (s *step) giveUpIfFailed(reason connstate.Reason, cause error) {
+func (s conclusion) giveUpIfFailed(reason connstate.Reason, cause error) {
 	if s.config.Probe.Failed(s.health) {
 		s.backOff()
 		s.disconnect(reason, cause)
@@ -121,21 +128,21 @@ func (s *step) giveUpIfFailed(reason connstate.Reason, cause error) {
 
 // reportProbe reports to the target whether it answered. A failure of our own credential says
 // nothing about it.
-func (s *step) reportProbe(e AttemptFinished, answer Answer, was attempt) {
+func (s conclusion) reportProbe(answer Answer) {
 	switch {
 	case answer.NotSent != "":
-	case answer.Verdict == connstate.Silent && was.kind == Verify && answer.OwnConnections:
+	case answer.Verdict == connstate.Silent && s.was.kind == Verify && answer.OwnConnections:
 		// The certificate may be what the server does not answer.
 	case answer.Verdict.Answered():
-		s.emit(ReportTarget{Target: s.target, Answered: true, Asked: e.Asked})
+		s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 	default:
-		s.emit(ReportTarget{Target: s.target, Asked: e.Asked, ForAll: was.probeReason == forAll, Err: answer.Err})
+		s.emit(ReportTarget{Target: s.target, Asked: s.e.Asked, ForAll: s.was.probeReason == forAll, Err: answer.Err})
 	}
 }
 
 // verifyFinished decides over a newer credential.
-func (s *step) verifyFinished(e AttemptFinished, was attempt) {
-	answer, reason := e.Answer, reasonOf(e.Answer)
+func (s conclusion) verifyFinished() {
+	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	result := resultOf(answer, reason)
 	switch {
 	case answer.Verdict != connstate.Valid:
@@ -146,17 +153,17 @@ func (s *step) verifyFinished(e AttemptFinished, was attempt) {
 		result = string(reason)
 	}
 	s.emit(Record{Counter: Rotations, Result: result})
-	s.reportProbe(e, answer, was)
+	s.reportProbe(answer)
 	switch reason {
 	case "":
-		s.takeUp()
+		rotating{s.step}.takeUp()
 		s.health = s.health.After(s.now, nil)
 	case connstate.IdentityMismatch:
 		// The newest credential is another identity's. The extension gets a new connection, with
 		// nothing of the old one.
 		s.disconnect(reason, answer.Err)
 	default:
-		s.rotation.next = s.now.Add(s.delay(&s.rotation.backoff))
-		s.reportRotationError(answer.Err)
+		s.rotation.next = s.now.Add(delay(&s.rotation.backoff, s.seen.Jitter))
+		rotating{s.step}.reportRotationError(answer.Err)
 	}
 }

@@ -15,8 +15,8 @@ func (s *step) resolved(e Resolved) {
 	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.Connected &&
 		e.Resolution.Source == s.resolution.Source:
 		// The newest credential cannot be used. The one in use is kept while it works.
-		s.dropRotation()
-		s.reportRotationError(e.Err)
+		rotating{s}.dropRotation()
+		rotating{s}.reportRotationError(e.Err)
 	case e.Err != nil:
 		s.dropAndBackOff(e.Reason, e.Err)
 		return
@@ -25,10 +25,10 @@ func (s *step) resolved(e Resolved) {
 			return
 		}
 	case e.Resolution.Version != s.resolution.Version:
-		s.newVersion(e.Resolution)
+		rotating{s}.newVersion(e.Resolution)
 	default: // the newest credential is in use
-		s.dropRotation()
-		s.clearRotationError()
+		rotating{s}.dropRotation()
+		rotating{s}.clearRotationError()
 	}
 	s.start()
 }
@@ -36,10 +36,10 @@ func (s *step) resolved(e Resolved) {
 // canGoOnUnread reports whether the credential may be kept although the reference behind it could
 // not be read. Without the permission to watch ServiceAccounts the deletion of an impersonated one
 // would go unnoticed. A token ends with its ServiceAccount.
-func (s *step) canGoOnUnread(e Resolved) bool {
-	unread := e.Reason == connstate.Unreachable || e.Reason == connstate.OperatorForbidden && !s.resolution.Impersonated
-	return unread && s.credential != 0 &&
-		e.Resolution.ServiceAccount == s.resolution.ServiceAccount && e.Resolution.Source == s.resolution.Source
+func (m *Machine) canGoOnUnread(e Resolved) bool {
+	unread := e.Reason == connstate.Unreachable || e.Reason == connstate.OperatorForbidden && !m.resolution.Impersonated
+	return unread && m.credential != 0 &&
+		e.Resolution.ServiceAccount == m.resolution.ServiceAccount && e.Resolution.Source == m.resolution.Source
 }
 
 // dropAndBackOff drops everything, because there is nothing to connect with. Events usually end
@@ -67,80 +67,6 @@ func (s *step) adopt(e Resolved) bool {
 	s.emit(OpenCredential{Credential: s.credential})
 	s.resetBackoff()
 	return true
-}
-
-// newVersion takes a newer credential for the same target and identity. The first is tried at once,
-// further ones not before an Interval has passed: a provider that returns another credential with
-// every call must not cause a storm.
-func (s *step) newVersion(resolution Resolution) {
-	connected := s.phase == connstate.Connected
-	if connected && s.rotation != nil && s.rotation.resolution.Version == resolution.Version {
-		return
-	}
-	at := s.renewedAt.Add(s.config.Probe.Interval)
-	if early := at.After(s.now); !early {
-		at, s.renewedAt = s.now, s.now
-	} else if !connected && s.attempt.id != 0 {
-		return // a connect is under way; its end leads here again
-	}
-	if connected {
-		s.dropRotation()
-		s.rotation = &rotation{credential: CredentialID(s.newID()), resolution: resolution, next: at,
-			backoff: s.config.Backoff}
-		s.emit(OpenCredential{Credential: s.rotation.credential})
-		return
-	}
-	// There is no connection to be kept. What is under way would prove what does not count any
-	// more.
-	s.cancelAttempt()
-	s.emit(CloseCredential{Credential: s.credential})
-	s.resolution, s.credential = resolution, CredentialID(s.newID())
-	s.emit(OpenCredential{Credential: s.credential})
-	if s.nextConnect.After(at) {
-		s.nextConnect = at
-	}
-}
-
-// dropRotation gives up the newer credential, if there is one.
-func (s *step) dropRotation() {
-	if s.rotation == nil {
-		return
-	}
-	s.emit(CloseCredential{Credential: s.rotation.credential})
-	s.rotation = nil
-	if s.attempt.kind == Verify {
-		s.cancelAttempt()
-	}
-}
-
-// takeUp puts the newer credential in the place of the one in use.
-func (s *step) takeUp() {
-	s.emit(UseCredential{Credential: s.rotation.credential})
-	s.emit(RetireCredential{Credential: s.credential})
-	s.credential, s.resolution, s.rotation = s.rotation.credential, s.rotation.resolution, nil
-	s.clearRotationError()
-	s.emit(Log{Message: MessageTakenUp, Epoch: s.epoch})
-}
-
-// clearRotationError says that the newest credential is in use.
-func (s *step) clearRotationError() {
-	if s.rotationErr != nil {
-		s.rotationErr = nil
-		s.notify()
-	}
-}
-
-// reportRotationError says why the newest credential is not in use, although the connection goes
-// on.
-func (s *step) reportRotationError(cause error) {
-	cause = errors.WithMessage(cause, "connected with an earlier credential; the newest is not used")
-	if s.rotationErr != nil && s.rotationErr.Error() == cause.Error() {
-		return
-	}
-	s.rotationErr = cause
-	s.notify()
-	s.emit(Record{Counter: Rotations, Result: "NotUsed"})
-	s.emit(Log{Message: MessageNotUsed, Epoch: s.epoch, Err: cause})
 }
 
 // start begins the attempt that is due, if one is.

@@ -247,3 +247,9 @@ func (m *Machine) AcceptsProbe(e ProbeRequested) bool {
 // isBusy reports whether an attempt is under way that answers for the connection. A verify answers
 // for another credential.
 func (m *Machine) isBusy() bool { return m.attempt.id != 0 && m.attempt.kind != Verify }
+
+// newID returns an ID that was never used.
+func (m *Machine) newID() uint64 {
+	m.lastID++
+	return m.lastID
+}

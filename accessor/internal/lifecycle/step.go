@@ -28,23 +28,8 @@ func (s *step) notify() {
 	}
 }
 
-// newID returns an ID that was never used.
-func (s *step) newID() uint64 {
-	s.lastID++
-	return s.lastID
-}
-
-// delay takes the next delay of a backoff, with the step's jitter.
-func (s *step) delay(backoff *wait.Backoff) time.Duration {
-	jitter := backoff.Jitter
-	backoff.Jitter = 0
-	delay := backoff.Step()
-	backoff.Jitter = jitter
-	return delay + time.Duration(s.seen.Jitter*max(jitter, 0)*float64(delay))
-}
-
 // backOff puts off the next connect.
-func (s *step) backOff() { s.nextConnect = s.now.Add(s.delay(&s.backoff)) }
+func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
 
 // connectNow lets the next connect begin at once.
 func (s *step) connectNow() { s.nextConnect = s.now }
@@ -193,4 +178,13 @@ func mismatch(want, got connstate.Identity) Answer {
 	}
 	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
 		got.Username, got.UID, want.Username, want.UID)}
+}
+
+// delay takes the next delay of a backoff, with jitter in [0,1).
+func delay(backoff *wait.Backoff, jitter float64) time.Duration {
+	share := backoff.Jitter
+	backoff.Jitter = 0
+	delay := backoff.Step()
+	backoff.Jitter = share
+	return delay + time.Duration(jitter*max(share, 0)*float64(delay))
 }

@@ -8,9 +8,12 @@ import (
 )
 
 // isCurrent reports whether the life is that of the informer that runs.
-func (s *step) isCurrent(id LifeID) bool { return s.phase == running && id == s.life.id }
+func (m *Machine) isCurrent(id LifeID) bool { return m.phase == running && id == m.life.id }
 
-func (s *step) informerSynced(e InformerSynced) {
+// informerStep is a step about the informer that runs.
+type informerStep struct{ *step }
+
+func (s informerStep) informerSynced(e InformerSynced) {
 	if !s.isCurrent(e.Life) || s.life.synced {
 		return
 	}
@@ -20,7 +23,7 @@ func (s *step) informerSynced(e InformerSynced) {
 }
 
 // served ends a row of refusals, and failures.
-func (s *step) served(e Served) {
+func (s informerStep) served(e Served) {
 	if !s.isCurrent(e.Life) {
 		return
 	}
@@ -34,14 +37,14 @@ func (s *step) served(e Served) {
 	}
 }
 
-func (s *step) failed(e Failed) {
+func (s informerStep) failed(e Failed) {
 	if s.isCurrent(e.Life) && !s.life.quiet {
 		s.setState(Failing, e.Err)
 	}
 }
 
 // refused notes a refusal, to be looked into.
-func (s *step) refused(e Refused) {
+func (s informerStep) refused(e Refused) {
 	if !s.isCurrent(e.Life) {
 		return
 	}
@@ -55,7 +58,7 @@ func (s *step) refused(e Refused) {
 }
 
 // lookInto asks reviews about a 403 to the informer, and discovery about a 404.
-func (s *step) lookInto() {
+func (s informerStep) lookInto() {
 	refused := s.life.refusal
 	s.life.refusal = refusal{}
 	if apierrors.IsForbidden(refused.err) {
@@ -67,7 +70,7 @@ func (s *step) lookInto() {
 }
 
 // reviewedRefusal decides over a 403 to the informer.
-func (s *step) reviewedRefusal(refused refusal, e Reviewed) {
+func (s informerStep) reviewedRefusal(refused refusal, e Reviewed) {
 	switch {
 	case e.Verdict.IsDenial(): // reviews deny it, too; let them decide
 		if s.life.suspected = true; s.life.denials.count == 0 {
@@ -79,7 +82,7 @@ func (s *step) reviewedRefusal(refused refusal, e Reviewed) {
 }
 
 // readied asks discovery about a 404. An API server that is not ready does not know all kinds.
-func (s *step) readied(e Readied) {
+func (s informerStep) readied(e Readied) {
 	was := s.answered(forReadiness, e.Question)
 	if was.purpose != aboutRefusal || !e.Ready && s.now.Sub(was.refusal.since) < s.config.Timing.ConfirmUnready {
 		return
@@ -89,7 +92,7 @@ func (s *step) readied(e Readied) {
 }
 
 // remapped decides over a 404 to the informer.
-func (s *step) remapped(refused refusal, e Mapped) {
+func (s informerStep) remapped(refused refusal, e Mapped) {
 	switch {
 	case meta.IsNoMatchError(e.Err):
 		s.lose(NotServed, e.Err, "")
@@ -103,7 +106,7 @@ func (s *step) remapped(refused refusal, e Mapped) {
 
 // contradict takes a refusal that reviews or discovery contradict. If only the informer can be
 // asked, its word counts at once; else when it is confirmed.
-func (s *step) contradict(state State, refused refusal) {
+func (s informerStep) contradict(state State, refused refusal) {
 	onlyWitness := s.life.started == Unaskable && !s.life.synced && !s.life.quiet
 	if onlyWitness || s.life.refusals.confirmed(&s.config.Timing, refused, s.now) {
 		s.lose(state, refused.err, state)
@@ -111,7 +114,7 @@ func (s *step) contradict(state State, refused refusal) {
 }
 
 // checkAccess reviews the access of the informer that runs.
-func (s *step) checkAccess() {
+func (s informerStep) checkAccess() {
 	verbs := []string{s.life.verb}
 	if s.life.suspected {
 		verbs = []string{"list", s.life.verb}
@@ -121,7 +124,7 @@ func (s *step) checkAccess() {
 }
 
 // judge decides whether the informer goes on, and when to review again.
-func (s *step) judge(e Reviewed) {
+func (s informerStep) judge(e Reviewed) {
 	next := s.interval()
 	if !s.life.again.IsZero() {
 		next, s.life.again = min(next, max(s.life.again.Sub(s.now), 0)), time.Time{}
@@ -148,7 +151,7 @@ func (s *step) judge(e Reviewed) {
 }
 
 // lose ends the informer, because access or the kind is gone.
-func (s *step) lose(state State, err error, contradicted State) {
+func (s informerStep) lose(state State, err error, contradicted State) {
 	s.emit(StopInformer{Life: s.life.id}) // before anybody hears of it
 	s.setState(state, err)
 	s.endLife(contradicted, false)

@@ -130,17 +130,17 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	case Reviewed:
 		s.reviewed(e)
 	case Readied:
-		s.readied(e)
+		informerStep{&s}.readied(e)
 	case InformerStartFailed:
 		s.startFailed(e)
 	case InformerSynced:
-		s.informerSynced(e)
+		informerStep{&s}.informerSynced(e)
 	case Served:
-		s.served(e)
+		informerStep{&s}.served(e)
 	case Failed:
-		s.failed(e)
+		informerStep{&s}.failed(e)
 	case Refused:
-		s.refused(e)
+		informerStep{&s}.refused(e)
 	case AccessMayHaveChanged:
 		s.accessMayHaveChanged()
 	case Read:
@@ -172,3 +172,14 @@ func (m *Machine) Deadline() time.Time {
 
 // HasRead reports whether a Read waits to be used.
 func (m *Machine) HasRead() bool { return m.readPending }
+
+// answered ends the question of that kind and ID, and returns what it was about; zero if it is not
+// under way.
+func (m *Machine) answered(kind questionKind, id QuestionID) question {
+	if id != m.question.id || kind != m.question.kind {
+		return question{}
+	}
+	was := m.question
+	m.question = question{}
+	return was
+}

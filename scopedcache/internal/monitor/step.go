@@ -23,17 +23,6 @@ func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID
 	return s.question.id
 }
 
-// answered ends the question of that kind and ID, and returns what it was about; zero if it is not
-// under way.
-func (s *step) answered(kind questionKind, id QuestionID) question {
-	if id != s.question.id || kind != s.question.kind {
-		return question{}
-	}
-	was := s.question
-	s.question = question{}
-	return was
-}
-
 // interval is Config.Interval at most, with jitter.
 func (s *step) interval() time.Duration {
 	least := s.config.Interval * 8 / 10
@@ -75,7 +64,7 @@ func (s *step) proceed() {
 	due := s.Deadline()
 	if due.IsZero() || s.now.Before(due) {
 		if s.phase == running && s.question.id == 0 && s.life.refusal.err != nil {
-			s.lookInto()
+			informerStep{s}.lookInto()
 		}
 		return
 	}
@@ -86,7 +75,7 @@ func (s *step) proceed() {
 		s.discover()
 		return
 	}
-	s.checkAccess()
+	informerStep{s}.checkAccess()
 }
 
 // discover asks for the kind's resource.
@@ -99,7 +88,7 @@ func (s *step) discover() {
 func (s *step) mapped(e Mapped) {
 	switch was := s.answered(forMapping, e.Question); was.purpose {
 	case aboutRefusal:
-		s.remapped(was.refusal, e)
+		informerStep{s}.remapped(was.refusal, e)
 	case startUp:
 		switch {
 		case meta.IsNoMatchError(e.Err):
@@ -123,9 +112,9 @@ func (s *step) reviewed(e Reviewed) {
 	case startUp:
 		s.reviewedAtStart(e)
 	case check:
-		s.judge(e)
+		informerStep{s}.judge(e)
 	case aboutRefusal:
-		s.reviewedRefusal(was.refusal, e)
+		informerStep{s}.reviewedRefusal(was.refusal, e)
 	}
 }
 

@@ -1,0 +1,196 @@
+package scopedcache
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/pkg/errors"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// entrySet is the entries of a cache that is started once and stopped once.
+type entrySet struct {
+	newEntry func(*kind, Scope) *entry
+
+	started chan struct{} // closed by Start
+	over    chan struct{} // closed when the cache has stopped
+
+	mu       sync.Mutex             // after entry.mu
+	life     context.Context        // guarded by mu; nil before Start, never changed after
+	ended    bool                   // guarded by mu
+	running  sync.WaitGroup         // grows only under mu and before ended, or while it is not zero
+	entries  map[*entry]struct{}    // guarded by mu
+	selected map[selectedKey]*entry // guarded by mu: those with selectors of their own
+	indexes  map[kindKey][]index    // guarded by mu; slices are only appended to
+}
+
+// selectedKey names a scope with selectors of its own.
+type selectedKey struct {
+	kind *kind
+	scopeKey
+}
+
+// index is a field index, to be added to every informer of its kind.
+type index struct {
+	object  client.Object
+	field   string
+	extract client.IndexerFunc
+}
+
+// startLocked runs a scope, unless the cache does not run.
+func (s *entrySet) startLocked(e *entry) {
+	if s.life == nil || s.ended {
+		return
+	}
+	var ctx context.Context
+	ctx, e.end = context.WithCancel(s.life)
+	s.running.Go(func() {
+		defer e.end()
+		e.keep(ctx)
+	})
+}
+
+// stopped is closed when the cache has stopped.
+func (s *entrySet) stopped() <-chan struct{} { return s.over }
+
+// stopError is why the cache has stopped.
+func (s *entrySet) stopError() error {
+	if cause := context.Cause(s.life); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return errors.WithStack(ErrStopped)
+}
+
+// check returns why nothing can be read.
+func (s *entrySet) check() error {
+	select {
+	case <-s.started:
+	default:
+		return &cache.ErrCacheNotStarted{}
+	}
+	if s.life.Err() != nil {
+		return s.stopError()
+	}
+	return nil
+}
+
+// runs tells whether the cache has not stopped since it was started, as it was if there is an
+// informer.
+func (s *entrySet) runs() bool { return s.life.Err() == nil }
+
+// entryLocked returns the scope, made on first use. mu is held.
+func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
+	key := scope.key()
+	selective := key.labels != "" || key.fields != ""
+	if selective {
+		if existing := s.selected[selectedKey{k, key}]; existing != nil {
+			return existing
+		}
+	} else if existing, ok := k.entries.Load(key.namespace); ok {
+		return existing.(*entry)
+	}
+	e := s.newEntry(k, scope)
+	s.entries[e] = struct{}{}
+	if selective {
+		s.selected[selectedKey{k, key}] = e
+	} else {
+		k.entries.Store(key.namespace, e)
+		k.countLocked(1)
+	}
+	s.startLocked(e)
+	return e
+}
+
+// neededLocked reports whether somebody needs the scope. cache.mu is held.
+func (s *entry) neededLocked() bool {
+	return len(s.handles) > 0 || s.pinned || s.recent.Load() || s.waiting > 0
+}
+
+// dropUnusedLocked ends a scope that nobody needs. mu is held.
+func (s *entrySet) dropUnusedLocked(e *entry) {
+	if !e.neededLocked() {
+		s.dropLocked(e)
+	}
+}
+
+func (s *entrySet) dropLocked(e *entry) {
+	if _, ok := s.entries[e]; !ok {
+		return
+	}
+	delete(s.entries, e)
+	key := e.scope.key()
+	if s.selected[selectedKey{e.kind, key}] == e {
+		delete(s.selected, selectedKey{e.kind, key})
+	} else {
+		e.kind.entries.Delete(key.namespace)
+		e.kind.countLocked(-1)
+	}
+	close(e.gone)
+	if e.end != nil {
+		e.end()
+	}
+}
+
+// dropIfIdle ends a scope that nobody has read for a while, unless somebody holds it.
+func (s *entrySet) dropIfIdle(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.neededLocked() {
+		e.idle = true
+		s.dropLocked(e)
+	}
+}
+
+// all returns the scopes that there are, in no order.
+func (s *entrySet) all() []*entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.entries))
+}
+
+// States implements Cache.
+func (s *entrySet) States() []ScopeState {
+	entries := s.all()
+	states := make([]ScopeState, 0, len(entries))
+	for _, e := range entries {
+		states = append(states, e.snapshot())
+	}
+	return states
+}
+
+// dependents are who holds a scope, sorted.
+func (s *entrySet) dependents(e *entry) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for handle := range e.handles {
+		name := handle.options.Name
+		if dependent := string(handle.options.Dependent); dependent != "" && name != "" {
+			name += " " + dependent
+		} else if dependent != "" {
+			name = dependent
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (s *entrySet) indexesOf(k *kind) []index {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.indexes[k.kindKey]
+}
+
+// rightsMayHaveChanged has scopes ask again: those of a namespace, or all if it is empty.
+func (s *entrySet) rightsMayHaveChanged(namespace string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.entries {
+		if namespace == "" || e.concerns() == namespace {
+			e.mail.accessMayHaveChanged()
+		}
+	}
+}

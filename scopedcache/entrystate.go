@@ -1,0 +1,119 @@
+package scopedcache
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
+)
+
+// setState notes a state and notifies the observers.
+func (s *entry) setState(e monitor.SetState) {
+	state, err := State(e.State), e.Err
+	if state == NotServed && !meta.IsNoMatchError(err) {
+		// A 404 of a list must not look as if an object were not there.
+		err = errors.WithMessage(&meta.NoKindMatchError{
+			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
+		}, errorText(err))
+	}
+	s.notifyMu.Lock()
+	defer s.notifyMu.Unlock()
+	s.mu.Lock()
+	if state.settled() {
+		s.settleLocked()
+	}
+	s.state, s.since, s.lastError = state, e.Since, err
+	close(s.changed)
+	s.changed = make(chan struct{})
+	observers := slices.Collect(maps.Values(s.observers))
+	now := s.snapshotLocked()
+	s.mu.Unlock()
+	for _, observe := range observers {
+		observe(now)
+	}
+	s.log(State(e.Before), now)
+	if s.cache.options.Observe != nil {
+		s.cache.options.Observe(State(e.Before), now)
+	}
+}
+
+// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled
+// when they were told all.
+func (s *entry) settleLocked() {
+	select {
+	case <-s.settled:
+	default:
+		close(s.settled)
+	}
+	if s.current.Load() == nil { // there is nothing to be told of
+		for r := range s.registrations {
+			r.settle()
+		}
+	}
+}
+
+// observe has an observer told from now on, and what the state is unless that is Syncing.
+func (s *entry) observe(handle *Handle, observe func(ScopeState)) {
+	s.notifyMu.Lock()
+	defer s.notifyMu.Unlock()
+	s.mu.Lock()
+	s.observers[handle] = observe
+	snapshot := s.snapshotLocked()
+	s.mu.Unlock()
+	if snapshot.State != Syncing {
+		observe(snapshot)
+	}
+}
+
+func (s *entry) unobserve(handle *Handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.observers, handle)
+}
+
+// snapshot counts the objects too, which takes time in proportion to them.
+func (s *entry) snapshot() ScopeState {
+	s.mu.Lock()
+	snapshot := s.snapshotLocked()
+	running := s.running
+	s.mu.Unlock()
+	if running != nil {
+		snapshot.Objects = len(running.store.ListKeys())
+	}
+	snapshot.Dependents = s.cache.dependents(s)
+	return snapshot
+}
+
+func (s *entry) snapshotLocked() ScopeState {
+	return ScopeState{GVK: s.kind.gvk, Representation: s.kind.representation, Scope: s.scope,
+		State: s.state, Since: s.since, LastError: s.lastError}
+}
+
+// log says what a person must see: that something may not be read, or can be read again.
+func (s *entry) log(before State, now ScopeState) {
+	verbosity := 0
+	switch {
+	case now.State == before:
+		return // it is as it was after the last failure
+	case now.State == Failing:
+		verbosity = 1
+	case now.State == Syncing, now.State == Synced && before == Syncing:
+		return
+	}
+	reason := []any{}
+	if now.LastError != nil {
+		reason = []any{"error", now.LastError.Error()}
+	}
+	s.cache.options.Logger.V(verbosity).Info("Informer state changed",
+		append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,126 @@
+package scopedcache
+
+import (
+	"context"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// GetInformer returns an informer that outlives the informers behind it: handlers stay when a right
+// or the kind is lost, and are fed again when it is back. Unless told otherwise it waits until it
+// is known what a read gets, once the cache runs.
+func (s *scopedCache) GetInformer(ctx context.Context, object client.Object,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
+	kind, err := s.kindOf(object)
+	if err != nil {
+		return nil, err
+	}
+	return s.informer(ctx, kind, opts...)
+}
+
+// GetInformerForKind is GetInformer for typed objects. The scheme must know the kind.
+func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
+	object, err := s.scheme.New(gvk)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	typed, ok := object.(client.Object)
+	if !ok {
+		return nil, errors.Errorf("%T is no client.Object", object)
+	}
+	if representationOf(typed) != Typed {
+		typed.GetObjectKind().SetGroupVersionKind(gvk)
+	}
+	return s.GetInformer(ctx, typed, opts...)
+}
+
+func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.InformerGetOption) (cache.Informer, error) {
+	var options cache.InformerGetOptions
+	for _, opt := range opts {
+		opt(&options)
+	}
+	namespaces := []string{metav1.NamespaceAll}
+	if len(k.config.namespaces) > 0 {
+		namespaced, err := s.namespaced(ctx, k)
+		unserved := meta.IsNoMatchError(err) // for now, and then it has namespaces, or why would there be options for some?
+		if err != nil && !unserved {
+			return nil, err
+		}
+		if namespaced || unserved {
+			namespaces = namespaces[:0]
+			for namespace := range k.config.namespaces {
+				namespaces = append(namespaces, namespace)
+			}
+		}
+	}
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return nil, s.stopError()
+	}
+	var result durableInformer
+	for _, namespace := range namespaces {
+		e := s.entryLocked(k, Scope{Namespace: namespace})
+		e.pinned = true
+		result.entries = append(result.entries, e)
+	}
+	s.mu.Unlock()
+	if options.BlockUntilSynced == nil || *options.BlockUntilSynced {
+		select {
+		case <-s.started:
+		default:
+			return result, nil // like controller-runtime: before Start there is nothing to wait for
+		}
+		for _, e := range result.entries {
+			if err := e.awaitSettled(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return result, nil
+}
+
+// RemoveInformer stops the informers of the object's kind and representation that are read or were
+// got, in whatever namespace. Those that somebody holds go on until they are released. Whoever
+// waits for one gets ErrReleased.
+func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) error {
+	k, err := s.kindOf(object)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.entries {
+		if e.kind == k {
+			e.pinned = false
+			e.recent.Store(false)
+			if len(e.handles) == 0 {
+				s.dropLocked(e) // whoever waits for it
+			}
+		}
+	}
+	return nil
+}
+
+// WaitForCacheSync waits until the cache runs and it is known of every scope what a read gets: the
+// objects, Forbidden, or that there is no such kind. So an operator starts, and stays up, without
+// rights on some of its kinds.
+func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
+	select {
+	case <-s.started:
+	case <-ctx.Done():
+		return false
+	}
+	for _, e := range s.all() {
+		if err := e.awaitSettled(ctx); err != nil && !errors.Is(err, ErrReleased) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,128 @@
+package scopedcache
+
+import (
+	"maps"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+)
+
+// kindKey names a kind in a representation.
+type kindKey struct {
+	gvk            schema.GroupVersionKind
+	representation Representation
+}
+
+// kind is what all scopes of a kind have in common. It stays when they have gone.
+type kind struct {
+	kindKey
+	config kindConfig
+	goType reflect.Type // of typed objects
+
+	mapping atomic.Pointer[meta.RESTMapping] // as last found out; only to know whether there are namespaces
+	// of *entry by namespace: those without selectors of their own. Written under cache.mu
+	entries sync.Map
+	count   int // of those; guarded by cache.mu
+	// that of all namespaces while there is no other, for reads to find it in one step. Written
+	// under cache.mu
+	only atomic.Pointer[entry]
+}
+
+// countLocked notes that a scope has come or gone. cache.mu is held.
+func (k *kind) countLocked(change int) {
+	var only *entry
+	everywhere, ok := k.entries.Load(metav1.NamespaceAll)
+	if k.count += change; ok && k.count == 1 && len(k.config.namespaces) == 0 {
+		only = everywhere.(*entry)
+	}
+	k.only.Store(only)
+}
+
+// example returns a new object of the kind.
+func (k *kind) example() client.Object {
+	switch k.representation {
+	case Unstructured:
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(k.gvk)
+		return object
+	case Metadata:
+		object := &metav1.PartialObjectMetadata{}
+		object.SetGroupVersionKind(k.gvk)
+		return object
+	default:
+		return reflect.New(k.goType).Interface().(client.Object)
+	}
+}
+
+// kinds are what a cache knows of kinds. Nothing of it is ever forgotten.
+type kinds struct {
+	scheme  *runtime.Scheme
+	configs configs
+	byKey   sync.Map // of *kind by kindKey
+	// of typed objects and lists. Copied to be written: every read looks here first
+	types atomic.Pointer[map[reflect.Type]*kind]
+}
+
+// kindOf returns what is known of the kind of an object or list.
+func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
+	goType := reflect.TypeOf(object)
+	types := s.types.Load()
+	if known, ok := (*types)[goType]; ok {
+		return known, nil
+	}
+	if representation := representationOf(object); representation != Typed {
+		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()),
+			representation: representation}, nil)
+	}
+	gvk, err := apiutil.GVKForObject(object, s.scheme)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	gvk = itemKind(object, gvk)
+	example, err := s.scheme.New(gvk)
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	if _, ok := example.(client.Object); !ok {
+		return nil, errors.Errorf("%T is no client.Object", example)
+	}
+	k, err := s.kind(kindKey{gvk: gvk, representation: Typed}, reflect.TypeOf(example).Elem())
+	if err != nil {
+		return nil, err
+	}
+	more := maps.Clone(*types)
+	more[goType] = k
+	s.types.CompareAndSwap(types, &more) // or else the next read tries again
+	return k, nil
+}
+
+func (s *kinds) kind(key kindKey, goType reflect.Type) (*kind, error) {
+	if key.gvk.Kind == "" || key.gvk.Version == "" {
+		return nil,
+			errors.Errorf("an object that is %s needs its apiVersion and kind set",
+				strings.ToLower(string(key.representation)))
+	}
+	if known, ok := s.byKey.Load(key); ok {
+		return known.(*kind), nil
+	}
+	result, _ := s.byKey.LoadOrStore(key, &kind{kindKey: key, goType: goType, config: s.configs.forKind(key.gvk)})
+	return result.(*kind), nil
+}
+
+// itemKind is the kind of an object, or of a list's items.
+func itemKind(object runtime.Object, gvk schema.GroupVersionKind) schema.GroupVersionKind {
+	if _, isList := object.(client.ObjectList); isList {
+		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+	}
+	return gvk
+}
