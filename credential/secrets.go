@@ -2,7 +2,6 @@ package credential
 
 import (
 	"context"
-	"encoding/json"
 	"sync"
 	"time"
 
@@ -10,12 +9,6 @@ import (
 	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -193,53 +186,6 @@ type watchedSecret struct {
 	content  *secretContent     // nil if it does not exist
 }
 
-// secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is
-// dropped: another reflector may have taken its place.
-type secretReflection struct {
-	*watchedSecret
-	ctx context.Context // ends under all.mu, or with the provider
-}
-
-var _ toolscache.ReflectorStore = (*secretReflection)(nil)
-
-// Add implements cache.ReflectorStore.
-func (w *secretReflection) Add(object any) error { return w.take(object) }
-
-// Update implements cache.ReflectorStore.
-func (w *secretReflection) Update(object any) error { return w.take(object) }
-
-// Delete implements cache.ReflectorStore.
-func (w *secretReflection) Delete(any) error { w.set(nil); return nil }
-
-// Resync implements cache.ReflectorStore.
-func (w *secretReflection) Resync() error { return nil }
-
-// Replace implements cache.ReflectorStore.
-func (w *secretReflection) Replace(objects []any, _ string) error {
-	for _, object := range objects {
-		return w.take(object) // there is one at most, by its name
-	}
-	w.set(nil)
-	return nil
-}
-
-// take never returns an error: client-go would log the object with it.
-func (w *secretReflection) take(object any) error {
-	secret, ok := object.(*corev1.Secret)
-	if !ok || secret.Name != w.ref.Name || secret.Namespace != w.ref.Namespace {
-		w.failed(errors.New("the API server sent another object than was asked for"))
-		return nil
-	}
-	content := &secretContent{}
-	if data := secret.Data[w.ref.Key]; len(data) == 0 {
-		content.missing = true
-	} else {
-		content.kubeconfig, content.err = w.parse(data)
-	}
-	w.set(content)
-	return nil
-}
-
 // parse survives what a tenant may find to make a parser panic.
 func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 	defer func() {
@@ -253,63 +199,6 @@ func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 	return w.all.parse(data)
 }
 
-// set takes note of what the Secret holds and wakes those whom it concerns.
-func (w *secretReflection) set(content *secretContent) {
-	w.all.mu.Lock()
-	if w.ctx.Err() != nil {
-		w.all.mu.Unlock()
-		return
-	}
-	w.read, w.failure, w.content = true, nil, content
-	w.wakeUnlock()
-}
-
-// failed takes note that the Secret could not be read. What is known of it stays.
-func (w *secretReflection) failed(err error) {
-	var status apierrors.APIStatus
-	switch {
-	case apierrors.IsForbidden(err):
-		err = operatorForbidden(err, "list and watch on that secret", "config/rbac-examples/kubeconfig-secrets.yaml")
-	case errors.As(err, &status):
-		err = invalid(err, "reading it")
-	}
-	w.all.mu.Lock()
-	if w.ctx.Err() != nil {
-		w.all.mu.Unlock()
-		return
-	}
-	w.refused = w.refused || apierrors.IsForbidden(err)
-	news := w.failure == nil || w.failure.Error() != err.Error()
-	w.failure = err
-	if !news || w.read && !apierrors.IsForbidden(err) {
-		w.all.mu.Unlock()
-		return
-	}
-	w.wakeUnlock()
-}
-
-// requesting notes a request, until what it returns is called.
-func (w *secretReflection) requesting() (done func()) {
-	w.all.mu.Lock()
-	defer w.all.mu.Unlock()
-	w.requests++
-	return func() {
-		w.all.mu.Lock()
-		defer w.all.mu.Unlock()
-		w.requests--
-	}
-}
-
-// began notes that a watch has begun.
-func (w *secretReflection) began() {
-	w.all.mu.Lock()
-	defer w.all.mu.Unlock()
-	if w.ctx.Err() == nil && w.refused {
-		w.refused = false
-		w.all.retryForbiddenLocked(w.watchedSecret)
-	}
-}
-
 // wakeUnlock releases the lock and wakes the users.
 func (w *watchedSecret) wakeUnlock() {
 	users := make([]client.ObjectKey, 0, len(w.users))
@@ -320,61 +209,5 @@ func (w *watchedSecret) wakeUnlock() {
 	w.all.mu.Unlock()
 	for _, user := range users {
 		wake(user)
-	}
-}
-
-// listerWatcher lists and watches this Secret alone.
-func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
-	request := func(options metav1.ListOptions) *rest.Request {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
-		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").
-			VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")
-		if options.TimeoutSeconds != nil {
-			request = request.Timeout(time.Duration(*options.TimeoutSeconds) * time.Second)
-		}
-		return request
-	}
-	return &toolscache.ListWatch{
-		// As a stream, because client-go logs the bodies of all other answers.
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			if err := w.all.turns.Acquire(ctx, 1); err != nil {
-				return nil, err
-			}
-			defer w.all.turns.Release(1)
-			defer w.requesting()()
-			body, err := request(options).Stream(ctx)
-			if err != nil {
-				w.failed(err)
-				return nil, err
-			}
-			defer body.Close()
-			list := &corev1.SecretList{}
-			if err := json.NewDecoder(body).Decode(list); err != nil {
-				err = errors.New("the API server's answer is no list of Secrets") // the cause may quote one
-				w.failed(err)
-				return nil, err
-			}
-			return list, nil
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if err := w.all.turns.Acquire(ctx, 1); err != nil {
-				return nil, err
-			}
-			defer w.all.turns.Release(1)
-			defer w.requesting()()
-			options.Watch = true
-			watching, err := request(options).Watch(ctx)
-			if err != nil {
-				w.failed(err)
-				if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
-					// What client-go knows for one of these it waits for without looking at ctx,
-					// for up to a minute.
-					err = errors.New(err.Error())
-				}
-				return nil, err
-			}
-			w.began()
-			return watching, nil
-		},
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,6 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/recorder"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // fakeCluster is a cluster.Cluster around the client of the test.

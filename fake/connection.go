@@ -141,7 +141,7 @@ func (i *informer) Feed(handler toolscache.ResourceEventHandler, options replay.
 	i.conn.Go(func() {
 		select {
 		case <-handle.HasSyncedChecker().Done():
-			source.TellMissing(func(key string) bool {
+			source.EmitMissingDeletes(func(key string) bool {
 				_, found, err := i.GetStore().GetByKey(key)
 				return found && err == nil
 			})

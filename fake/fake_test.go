@@ -103,7 +103,7 @@ func TestWhatTheTestSays(t *testing.T) {
 	state, _ := f.GetConnectionState(t.Context(), key("red"))
 	g.Expect(state.UID).To(BeEquivalentTo("uid-red"))
 	g.Expect(state.Identity).To(Equal(clustercache.Identity{Username: "somebody", Groups: []string{"g"}}))
-	g.Expect(known{f}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
+	g.Expect(known{&f.extensions}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
 }
 
 // Connect ends the connection that there was.

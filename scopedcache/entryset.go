@@ -49,7 +49,7 @@ func (s *entrySet) startLocked(e *entry) {
 	ctx, e.end = context.WithCancel(s.life)
 	s.running.Go(func() {
 		defer e.end()
-		e.keep(ctx)
+		keep(ctx, e)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
@@ -34,7 +35,7 @@ func (s *entry) setState(e monitor.SetState) {
 	for _, observe := range observers {
 		observe(now)
 	}
-	s.log(State(e.Before), now)
+	logChange(s.cache.options.Logger, State(e.Before), now)
 	if s.cache.options.Observe != nil {
 		s.cache.options.Observe(State(e.Before), now)
 	}
@@ -92,8 +93,8 @@ func (s *entry) snapshotLocked() ScopeState {
 		State: s.state, Since: s.since, LastError: s.lastError}
 }
 
-// log says what a person must see: that something may not be read, or can be read again.
-func (s *entry) log(before State, now ScopeState) {
+// logChange says what a person must see: that something may not be read, or can be read again.
+func logChange(logger logr.Logger, before State, now ScopeState) {
 	verbosity := 0
 	switch {
 	case now.State == before:
@@ -107,7 +108,7 @@ func (s *entry) log(before State, now ScopeState) {
 	if now.LastError != nil {
 		reason = []any{"error", now.LastError.Error()}
 	}
-	s.cache.options.Logger.V(verbosity).Info("Informer state changed",
+	logger.V(verbosity).Info("Informer state changed",
 		append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)
 }
 

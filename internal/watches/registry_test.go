@@ -150,7 +150,7 @@ func (i *informer) Feed(h toolscache.ResourceEventHandler, options replay.Option
 	go func() {
 		select {
 		case <-i.synced:
-			source.TellMissing(func(key string) bool { return i.has[key] })
+			source.EmitMissingDeletes(func(key string) bool { return i.has[key] })
 		case <-ended:
 		case <-i.life:
 		}

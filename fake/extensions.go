@@ -1,0 +1,189 @@
+package fake
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+)
+
+// extensions are the extensions of a Cache and their connections.
+type extensions struct {
+	hub extensionsource.Hub
+
+	mu    sync.Mutex
+	byKey map[client.ObjectKey]*extension // guarded by mu
+	conns []*connection                   // guarded by mu; all there were, for Close
+}
+
+// extension is one extension. All of it is guarded by the cache's mu.
+type extension struct {
+	object   client.Object
+	state    clustercache.ConnectionState // without Watches and Identity
+	identity clustercache.Identity        // of the next connect
+	conn     *connection                  // nil while not connected
+	since    time.Time                    // not connected, or connected
+	presets  []string                     // watches that are there already; replaced, never changed
+	registry *watches.Registry            // nil before the first connect, whose client has the scheme
+}
+
+func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []string) {
+	if c == nil {
+		f.disconnect(key, clustercache.NotStarted, "the fake was given a nil client for it; NewFakeEmptyCache needs none")
+		return
+	}
+	f.mu.Lock()
+	e := f.knownLocked(key)
+	e.presets = append(slices.Clone(e.presets), presets...)
+	if e.registry == nil {
+		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard()}
+	}
+	release := func() {}
+	if e.conn != nil {
+		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake connected it anew")
+	}
+	e.state.Generation++
+	e.conn = newConnection(c, e.state.Generation, e.identity)
+	f.conns = append(f.conns, e.conn)
+	now := time.Now()
+	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now
+	e.state.Target = Target
+	e.state.Health = e.state.Health.After(now, nil)
+	e.registry.Connected(e.conn)
+	object := e.object
+	f.mu.Unlock()
+	release()
+	f.hub.Changed(object)
+}
+
+func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason, message string) {
+	f.mu.Lock()
+	e := f.knownLocked(key)
+	release := f.endLocked(e, reason, message)
+	object, registry := e.object, e.registry
+	gone := reason == clustercache.Deleted || reason == clustercache.Filtered
+	if gone {
+		delete(f.byKey, key)
+	}
+	f.mu.Unlock()
+	release()
+	if gone && registry != nil {
+		registry.End()
+	}
+	f.hub.Changed(object)
+}
+
+// endLocked ends the connection of an extension, if there is one. Call what it returns without mu.
+func (f *extensions) endLocked(e *extension, reason clustercache.Reason, message string) (release func()) {
+	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
+		e.since = time.Now()
+	}
+	e.state.Phase, e.state.Reason, e.state.Since = clustercache.Disconnected, reason, e.since
+	e.state.Message = message
+	conn, registry := e.conn, e.registry
+	e.conn = nil
+	if conn == nil {
+		return func() {}
+	}
+	conn.close(e.notConnected())
+	return func() { registry.Disconnected(conn) }
+}
+
+// knownLocked returns the extension, made known if need be.
+func (f *extensions) knownLocked(key client.ObjectKey) *extension {
+	if e, known := f.byKey[key]; known {
+		return e
+	}
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	object.SetNamespace(key.Namespace)
+	object.SetName(key.Name)
+	object.SetUID(types.UID("fake-" + key.Name))
+	now := time.Now()
+	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
+		Extension: key, UID: object.GetUID(), Phase: clustercache.Disconnected, Reason: clustercache.NotStarted, Since: now,
+	},
+		identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name,
+			UID: types.UID("fake-" + key.Name)}}
+	f.byKey[key] = e
+	return e
+}
+
+// connected returns a copy of an extension that is connected, or why it is not.
+func (f *extensions) connected(key client.ObjectKey) (extension, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e, known := f.byKey[key]
+	switch {
+	case !known:
+		return extension{},
+			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted,
+				Cause: errors.New("the fake does not know it")}
+	case e.conn == nil:
+		return extension{}, e.notConnected()
+	}
+	return *e, nil
+}
+
+func (e *extension) notConnected() *clustercache.NotConnectedError {
+	err := &clustercache.NotConnectedError{Extension: e.state.Extension, Reason: e.state.Reason, Since: e.since}
+	if e.state.Message != "" {
+		err.Cause = errors.New(e.state.Message)
+	}
+	return err
+}
+
+// snapshot is called under the cache's mu.
+func (e *extension) snapshot() clustercache.ConnectionState {
+	state := e.state
+	if e.conn != nil {
+		state.Identity = e.conn.identity
+		state.Identity.Groups = slices.Clone(state.Identity.Groups)
+	}
+	for _, name := range e.presets {
+		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})
+	}
+	if e.registry != nil {
+		state.Watches = append(state.Watches, e.registry.States()...)
+	}
+	slices.SortStableFunc(state.Watches, func(x, y clustercache.WatchState) int { return cmp.Compare(x.Name, y.Name) })
+	return state
+}
+
+// known is what there is to tell of a Cache.
+type known struct{ *extensions }
+
+func (k known) Objects() (objects []client.Object) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.byKey {
+		objects = append(objects, e.object)
+	}
+	return objects
+}
+
+func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.byKey {
+		if e.conn != nil && e.state.Health.ConsecutiveFailures == 0 {
+			continue
+		}
+		since := e.state.Health.LastProbeSuccessTime
+		if since.IsZero() {
+			since = e.since
+		}
+		list = append(list, extensionsource.Unhealthy{Object: e.object, Since: since})
+	}
+	return list
+}
