@@ -19,28 +19,32 @@ import (
 // else.
 //
 // A step, its commit effects and the append of its after effects to the queue are one critical
-// section. The after effects run without mu, in order: the goroutine that finds the queue idle
-// drains it. mu is never held across I/O, a channel send or a callback.
+// section. The after effects run without mu, in order. mu is never held across I/O, a channel send
+// or a callback.
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry // has a lock of its own; may be used under mu, and does not come back here
+	after     afterEffects     // has a lock of its own; effects are appended under mu, and run without it
 
 	mu          sync.Mutex // guards what follows
 	machine     lifecycle.Machine
-	after       lifecycle.Queue[func()]
-	drained     chan struct{} // closed when no goroutine drains after any more; nil unless one waits for that
 	object      client.Object // as last resolved; not changed
 	membership  *targets.Membership
-	credentials []*boundCredential // that are open: the one in use, and a newer one
-	attempt     *attempt           // that was created last
+	credentials openCredentials
+	attempt     *attempt // that was created last
 }
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	now := time.Now()
 	a := &identityAccessor{key: key, set: set, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger}}
+	a.after.aside = func(drain func()) {
+		if !set.owned.Start(drain) { // the set has ended, and so nothing is left that could take long
+			go drain()
+		}
+	}
 	a.published.Store(&snapshot{phase: Disconnected, reason: NotStarted, since: now,
 		err: &NotConnectedError{Extension: key, Reason: NotStarted, Since: now}})
 	return a
@@ -63,11 +67,8 @@ type before struct {
 func (a *identityAccessor) step(event lifecycle.Event, with brought) {
 	a.mu.Lock()
 	a.stepLocked(event, with)
-	drain := a.after.Take()
 	a.mu.Unlock()
-	if drain {
-		a.drain()
-	}
+	a.after.run()
 }
 
 func (a *identityAccessor) stepLocked(event lifecycle.Event, with brought) {
@@ -80,11 +81,11 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, with brought) {
 		if lifecycle.IsCommit(effect) {
 			a.commitLocked(effect, with, before)
 		} else {
-			a.after.Append(a.afterEffectLocked(effect, with, before))
+			a.after.append(a.afterEffectLocked(effect, with, before))
 		}
 	}
 	if with.membership != nil && with.membership != a.membership {
-		a.after.Append(with.membership.Leave) // the machine had no use for the target
+		a.after.append(with.membership.Leave) // the machine had no use for the target
 	}
 	if a.membership != nil {
 		a.membership.Update(a.machine.Standing())
@@ -106,81 +107,8 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 func (a *identityAccessor) stepAside(event lifecycle.Event) {
 	a.mu.Lock()
 	a.stepLocked(event, brought{})
-	drain := a.after.Take()
 	a.mu.Unlock()
-	if drain {
-		a.drainAside()
-	}
-}
-
-// drainAside drains in another goroutine.
-func (a *identityAccessor) drainAside() {
-	if !a.set.owned.Start(a.drain) { // the set has ended, and so nothing is left that could take long
-		go a.drain()
-	}
-}
-
-// drain runs after effects until there are none. If one panics, another goroutine runs the rest.
-func (a *identityAccessor) drain() {
-	for {
-		a.mu.Lock()
-		next, ok := a.after.Next()
-		if !ok {
-			a.notifyDrainedLocked()
-		}
-		a.mu.Unlock()
-		if !ok {
-			return
-		}
-		a.runAfterEffect(next)
-	}
-}
-
-func (a *identityAccessor) runAfterEffect(effect func()) {
-	returned := false
-	defer func() {
-		if !returned {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.after.GiveBack()
-			if a.after.Take() {
-				a.drainAside()
-			} else {
-				a.notifyDrainedLocked()
-			}
-		}
-	}()
-	effect()
-	returned = true
-}
-
-func (a *identityAccessor) notifyDrainedLocked() {
-	if a.drained != nil {
-		close(a.drained)
-		a.drained = nil
-	}
-}
-
-// waitDrained returns when all after effects have run.
-func (a *identityAccessor) waitDrained() {
-	for {
-		a.mu.Lock()
-		if a.after.Idle() {
-			a.mu.Unlock()
-			return
-		}
-		if a.after.Take() {
-			a.mu.Unlock()
-			a.drain()
-			continue
-		}
-		if a.drained == nil {
-			a.drained = make(chan struct{})
-		}
-		drained := a.drained
-		a.mu.Unlock()
-		<-drained
-	}
+	a.after.runAside()
 }
 
 // reconcile takes what the extension is to connect as, and starts what is due. It returns after
@@ -203,11 +131,8 @@ func (a *identityAccessor) reconcile(object client.Object, resolution credential
 	a.stepLocked(event, with)
 	now := time.Now()
 	deadline := a.machine.Deadline(now, a.observedLocked())
-	drain := a.after.Take()
 	a.mu.Unlock()
-	if drain {
-		a.drain()
-	}
+	a.after.run()
 	if deadline.IsZero() {
 		return 0
 	}
@@ -222,7 +147,7 @@ func resolutionOf(r credential.Resolution) lifecycle.Resolution {
 // remove ends the accessor for ever, and returns when all that follows from it is done.
 func (a *identityAccessor) remove(reason Reason, cause error) {
 	a.step(lifecycle.Removed{Reason: reason, Cause: cause}, brought{})
-	a.waitDrained()
+	a.after.wait()
 }
 
 // isOf reports whether the accessor is that of the object, and not of an earlier one of the same

@@ -300,7 +300,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	d := drive(t, r.URL, rare, never)
 	d.extension("red", "old")
 	<-held
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
 	late := a.attempt
@@ -388,7 +388,7 @@ func TestUnauthorizedReview(t *testing.T) {
 	r.status(http.StatusUnauthorized)
 	d.eventually("red", disconnectedFor(Unauthorized))
 	g.Eventually(func() bool { // the connect that follows at once has failed too
-		found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+		found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 		a := found.(*identityAccessor)
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -508,7 +508,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.targets.List()).To(HaveLen(1))
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
 	cred := a.credentials[0].cred

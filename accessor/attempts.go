@@ -23,6 +23,7 @@ const denialRetryInterval = 500 * time.Millisecond
 // the pool.
 type attempt struct {
 	lifecycle.CreateAttempt
+	accessor   *identityAccessor
 	ctx        context.Context // ends when the machine cancels the attempt
 	cancel     context.CancelFunc
 	begun      time.Time
@@ -34,40 +35,41 @@ type attempt struct {
 // newAttemptLocked makes what CreateAttempt asks for.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
-	return &attempt{CreateAttempt: e, ctx: ctx, cancel: cancel, begun: time.Now(),
-		credential: a.credentialLocked(e.Credential),
+	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, begun: time.Now(),
+		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
 
 // submit has the pool run the attempt.
-func (a *identityAccessor) submit(t *attempt) {
-	run := map[lifecycle.AttemptKind]func(*attempt) (lifecycle.AttemptFinished, *connection){
-		lifecycle.Connect: a.connect, lifecycle.Probe: a.probe, lifecycle.Verify: a.verify,
+func (t *attempt) submit() {
+	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection){
+		lifecycle.Connect: t.connect, lifecycle.Probe: t.probe, lifecycle.Verify: t.verify,
 	}[t.Kind]
-	a.set.pool.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
+	t.accessor.set.pool.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
 		metrics.PoolWait.Observe(time.Since(t.begun).Seconds())
 		if t.ctx.Err() != nil {
 			return // cancelled while it waited for its turn
 		}
-		finished, conn := run(t)
+		finished, conn := run()
 		finished.Attempt = t.Attempt
-		a.step(finished, brought{conn: conn})
+		t.accessor.step(finished, brought{conn: conn})
 	})
 }
 
 // connect obtains a credential and asks the API server whose it is. The connection that it makes is
 // closed unless the machine begins it.
-func (a *identityAccessor) connect(t *attempt) (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) connect() (lifecycle.AttemptFinished, *connection) {
 	begun := time.Now()
 	defer func() {
 		if t.ctx.Err() == nil {
 			metrics.ConnectDuration.Observe(time.Since(begun).Seconds())
 		}
 	}()
-	if err := a.prepare(t); err != nil {
+	if err := t.prepare(); err != nil {
 		return notSent(begun, err), nil
 	}
+	a := t.accessor
 	asked, id := time.Now(), t.Attempt // the callbacks keep the ID and not the attempt, which has the first credential
 	conn := newConnection(a.set.life, &a.set.owned, a.set.options, a.key, t.Epoch, t.membership.Target, t.credential,
 		func() { a.stepAside(lifecycle.RequestUnauthorized{Attempt: id}) },
@@ -81,9 +83,9 @@ func (a *identityAccessor) connect(t *attempt) (lifecycle.AttemptFinished, *conn
 }
 
 // probe asks the API server whether it still states the same identity.
-func (a *identityAccessor) probe(t *attempt) (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) probe() (lifecycle.AttemptFinished, *connection) {
 	asked := time.Now()
-	answer := ask(t.ctx, t.conn, t.conn.httpClient, a.set.options.HealthProbe.Timeout)
+	answer := ask(t.ctx, t.conn, t.conn.httpClient, t.accessor.set.options.HealthProbe.Timeout)
 	if t.ctx.Err() == nil {
 		metrics.ProbeDuration.Observe(time.Since(asked).Seconds())
 	}
@@ -91,24 +93,24 @@ func (a *identityAccessor) probe(t *attempt) (lifecycle.AttemptFinished, *connec
 }
 
 // verify asks the API server whose a newer credential is.
-func (a *identityAccessor) verify(t *attempt) (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) verify() (lifecycle.AttemptFinished, *connection) {
 	begun := time.Now()
-	if err := a.prepare(t); err != nil {
+	if err := t.prepare(); err != nil {
 		return notSent(begun, err), nil
 	}
 	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent,
 		next: t.credential.roundTripper(t.membership.RoundTripper())}
-	httpClient := &http.Client{Transport: transport, Timeout: a.set.options.HealthProbe.Timeout,
+	httpClient := &http.Client{Transport: transport, Timeout: t.accessor.set.options.HealthProbe.Timeout,
 		CheckRedirect: neverRedirect}
 	asked := time.Now()
-	answer := ask(t.ctx, t.conn, httpClient, a.set.options.HealthProbe.Timeout)
+	answer := ask(t.ctx, t.conn, httpClient, t.accessor.set.options.HealthProbe.Timeout)
 	answer.OwnConnections = t.credential.transport != nil
 	return lifecycle.AttemptFinished{Asked: asked, Answer: answer}, nil
 }
 
 // prepare obtains what requests with the credential need.
-func (a *identityAccessor) prepare(t *attempt) error {
-	ctx, cancel := context.WithTimeout(t.ctx, a.set.options.Client.Timeout)
+func (t *attempt) prepare() error {
+	ctx, cancel := context.WithTimeout(t.ctx, t.accessor.set.options.Client.Timeout)
 	defer cancel()
 	return t.credential.cred.Prepare(ctx)
 }

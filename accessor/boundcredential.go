@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
@@ -57,4 +58,28 @@ func (b *boundCredential) retire(life context.Context, after time.Duration) {
 		cancel()
 		b.close()
 	})
+}
+
+// openCredentials are the credentials of an accessor that are not closed: the one in use, and a
+// newer one.
+type openCredentials []*boundCredential
+
+func (o *openCredentials) open(id lifecycle.CredentialID, resolution credential.Resolution, target *targets.Target) {
+	*o = append(*o, openCredential(id, resolution, target))
+}
+
+// get returns an open credential, nil if it is not open.
+func (o openCredentials) get(id lifecycle.CredentialID) *boundCredential {
+	i := slices.IndexFunc(o, func(c *boundCredential) bool { return c.id == id })
+	if i < 0 {
+		return nil
+	}
+	return o[i]
+}
+
+// take removes a credential from those that are open, and returns it.
+func (o *openCredentials) take(id lifecycle.CredentialID) *boundCredential {
+	taken := o.get(id)
+	*o = slices.DeleteFunc(*o, func(c *boundCredential) bool { return c == taken })
+	return taken
 }

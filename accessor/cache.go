@@ -49,7 +49,7 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 		RBACWatcher:          c.rbacEvents(),
 		Username:             c.stated.Username,
 		Groups:               c.stated.Groups,
-		Observe:              c.scopeChanged,
+		OnStateChange:        c.scopeChanged,
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
 		Scheme:           c.options.Scheme,

@@ -155,7 +155,7 @@ func (c *connection) Hold(ctx context.Context, object client.Object, scope scope
 	if err != nil {
 		return nil, err
 	}
-	held, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, Observe: observe})
+	held, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, OnStateChange: observe})
 	if err != nil {
 		return nil, err
 	}

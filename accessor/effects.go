@@ -2,9 +2,11 @@ package accessor
 
 import (
 	"fmt"
-	"slices"
 
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/go-logr/logr"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
@@ -18,9 +20,9 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, with brought, b
 	case lifecycle.AdoptTarget:
 		a.membership = with.membership
 	case lifecycle.OpenCredential:
-		a.credentials = append(a.credentials, openCredential(e.Credential, with.resolution, a.membership.Target))
+		a.credentials.open(e.Credential, with.resolution, a.membership.Target)
 	case lifecycle.UseCredential:
-		before.conn.credential.Store(a.credentialLocked(e.Credential))
+		before.conn.credential.Store(a.credentials.get(e.Credential))
 	case lifecycle.CreateAttempt:
 		a.attempt = a.newAttemptLocked(e)
 	case lifecycle.CancelAttempt:
@@ -47,11 +49,11 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, with brought, b
 func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with brought, before before) func() {
 	switch e := effect.(type) {
 	case lifecycle.DiscardSecret:
-		cred := a.credentialLocked(e.Credential).cred
+		cred := a.credentials.get(e.Credential).cred
 		return func() { cred.Discard(e.Before) }
 	case lifecycle.SubmitAttempt:
 		submitted := a.attempt
-		return func() { a.submit(submitted) }
+		return submitted.submit
 	case lifecycle.DiscardConnection:
 		if with.conn == nil {
 			return func() {}
@@ -60,10 +62,10 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with broug
 			with.conn.close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
 		}
 	case lifecycle.RetireCredential:
-		retired := a.takeCredentialLocked(e.Credential)
+		retired := a.credentials.take(e.Credential)
 		return func() { retired.retire(before.conn.life, a.set.options.Client.Timeout) }
 	case lifecycle.CloseCredential:
-		return a.takeCredentialLocked(e.Credential).close
+		return a.credentials.take(e.Credential).close
 	case lifecycle.ReleaseTarget:
 		if a.membership == before.membership { // else the new one was joined already
 			a.membership = nil
@@ -79,7 +81,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with broug
 		}
 	case lifecycle.Log:
 		conn := with.conn
-		return func() { a.log(e, conn) }
+		return func() { logEffect(a.set.options.Logger, a.key, e, conn) }
 	case lifecycle.Record:
 		return func() { record(e) }
 	case lifecycle.Notify:
@@ -96,12 +98,11 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with broug
 	}
 }
 
-func (a *identityAccessor) log(e lifecycle.Log, conn *connection) {
-	logger := a.set.options.Logger
+func logEffect(logger logr.Logger, key client.ObjectKey, e lifecycle.Log, conn *connection) {
 	if e.Verbose {
 		logger = logger.V(1)
 	}
-	values := []any{"extension", klog.KRef(a.key.Namespace, a.key.Name), "generation", e.Epoch}
+	values := []any{"extension", klog.KRef(key.Namespace, key.Name), "generation", e.Epoch}
 	switch {
 	case e.Message == lifecycle.MessageConnected:
 		values = append(values, "username", conn.identity.Username, "uid", conn.identity.UID, "target", conn.config.Host)
@@ -122,20 +123,4 @@ func record(e lifecycle.Record) {
 	case lifecycle.Rotations:
 		metrics.Rotations.WithLabelValues(e.Result).Inc()
 	}
-}
-
-// credentialLocked returns an open credential, nil if it is not open.
-func (a *identityAccessor) credentialLocked(id lifecycle.CredentialID) *boundCredential {
-	i := slices.IndexFunc(a.credentials, func(c *boundCredential) bool { return c.id == id })
-	if i < 0 {
-		return nil
-	}
-	return a.credentials[i]
-}
-
-// takeCredentialLocked removes a credential from those that are open, and returns it.
-func (a *identityAccessor) takeCredentialLocked(id lifecycle.CredentialID) *boundCredential {
-	taken := a.credentialLocked(id)
-	a.credentials = slices.DeleteFunc(a.credentials, func(c *boundCredential) bool { return c == taken })
-	return taken
 }

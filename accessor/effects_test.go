@@ -94,7 +94,7 @@ func TestNothingKeepsACredential(t *testing.T) {
 	d := drive(t, r.URL, rare, never)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := found.(*identityAccessor).published.Load().conn
 	bound := weak.Make(conn.credential.Load())
 	found = nil

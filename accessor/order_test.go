@@ -151,7 +151,7 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	d := drive(t, r.URL, rare, never)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	object := d.Object(client.ObjectKey{Name: "red"})
 	resolved, err := d.resolver.Resolve(t.Context(), object)

@@ -236,7 +236,7 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	d := drive(t, r.URL, rare, never)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
-	found, _ := d.accessors.Load(client.ObjectKey{Name: "red"})
+	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	conn := a.published.Load().conn
 	d.extension("red", "red-2")

@@ -97,7 +97,7 @@ func (a *identityAccessor) state() ConnectionState {
 	if a.membership != nil {
 		state.Target = a.membership.Host()
 	}
-	if current := a.credentialLocked(snap.Credential); current != nil {
+	if current := a.credentials.get(snap.Credential); current != nil {
 		state.TokenExpires = current.cred.Expires()
 	}
 	state.Watches = a.watches.States()

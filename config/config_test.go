@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// documents are the objects of manifests.
+// documents returns the objects of manifests.
 func documents(t *testing.T, manifests string) (objects []*unstructured.Unstructured) {
 	t.Helper()
 	for document := range strings.SplitSeq(manifests, "\n---\n") {
@@ -20,8 +20,8 @@ func documents(t *testing.T, manifests string) (objects []*unstructured.Unstruct
 	return objects
 }
 
-// What is applied by default has names of ours, and no definition or policy of it is about another
-// project's group.
+// The objects of the default manifests have latchkey's own names. No definition or policy among
+// them names another project's group.
 func TestDefaultsTouchNothingOfOthers(t *testing.T) {
 	g := NewWithT(t)
 	kinds := map[string]int{}

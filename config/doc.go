@@ -1,4 +1,5 @@
-// Package config holds the YAML that a cluster needs, for kubectl and, embedded, for programs.
+// Package config holds the YAML that a cluster needs. kubectl reads the files; programs read the
+// embedded copies.
 //
 // # Setup
 //
@@ -12,18 +13,18 @@
 //
 // # Usage
 //
-// crd has our own ClusterExtension (clusterextensions.latchkey.dev), rbac what a host operator
-// needs for itself, admission the policy that lets nobody name a ServiceAccount that they may not
-// act as. Programs read the same from [Manifests].
+// crd defines latchkey's own ClusterExtension (clusterextensions.latchkey.dev). rbac has the
+// permissions that a host operator itself needs. admission has a policy: users may name only
+// ServiceAccounts that they may impersonate. Programs read the same files from [Manifests].
 //
-// admission-olm is the policy for Operator Lifecycle Manager's kind of the same name. Apply it if
-// your operator uses that kind, as clustercache.OLMClusterExtension has it. It lets pass whatever
-// names no ServiceAccount.
+// admission-olm has the policy for Operator Lifecycle Manager's kind of the same name. Apply the
+// policy if your operator uses that kind through clustercache.OLMClusterExtension. The policy
+// permits objects that name no ServiceAccount.
 //
-// Three more folders have examples to copy and edit, which nothing applies by default:
-// admission-namespaced has the policy for namespaced kinds, admission-kubeconfigs that for
-// references to Secrets, and rbac-examples has roles of less privilege than those in rbac, one file
-// per way of acting as tenants. What to bind instead of latchkey-operator:
+// Three more folders have examples to copy and edit; nothing applies them by default.
+// admission-namespaced has the policy for namespaced kinds. admission-kubeconfigs has the policy
+// for references to Secrets. rbac-examples has roles of less privilege than those in rbac, one file
+// per way of acting as tenants. Bind one of these instead of latchkey-operator:
 //
 //	credential.ServiceAccountTokens  rbac-examples/tokens-by-name.yaml or tokens-in-a-namespace.yaml
 //	credential.Impersonation         rbac-examples/impersonation.yaml or constrained-impersonation.yaml
@@ -31,11 +32,12 @@
 //
 // # Considerations
 //
-// Nothing here replaces or refuses what belongs to another project, but for admission-olm, which is
-// asked for by name. A cluster-scoped extension without the admission policy, or the like, lets
-// whoever may write it act as any ServiceAccount of the cluster.
+// No file replaces or denies objects of another project, except those in admission-olm, which must
+// be requested by name. Without the admission policy, or a similar guard, a cluster-scoped
+// extension is dangerous. Anyone who may write the extension can then act as any ServiceAccount of
+// the cluster.
 //
-// The ClusterRole in rbac allows tokens of every ServiceAccount, so whoever takes such an operator
-// over has the cluster. docs/security.md says what each right gains an attacker, and how to narrow
-// it.
+// The ClusterRole in rbac allows tokens of every ServiceAccount. So an attacker who takes over such
+// an operator controls the cluster. docs/security.md lists the gain of an attacker for each
+// permission, and how to narrow the permission.
 package config

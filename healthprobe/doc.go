@@ -1,25 +1,27 @@
-// Package healthprobe asks an API server "are you up, and who do you say I am?" and decides what
-// the answer means.
+// Package healthprobe probes an API server: whether the server is up, and which identity the server
+// states for the connection. The package also decides what the answer means.
 //
 // # Setup
 //
-// There is none. [Ask] needs a REST config without secrets and an [net/http.Client] that
-// authenticates; [Options] has defaults for everything.
+// No setup is required. [Ask] needs a REST config without secrets and an [net/http.Client] that
+// authenticates. [Options] has defaults for everything.
 //
 // # Usage
 //
-// One function does I/O, the others are pure: [Ask] returns an [Answer], [State.After] folds it
-// into the health of a connection, [Options.Due] and [Options.Failed] say when to ask again and
-// when to give up.
+// [Ask] does I/O and returns an [Answer]; the other functions are pure. [State.After] adds the
+// answer to the health of a connection. [Options.Due] decides when to probe again, and
+// [Options.Failed] decides when to disconnect.
 //
 // # Considerations
 //
-//   - The question is a SelfSubjectReview, not GET /: an unprivileged ServiceAccount gets 403 on /,
-//     while system:basic-user lets every authenticated user ask who it is. The answer proves both
-//     that the server is up and that we are who we should be, by name and UID.
-//   - A 403 on the review proves that the server answers and nothing else. An API server in its
-//     first moments denies rightful requests, so a denial is never read as "unauthorized".
-//   - "Is the server up" is a question about a target and asked every Interval; "am I still valid"
-//     is about one identity and asked every IdentityInterval. With 1,000 identities at one server
-//     this is 17 requests a second instead of 100, and a server that is down is noticed as fast.
+//   - A probe is a SelfSubjectReview and not GET /. An unprivileged ServiceAccount gets 403 on /,
+//     but system:basic-user grants the review to every authenticated user. The answer proves that
+//     the server is up. The name and UID in the answer prove that the identity is the expected one.
+//   - A 403 to the review proves that the server answers, and nothing else. An API server denies
+//     permitted requests in the first moments after its start. So a denial never counts as
+//     "unauthorized".
+//   - A target is probed every Interval to learn whether the server is up. An identity is probed
+//     every IdentityInterval to learn whether the identity is still valid. With 1,000 identities at
+//     one server, probes cost 17 requests a second instead of 100. A server that is down is noticed
+//     as fast.
 package healthprobe

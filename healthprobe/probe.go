@@ -20,12 +20,12 @@ import (
 // Answer is the outcome of one probe.
 type Answer struct {
 	Verdict  Verdict
-	Identity Identity // set when Valid
+	Identity Identity // set exactly when Valid
 	Err      error    // nil exactly when Valid
 }
 
-// Ask sends one SelfSubjectReview through httpClient, which authenticates it, to the server of
-// config, which holds no credential. It returns within timeout.
+// Ask sends one SelfSubjectReview to the server of config and returns the answer. httpClient
+// authenticates the request; config holds no credential. Ask returns within timeout.
 func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, timeout time.Duration) Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -42,12 +42,15 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	case user.Username == "":
 		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
 	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
-		return Answer{Verdict: Unauthorized, Err: errors.New("asking the API server who we are: nobody whom it knows")}
+		return Answer{
+			Verdict: Unauthorized, Err: errors.New("asking the API server who we are: the API server treats the " +
+				"credential as anonymous"),
+		}
 	case !untrusted.IsPresentable(user.Username) || !untrusted.IsPresentable(user.UID) ||
 		slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
 		return Answer{
 			Verdict: Failing, Err: errors.New(
-				"asking the API server who we are: it named somebody whose name, UID or groups nobody could read"),
+				"asking the API server who we are: it stated an identity whose name, UID or groups nobody could read"),
 		}
 	}
 	return Answer{
@@ -55,7 +58,8 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	}
 }
 
-// Classify says what an error of a request to an API server means.
+// Classify returns the Verdict that the error of a request to an API server stands for. A nil error
+// is Valid. An error without a status of the API server is Silent.
 func Classify(err error) Verdict {
 	var status apierrors.APIStatus
 	switch {

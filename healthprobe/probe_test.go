@@ -19,15 +19,15 @@ func TestClassify(t *testing.T) {
 		err  error
 		want Verdict
 	}{
-		"none":                      {nil, Valid},
-		"401":                       {errors.WithMessage(apierrors.NewUnauthorized("no"), "asking"), Unauthorized},
-		"403":                       {apierrors.NewForbidden(reviews, "", errDown), Denied},
-		"429":                       {apierrors.NewTooManyRequests("later", 1), Failing},
-		"500":                       {apierrors.NewInternalError(errDown), Failing},
-		"404":                       {apierrors.NewNotFound(reviews, ""), Failing},
-		"refused":                   {&net.OpError{Op: "dial", Err: errDown}, Silent},
-		"deadline":                  {context.DeadlineExceeded, Silent},
-		"not even an error of ours": {errDown, Silent},
+		"no error":               {nil, Valid},
+		"401":                    {errors.WithMessage(apierrors.NewUnauthorized("no"), "asking"), Unauthorized},
+		"403":                    {apierrors.NewForbidden(reviews, "", errDown), Denied},
+		"429":                    {apierrors.NewTooManyRequests("later", 1), Failing},
+		"500":                    {apierrors.NewInternalError(errDown), Failing},
+		"404":                    {apierrors.NewNotFound(reviews, ""), Failing},
+		"refused":                {&net.OpError{Op: "dial", Err: errDown}, Silent},
+		"deadline":               {context.DeadlineExceeded, Silent},
+		"error without a status": {errDown, Silent},
 	} {
 		t.Run(name, func(t *testing.T) {
 			NewWithT(t).Expect(Classify(tc.err)).To(Equal(tc.want))

@@ -16,15 +16,16 @@ import (
 func runDemo(ctx context.Context, args []string) error {
 	var options demo.Options
 	flags := flag.NewFlagSet("latchkey demo", flag.ContinueOnError)
-	flags.BoolVar(&options.Once, "once", false, "end after the tour instead of staying up")
-	flags.StringVar(&options.Break, "break", "", "leave out the cause of this step, which must then fail: "+
+	flags.BoolVar(&options.Once, "once", false, "exit after the tour instead of staying up")
+	flags.StringVar(&options.Break, "break", "", "skip the action of this step; the step must then fail. Steps: "+
 		strings.Join(demo.Steps(), ", "))
-	flags.DurationVar(&options.Patience, "patience", time.Minute, "how long a step may wait for what it expects")
+	flags.DurationVar(&options.Patience, "patience", time.Minute,
+		"how long a step waits for its expected result before it fails")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
 		}
-		os.Exit(2) // flag said why
+		os.Exit(2) // the FlagSet has printed the error
 	}
 	if flags.NArg() > 0 {
 		return errors.Errorf("demo takes no arguments, but got %q", flags.Args())

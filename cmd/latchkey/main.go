@@ -1,8 +1,8 @@
 // Command latchkey keeps one connection per tenant object, each acting as the ServiceAccount that
 // the object names.
 //
-//	latchkey manager   on any cluster: connect every extension, probe it, log how it goes
-//	latchkey demo      on a control plane of its own: see connections come, break and heal
+//	latchkey manager   on any cluster: connect every extension, probe it, log its state
+//	latchkey demo      on a control plane of its own: show connections start, fail and recover
 //
 // Run a subcommand with -h for its flags.
 package main
@@ -19,7 +19,7 @@ const usage = `latchkey keeps one connection per tenant object, each acting as t
 
 Usage:
   latchkey manager [flags]   run on the cluster of your kubeconfig
-  latchkey demo [flags]      start a control plane and show how connections come, break and heal
+  latchkey demo [flags]      start a control plane and show how connections start, fail and recover
 
 "latchkey <command> -h" lists the flags.
 `

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// latchkey is the command line, run as a program.
+// latchkey returns a command that runs main with args as a separate process.
 func latchkey(t *testing.T, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -40,7 +40,7 @@ func latchkey(t *testing.T, args ...string) *exec.Cmd {
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), mainEnv+"=1")
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // so that it ends its control plane
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // the process then stops its control plane
 	cmd.WaitDelay = time.Minute
 	return cmd
 }
@@ -52,11 +52,12 @@ func TestDemo(t *testing.T) {
 	for _, step := range demo.Steps() {
 		g.Expect(string(out)).To(ContainSubstring("] " + step + ": "))
 	}
-	g.Expect(string(out)).To(ContainSubstring("All 5 steps saw what they expected"))
+	g.Expect(string(out)).To(ContainSubstring("All 5 steps saw their expected results"))
 	g.Expect(string(out)).NotTo(ContainSubstring("FAIL"))
 }
 
-// A tour that cannot fail shows nothing: without its cause, each step does, and says which it is.
+// A tour that cannot fail proves nothing. Without its action each step must fail, and the error
+// must name the step.
 func TestDemoFailsWithoutACause(t *testing.T) {
 	for _, step := range demo.Steps() {
 		t.Run(step, func(t *testing.T) {
@@ -65,7 +66,7 @@ func TestDemoFailsWithoutACause(t *testing.T) {
 			out, err := latchkey(t, "demo", "--once", "--break", step, "--patience", "30s").CombinedOutput()
 			g.Expect(err).To(HaveOccurred())
 			g.Expect(err.(*exec.ExitError).ExitCode()).To(Equal(1))
-			g.Expect(string(out)).To(ContainSubstring("BREAK left out"))
+			g.Expect(string(out)).To(ContainSubstring("BREAK skipped"))
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			g.Expect(lines[len(lines)-1]).To(HavePrefix("latchkey: step "+step+": expected "), "%s", out)
 		})
@@ -84,7 +85,7 @@ func TestManager(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
 	g.Expect(err).NotTo(HaveOccurred())
-	// An extension of a kind of its own, with the reference elsewhere: here, in a ConfigMap.
+	// A ConfigMap serves as an extension of another kind, with the reference in another field.
 	_, err = cp.Kubectl(t.Context(), "create", "configmap", "red", "-n", "default", "--from-literal=sa=red")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "red"},
@@ -146,13 +147,13 @@ func TestManager(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no such credentials": {[]string{"--credentials=passwords"}, "is none of tokens, impersonation and kubeconfigs"},
+		"unknown credentials": {[]string{"--credentials=passwords"}, "use tokens, impersonation or kubeconfigs"},
 		"no guard for Secrets": {[]string{"--credentials=kubeconfigs", "--secret-namespace=default"},
 			"--guarded-by-admission"},
 		"no guard":           {nil, "--guarded-by-admission"},
-		"no kind":            {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
-		"no path":            {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
-		"no such kubeconfig": {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
+		"malformed kind":     {[]string{"--kind=Extension"}, "not of the form Kind.version.group"},
+		"malformed path":     {[]string{"--guarded-by-admission", "--namespace-path=a..b"}, "no dotted path"},
+		"missing kubeconfig": {[]string{"--kubeconfig=/does/not/exist"}, "finding a cluster"},
 		"arguments":          {[]string{"extra"}, "takes no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {

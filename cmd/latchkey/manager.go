@@ -28,7 +28,7 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// managerFlags are what "latchkey manager" can be told.
+// managerFlags are the flags of "latchkey manager".
 type managerFlags struct {
 	context                 string
 	kind                    string
@@ -50,42 +50,45 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	config.RegisterFlags(flags) // --kubeconfig
 	flags.StringVar(&m.context, "context", "", "context of the kubeconfig to use")
 	flags.StringVar(&m.kind, "kind", "ClusterExtension.v1alpha1.latchkey.dev",
-		"kind of the extensions, as Kind.version.group; core kinds end in a dot, as ConfigMap.v1.")
+		"kind of the extensions, as Kind.version.group; core kinds end in a dot, for example ConfigMap.v1.")
 	flags.StringVar(&m.credentials, "credentials", "tokens",
-		"how extensions prove whom they act as: tokens (of the ServiceAccount they name), impersonation (of it), "+
-			"kubeconfigs (in a Secret)")
+		"how connections authenticate: tokens (of the ServiceAccount that the extension names), impersonation (of that "+
+			"ServiceAccount), kubeconfigs (in a Secret)")
 	flags.StringVar(&m.namespacePath, "namespace-path", "",
-		"dotted path of the field with the ServiceAccount's namespace; empty: spec.namespace for cluster-scoped kinds, "+
-			"metadata.namespace for namespaced ones (one that has spec.namespace too needs this flag)")
+		"dotted path of the field with the ServiceAccount's namespace; empty means spec.namespace for cluster-scoped "+
+			"kinds and metadata.namespace for namespaced ones (required for namespaced kinds that have spec.namespace)")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name",
 		"dotted path of the field with the ServiceAccount's name")
 	flags.StringVar(&m.secretNamespace, "secret-namespace", "",
-		"with --credentials=kubeconfigs: namespace of the Secrets; empty for the extension's own")
+		"with --credentials=kubeconfigs: namespace of the Secrets; empty means the extension's namespace")
 	flags.StringVar(&m.secretPath, "secret-name-path", "",
-		"with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty for the extension's "+
-			"name and -kubeconfig")
-	flags.StringVar(&m.secretKey, "secret-key", "value", "with --credentials=kubeconfigs: key of the Secret")
+		"with --credentials=kubeconfigs: dotted path of the field with the Secret's name; empty means the "+
+			"extension's name with the suffix -kubeconfig")
+	flags.StringVar(&m.secretKey, "secret-key", "value",
+		"with --credentials=kubeconfigs: key of the kubeconfig in the Secret")
 	flags.BoolVar(&m.guarded, "guarded-by-admission", false,
-		"state that an admission policy (see config/admission*) lets nobody name a ServiceAccount that they may not "+
-			"act as, or a Secret that they may not read; required for cluster-scoped kinds and for --secret-namespace")
+		"declare that an admission policy (see config/admission*) lets users name only ServiceAccounts that they may "+
+			"impersonate, or Secrets that they may read; required for cluster-scoped kinds and for --secret-namespace")
 	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080",
-		"address that serves /metrics; 0 for none")
+		"address that serves /metrics; 0 disables it")
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
-		"address that serves /healthz and /readyz; 0 for none")
+		"address that serves /healthz and /readyz; 0 disables it")
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
-		"namespace of the lease; needed outside of a cluster")
-	flags.StringVar(&m.userAgent, "user-agent", "latchkey", "how requests name this program to API servers")
+		"namespace of the lease; required outside of a cluster")
+	flags.StringVar(&m.userAgent, "user-agent", "latchkey", "name of this program in the User-Agent of its requests")
 	flags.DurationVar(&m.health.Interval, "probe-interval", 10*time.Second,
-		"how long an API server may be silent before it is asked whether it is up")
+		"how long an API server may be silent before a probe checks it")
 	flags.DurationVar(&m.health.IdentityInterval, "identity-interval", 60*time.Second,
-		"how long an identity may go without a request before it is asked who it is")
-	flags.DurationVar(&m.health.Timeout, "probe-timeout", 5*time.Second, "how long a probe may take")
-	flags.IntVar(&m.health.FailureThreshold, "probe-failures", 5, "how many probes in a row must fail to disconnect")
+		"how long an identity may go without a successful request before a probe checks it")
+	flags.DurationVar(&m.health.Timeout, "probe-timeout", 5*time.Second, "timeout of a probe")
+	flags.IntVar(&m.health.FailureThreshold, "probe-failures", 5,
+		"how many consecutive probes must fail before latchkey disconnects")
 	m.zap.BindFlags(flags)
 }
 
-// options turns the flags into those of SetupWithManager.
+// options converts the flags to the options of SetupWithManager. The error names the flag with the
+// invalid value.
 func (m *managerFlags) options() (clustercache.Options, error) {
 	gvk, _ := schema.ParseKindArg(m.kind)
 	if gvk == nil {
@@ -97,7 +100,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		Object:      object,
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
-		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // if it may; it is no error if not
+		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // no error without the permission
 	}
 	switch m.credentials {
 	case "tokens":
@@ -116,7 +119,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		options.Credentials = credential.KubeconfigSecrets(secrets)
 	default:
 		return clustercache.Options{},
-			errors.Errorf("--credentials: %q is none of tokens, impersonation and kubeconfigs", m.credentials)
+			errors.Errorf("--credentials: unknown value %q; use tokens, impersonation or kubeconfigs", m.credentials)
 	}
 	if m.guarded && m.credentials != "kubeconfigs" {
 		options.AllowIdentity = clustercache.GuardedByAdmission
@@ -132,7 +135,7 @@ func runManager(ctx context.Context, args []string) error {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
 		}
-		os.Exit(2) // flag said why
+		os.Exit(2) // the FlagSet has printed the error
 	}
 	if flags.NArg() > 0 {
 		return errors.Errorf("manager takes no arguments, but got %q", flags.Args())
@@ -150,54 +153,55 @@ func runManager(ctx context.Context, args []string) error {
 		return err
 	}
 	if m.leaderElect && m.leaderElectionNamespace == "" && !inCluster() {
-		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace: it is where the lease is")
+		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace for the lease")
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- m.run(ctx, restConfig, options) }()
+	result := make(chan error, 1)
+	go func() { result <- m.run(ctx, restConfig, options) }()
 	select {
-	case err := <-ended:
+	case err := <-result:
 		return err
 	case <-ctx.Done():
 	}
 	select {
-	case err := <-ended:
+	case err := <-result:
 		return err
-	case <-time.After(shutdownPatience): // what has no context, such as discovery, waits for an API server that hangs
-		return errors.Errorf("something did not end within %s of the signal; ending without it", shutdownPatience)
+	case <-time.After(shutdownPatience):
+		// A call without a context, such as discovery, waits for an API server that hangs.
+		return errors.Errorf("shutdown did not complete within %s of the signal; exiting anyway", shutdownPatience)
 	}
 }
 
 const (
-	// gracefulShutdown is how long the manager waits for its controllers to end.
+	// gracefulShutdown is how long the manager waits until its controllers return.
 	gracefulShutdown = 5 * time.Second
-	// shutdownPatience is how long all of it may take.
+	// shutdownPatience is how long the whole shutdown may take.
 	shutdownPatience = 9 * time.Second
-	// permissionInterval is how often the API server is asked what this program itself may read.
+	// permissionInterval is how often the cache reviews this program's own read permissions.
 	permissionInterval = 10 * time.Second
 )
 
-// inCluster reports whether this program runs as a ServiceAccount of a cluster, and so in a
-// namespace of it.
+// inCluster reports whether this program runs in a Pod with a ServiceAccount, and so in a namespace
+// of the cluster.
 func inCluster() bool {
 	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	return err == nil
 }
 
-// mayRead is a readiness check that fails while the cache may not read a kind. It says what is
-// missing.
+// mayRead returns a readiness check for kind. The check fails while the cache cannot read the kind,
+// and its error names the missing permission or definition.
 func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 	return func(*http.Request) error {
 		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
 			switch {
 			case scope.GVK.GroupKind() != kind:
 			case scope.State == scopedcache.Syncing:
-				return errors.Errorf("%s is being read for the first time", kind)
+				return errors.Errorf("waiting for the first list of %s", kind)
 			case scope.State == scopedcache.NotServed:
 				return errors.Wrapf(scope.LastError, "%s is not served; install its CustomResourceDefinition", kind)
 			case apierrors.IsForbidden(scope.LastError):
 				return errors.Wrapf(scope.LastError,
-					"this program needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like for "+
-						"another kind)", kind)
+					"cannot list and watch %s: bind ClusterRole latchkey-operator of config/rbac, or a similar role for another "+
+						"kind", kind)
 			}
 		}
 		return nil
@@ -211,13 +215,14 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		LeaderElection:                m.leaderElect,
 		LeaderElectionID:              "latchkey-manager",
 		LeaderElectionNamespace:       m.leaderElectionNamespace,
-		LeaderElectionReleaseOnCancel: true, // main ends when this returns
+		LeaderElectionReleaseOnCancel: true, // the process exits when run returns
 		GracefulShutdownTimeout:       new(gracefulShutdown),
-		// Without a permission it stays up, says so, and goes on when that is granted.
+		// Without a permission the manager stays up and logs the missing permission. Once the
+		// permission is granted, the manager continues.
 		NewCache: scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: permissionInterval}),
 	})
 	if err != nil {
-		return errors.Wrap(err, "making the manager")
+		return errors.Wrap(err, "creating the manager")
 	}
 	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
 		return err
@@ -225,13 +230,13 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return err
 	}
-	needed := []schema.GroupKind{options.Object.GetObjectKind().GroupVersionKind().GroupKind()}
+	kinds := []schema.GroupKind{options.Object.GetObjectKind().GroupVersionKind().GroupKind()}
 	if m.credentials != "kubeconfigs" {
-		needed = append(needed, schema.GroupKind{Kind: "ServiceAccount"})
+		kinds = append(kinds, schema.GroupKind{Kind: "ServiceAccount"})
 	}
-	for _, kind := range needed {
-		// The name says it too, for the answer to /readyz withholds what the check says.
-		// /readyz/<name> does not.
+	for _, kind := range kinds {
+		// The name of the check describes the permission, because the answer to /readyz withholds
+		// the check's error. The answer to /readyz/<name> contains the error.
 		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, kind)); err != nil {
 			return err
 		}
@@ -239,10 +244,10 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
 		switch text := err.Error(); {
 		case !m.guarded && strings.Contains(text, "Allow"):
-			return errors.WithMessage(err, "say --guarded-by-admission once a policy guards the extensions")
+			return errors.WithMessage(err, "set --guarded-by-admission once an admission policy guards the extensions")
 		case strings.Contains(text, "OLMClusterExtension"):
 			return errors.WithMessage(err,
-				"say --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
+				"set --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
 		case strings.Contains(text, "NamespacePath"):
 			return errors.WithMessage(err, "--namespace-path")
 		case strings.Contains(text, "NamePath"):

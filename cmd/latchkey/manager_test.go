@@ -21,10 +21,11 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// endsWithin is how soon after SIGTERM the manager has ended, whatever the API server does.
+// endsWithin is how soon after SIGTERM the manager must have exited, even if the API server does
+// not answer.
 const endsWithin = 10 * time.Second
 
-// kubeconfigFile writes a config to a file, for a program.
+// kubeconfigFile writes c to a kubeconfig file and returns the name of the file.
 func kubeconfigFile(t *testing.T, c *rest.Config) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "kubeconfig")
@@ -39,7 +40,7 @@ func kubeconfigFile(t *testing.T, c *rest.Config) string {
 	return name
 }
 
-// freeAddress is one on loopback that nothing listens on.
+// freeAddress returns an address on loopback that no process listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,7 +49,7 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// output collects what a program prints.
+// output collects the output of a program.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -84,8 +85,8 @@ func startManager(t *testing.T, args ...string) *runningManager {
 	return m
 }
 
-// A manager without permissions stays up, says at /readyz which it lacks, goes on when they are
-// granted, and ends on SIGTERM.
+// A manager without permissions stays up, and /readyz names the missing permissions. Once they are
+// granted, the manager continues. SIGTERM ends the manager.
 func TestManagerWithoutPermissions(t *testing.T) {
 	g := NewWithT(t)
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
@@ -114,17 +115,17 @@ func TestManagerWithoutPermissions(t *testing.T) {
 		"may-list-and-watch-ServiceAccount"} {
 		g.Eventually(func() string { _, body := get("/readyz"); return body }).WithTimeout(time.Minute).
 			WithPolling(100*time.Millisecond).Should(ContainSubstring("[-]"+check+" failed"), "%s", m.printed)
-		// First it says that it is being read.
+		// At first the check reports that the first list is not complete.
 		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).
 			WithPolling(100*time.Millisecond).Should(
 			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")), "%s", m.printed)
 	}
 	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
 	live, _ := get("/healthz")
-	g.Expect(live).To(Equal(http.StatusOK), "restarting it would not help")
+	g.Expect(live).To(Equal(http.StatusOK), "a restart does not grant the permission")
 
-	lost := func() int { return strings.Count(m.printed.String(), `"Extensions cannot be read"`) }
-	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(1), "%s", m.printed)
+	denials := func() int { return strings.Count(m.printed.String(), `"Extensions cannot be read"`) }
+	g.Eventually(denials).WithTimeout(time.Minute).Should(Equal(1), "%s", m.printed)
 
 	_, err = cp.Kubectl(t.Context(), "create", "clusterrolebinding", "powerful", "--clusterrole=latchkey-operator",
 		"--user=powerless")
@@ -137,19 +138,20 @@ func TestManagerWithoutPermissions(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(ready).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).
 		Should(Equal(http.StatusInternalServerError))
-	g.Eventually(lost).WithTimeout(time.Minute).Should(Equal(2), "%s", m.printed)
+	g.Eventually(denials).WithTimeout(time.Minute).Should(Equal(2), "%s", m.printed)
 	g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
 	g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(BeNil()), "%s", m.printed)
-	g.Expect(lost()).To(Equal(2), "once each time: %s", m.printed)
+	g.Expect(denials()).To(Equal(2), "one log line per denial: %s", m.printed)
 	g.Expect(m.printed.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("stacktrace")),
-		"no stack traces: a permission is nothing to debug")
+		"the log has no stack traces: a missing permission is not a bug")
 }
 
-// SIGTERM ends the manager soon though the API server hangs, and a second signal at once.
+// SIGTERM ends the manager within endsWithin although the API server hangs. A second signal ends
+// the manager at once.
 func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	asked := make(chan struct{}, 1000)
+	dials := make(chan struct{}, 1000)
 	var conns []net.Conn
 	accepting := make(chan struct{})
 	go func() {
@@ -159,8 +161,8 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			if err != nil {
 				return
 			}
-			conns = append(conns, conn) // and never a word
-			asked <- struct{}{}
+			conns = append(conns, conn) // stays open and receives no answer
+			dials <- struct{}{}
 		}
 	}()
 	t.Cleanup(func() {
@@ -170,17 +172,17 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			_ = conn.Close()
 		}
 	})
-	hangs := &rest.Config{Host: "https://" + listener.Addr().String()}
+	hangingServer := &rest.Config{Host: "https://" + listener.Addr().String()}
 	start := func(t *testing.T, args ...string) *runningManager {
-		for len(asked) > 0 {
-			<-asked
+		for len(dials) > 0 {
+			<-dials
 		}
 		m := startManager(t,
-			append([]string{"--kubeconfig", kubeconfigFile(t, hangs), "--health-probe-bind-address=0"}, args...)...)
-		NewWithT(t).Eventually(asked).WithTimeout(time.Minute).Should(Receive(), "%s", m.printed)
+			append([]string{"--kubeconfig", kubeconfigFile(t, hangingServer), "--health-probe-bind-address=0"}, args...)...)
+		NewWithT(t).Eventually(dials).WithTimeout(time.Minute).Should(Receive(), "%s", m.printed)
 		return m
 	}
-	for name, args := range map[string][]string{"alone": nil,
+	for name, args := range map[string][]string{"without leader election": nil,
 		"with leader election": {"--leader-elect", "--leader-election-namespace=default"}} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -193,7 +195,9 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 		g := NewWithT(t)
 		m := start(t)
 		g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
-		g.Eventually(func() error { // the first one is not handled before this one comes, so they may be one
+		// Signals are sent repeatedly, because two signals that arrive before the first is handled
+		// may count as one.
+		g.Eventually(func() error {
 			_ = m.process.Signal(syscall.SIGTERM)
 			select {
 			case err := <-m.ended:
@@ -206,7 +210,7 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 	})
 }
 
-// What a person typed is named as they typed it.
+// Errors name the flags as the user typed them, and not the fields behind them.
 func TestManagerFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--leader-elect outside of a cluster needs --leader-election-namespace": {"--leader-elect"},

@@ -33,18 +33,20 @@ import (
 const (
 	name = "contentoperator"
 
-	// Connected says whether there is a connection that acts as the extension's ServiceAccount.
+	// Connected is the condition type that reports whether a connection acts as the extension's
+	// ServiceAccount.
 	Connected = "Connected"
-	// Installed says whether all of the content is applied.
+	// Installed is the condition type that reports whether the operator has applied all of the
+	// content.
 	Installed = "Installed"
 
-	// ownerLabel marks what was applied for an extension, by its UID: a name may be too long for a
-	// label.
+	// ownerLabel marks the objects that were applied for an extension. The value is the UID of the
+	// extension, because a name may be too long for a label.
 	ownerLabel = "contentoperator.latchkey.dev/extension"
 )
 
-// errAnotherIdentity: the extension names another ServiceAccount than it is connected as. It will
-// be in a moment.
+// errAnotherIdentity means that the extension names another ServiceAccount than the connection acts
+// as. The reconnect as the named ServiceAccount follows within moments.
 var errAnotherIdentity = errors.New("the extension is connected as another ServiceAccount")
 
 // reconciler installs the content of extensions.
@@ -59,7 +61,7 @@ type reconciler struct {
 func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache, options controller.Options) error {
 	r := &reconciler{extensions: mgr.GetCache(), status: mgr.GetClient().Status(), connections: connections}
 	options.Reconciler = r
-	if options.RateLimiter == nil { // what is forbidden now may be granted soon
+	if options.RateLimiter == nil { // short delays, because a missing permission may be granted soon
 		options.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](500*time.Millisecond,
 			30*time.Second)
 	}
@@ -73,7 +75,8 @@ func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache
 	if err := r.controller.Watch(extensions); err != nil {
 		return err
 	}
-	// Called when an extension connects, disconnects, or stays disconnected for another reason.
+	// The source requests a reconcile when an extension connects or disconnects, or stays
+	// disconnected for another reason.
 	return r.controller.Watch(connections.GetExtensionSource(name,
 		func(_ context.Context, extension client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
@@ -86,7 +89,9 @@ func newExtension() *unstructured.Unstructured {
 	return extension
 }
 
-// Reconcile brings one extension's content to the cluster and says in its conditions how that went.
+// Reconcile applies one extension's content to the cluster and reports the result in its
+// conditions. While the extension is not connected, or is connected as another ServiceAccount,
+// Reconcile returns no error: the extension source requests the next reconcile.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	extension := newExtension()
 	if err := r.extensions.Get(ctx, req.NamespacedName, extension); err != nil {
@@ -94,13 +99,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	installErr := r.install(ctx, extension)
 	if errors.Is(installErr, errAnotherIdentity) {
-		return ctrl.Result{}, nil // the extension source calls when it connects as the one that it names now
+		return ctrl.Result{}, nil // the extension source requests a reconcile after the reconnect
 	}
 	if err := r.report(ctx, extension, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if errors.Is(installErr, clustercache.ErrNotConnected) {
-		return ctrl.Result{}, nil // the extension source calls when it connects
+		return ctrl.Result{}, nil // the extension source requests a reconcile after the connect
 	}
 	return ctrl.Result{}, installErr
 }
@@ -114,17 +119,17 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	}
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
 	serviceAccount, _, _ := unstructured.NestedString(extension.Object, "spec", "serviceAccount", "name")
-	// The extension that we read may name another ServiceAccount than the one it is still connected
-	// as; its content must not be applied with those rights. If the connection changes after this,
-	// c fails.
+	// The extension may already name another ServiceAccount than the connection still acts as. The
+	// content must not be applied with the permissions of the old one. If the connection changes
+	// after this check, requests of c fail.
 	state, _ := r.connections.GetConnectionState(ctx, key)
 	if state.Identity.Username != "system:serviceaccount:"+namespace+":"+serviceAccount {
 		return errAnotherIdentity
 	}
 
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
-	// Of the whole namespace, for that is what the cached read below uses: one informer serves
-	// both.
+	// The scope is the whole namespace, because the cached read below uses an informer with that
+	// scope. So one informer serves both.
 	isContent := predicate.NewPredicateFuncs(func(object client.Object) bool { return object.GetName() == key.Name })
 	if err := r.watch(ctx, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent},
 		content); err != nil {
@@ -143,12 +148,12 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		if object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
 		}
-		with := object.GetLabels()
-		if with == nil {
-			with = map[string]string{}
+		objectLabels := object.GetLabels()
+		if objectLabels == nil {
+			objectLabels = map[string]string{}
 		}
-		with[ownerLabel] = string(extension.GetUID())
-		object.SetLabels(with)
+		objectLabels[ownerLabel] = string(extension.GetUID())
+		object.SetLabels(objectLabels)
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name),
 			client.ForceOwnership); err != nil {
 			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
@@ -158,20 +163,22 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		kind.SetNamespace(object.GetNamespace())
 		kinds = append(kinds, kind)
 	}
-	// Exactly the kinds of the content are watched from here on, where the content is, and nothing
-	// but what is ours: the API server sends, and we keep, no more than that.
-	owned := clustercache.Scope{LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())})}
-	return r.watch(ctx, extension, "content", owned, nil, kinds...)
+	// From here on the watches cover exactly the kinds and namespaces of the content, and only
+	// objects with the owner label. So the API server sends, and the cache keeps, no other objects.
+	ownScope := clustercache.Scope{
+		LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())}),
+	}
+	return r.watch(ctx, extension, "content", ownScope, nil, kinds...)
 }
 
-// watch makes events about objects of these kinds reconcile the extension. Kinds that were watched
-// for the same purpose before, and are not among them, are not any more; nor is anything when the
-// extension is gone, or was recreated.
-func (r *reconciler) watch(ctx context.Context, extension client.Object, what string, scope clustercache.Scope,
+// watch makes events about objects of these kinds reconcile the extension. kinds replaces the kinds
+// of the previous call with the same purpose: watches of kinds that are not in the list end. All
+// watches end when the extension is deleted or recreated.
+func (r *reconciler) watch(ctx context.Context, extension client.Object, purpose string, scope clustercache.Scope,
 	predicates []predicate.Predicate, kinds ...client.Object) error {
 	key := client.ObjectKeyFromObject(extension)
 	return r.connections.WatchContent(ctx, key, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name:      name + "/" + what,
+		Name:      name + "/" + purpose,
 		Watcher:   r.controller,
 		Objects:   kinds,
 		Scope:     scope,
@@ -180,8 +187,8 @@ func (r *reconciler) watch(ctx context.Context, extension client.Object, what st
 			return []ctrl.Request{{NamespacedName: key}}
 		}),
 		Predicates: predicates,
-		// What the ServiceAccount may not watch is watched when it may; until then nobody notices
-		// drift of it.
+		// A watch that the ServiceAccount has no permission for begins once the permission is
+		// granted. Until then, drift of these objects goes unnoticed.
 		OnError: func(ctx context.Context, problem clustercache.WatchError) {
 			log.FromContext(ctx).Info("A watch changed its state", "extension", key, "kind", problem.Kind, "state",
 				problem.State, "error", problem.Err)
@@ -189,7 +196,8 @@ func (r *reconciler) watch(ctx context.Context, extension client.Object, what st
 	}))
 }
 
-// parse returns the manifests of all keys, in the order of the keys.
+// parse returns the manifests of all keys, in the order of the keys. The error names the key with
+// the invalid manifest.
 func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, err error) {
 	keys := make([]string, 0, len(content.Data))
 	for key := range content.Data {
@@ -202,13 +210,13 @@ func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, e
 			if err := documents.Decode(&object.Object); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
-				return nil, errors.Wrapf(err, "%s of the content is no YAML", key)
+				return nil, errors.Wrapf(err, "parsing key %s of the content", key)
 			}
 			if len(object.Object) == 0 {
 				continue
 			}
 			if object.GetKind() == "" || object.GetName() == "" {
-				return nil, errors.Errorf("%s of the content holds a document without kind or name", key)
+				return nil, errors.Errorf("parsing key %s of the content: document without kind or name", key)
 			}
 			manifests = append(manifests, object)
 		}
@@ -216,7 +224,7 @@ func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, e
 	return manifests, nil
 }
 
-// report writes the conditions, if they changed.
+// report writes the conditions to the status of the extension, if they changed.
 func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstructured, installErr error) error {
 	var status struct {
 		Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -234,18 +242,18 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 	if !changed {
 		return nil
 	}
-	written, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+	newStatus, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
 	if err != nil {
-		return errors.Wrap(err, "writing the status")
+		return errors.Wrap(err, "converting the status")
 	}
 	patch := newExtension()
 	patch.SetName(extension.GetName())
-	patch.Object["status"] = written
+	patch.Object["status"] = newStatus
 	return r.status.Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(name),
 		client.ForceOwnership)
 }
 
-// conditions say what an attempt to install means.
+// conditions returns the conditions for the error of an attempt to install. A nil error is success.
 func conditions(err error) []metav1.Condition {
 	connected := metav1.Condition{Type: Connected, Status: metav1.ConditionTrue, Reason: "Connected"}
 	var notConnected *clustercache.NotConnectedError
@@ -257,7 +265,7 @@ func conditions(err error) []metav1.Condition {
 			{Type: Connected, Status: metav1.ConditionFalse, Reason: string(notConnected.Reason),
 				Message: notConnected.Error()},
 			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected",
-				Message: "what is installed cannot be seen while the extension is not connected"},
+				Message: "the installed content is unknown while the extension is not connected"},
 		}
 	default:
 		reason := string(apierrors.ReasonForError(err)) // Forbidden, NotFound, …

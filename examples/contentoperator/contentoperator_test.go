@@ -30,7 +30,7 @@ import (
 
 const patience = 60 * time.Second
 
-// The life of an extension's content, on a real API server.
+// The test follows one extension and its content through their life cycle, on a real API server.
 func TestContentOperator(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -56,25 +56,25 @@ func TestContentOperator(t *testing.T) {
 	}, controller.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(SetupWithManager(mgr, connections, controller.Options{})).To(Succeed())
-	running, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(running) }()
+	managerCtx, stop := context.WithCancel(context.Background())
+	managerErr := make(chan error, 1)
+	go func() { managerErr <- mgr.Start(managerCtx) }()
 	t.Cleanup(func() {
 		stop()
-		g.Expect(<-ended).To(Succeed())
+		g.Expect(<-managerErr).To(Succeed())
 	})
 
 	condition := func(conditionType string) func() metav1.Condition {
 		return func() metav1.Condition {
 			extension := newExtension()
 			g.Expect(admin.Get(ctx, client.ObjectKey{Name: "red"}, extension)).To(Succeed())
-			var with struct {
+			var object struct {
 				Status struct {
 					Conditions []metav1.Condition `json:"conditions"`
 				} `json:"status"`
 			}
-			g.Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(extension.Object, &with)).To(Succeed())
-			if found := meta.FindStatusCondition(with.Status.Conditions, conditionType); found != nil {
+			g.Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(extension.Object, &object)).To(Succeed())
+			if found := meta.FindStatusCondition(object.Status.Conditions, conditionType); found != nil {
 				return *found
 			}
 			return metav1.Condition{}
@@ -87,7 +87,7 @@ func TestContentOperator(t *testing.T) {
 		return g.Eventually(actual).WithTimeout(patience).WithPolling(20 * time.Millisecond)
 	}
 
-	// Not connected: there is no ServiceAccount yet.
+	// Not connected: the ServiceAccount does not exist yet.
 	extension := newExtension()
 	extension.SetName("red")
 	g.Expect(unstructured.SetNestedField(extension.Object, "default", "spec", "namespace")).To(Succeed())
@@ -97,14 +97,14 @@ func TestContentOperator(t *testing.T) {
 	g.Expect(condition(Connected)().Message).To(ContainSubstring("default/red"))
 	g.Expect(condition(Installed)()).To(Satisfy(is(metav1.ConditionUnknown, "NotConnected")))
 
-	// Connected, but it may not even read its content.
+	// Connected, but without permission to read the content.
 	g.Expect(admin.Create(ctx,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"}})).To(Succeed())
 	eventually(condition(Connected)).Should(Satisfy(is(metav1.ConditionTrue, "Connected")))
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "Forbidden")))
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("system:serviceaccount:default:red"))
 
-	// Granted, without content.
+	// With the permission, but without content.
 	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"configmaps", "services"}, Verbs: []string{"*"}},
@@ -115,7 +115,7 @@ func TestContentOperator(t *testing.T) {
 		}})).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "NotFound")))
 
-	// Content comes and is installed; who did it is red.
+	// The content appears and is installed for extension red.
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
 		Data: map[string]string{
 			"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\ndata: {hello: world}\n---\n",
@@ -130,7 +130,7 @@ func TestContentOperator(t *testing.T) {
 	g.Expect(admin.Get(ctx, client.ObjectKey{Name: "red"}, red)).To(Succeed())
 	g.Expect(greeting.Labels).To(HaveKeyWithValue(ownerLabel, string(red.GetUID())))
 
-	// Drift is repaired: an edit, and a deletion.
+	// The operator repairs drift after an edit, and after a deletion.
 	greeting.Data["hello"] = "moon"
 	g.Expect(admin.Update(ctx, greeting)).To(Succeed())
 	eventually(func() map[string]string {
@@ -146,7 +146,7 @@ func TestContentOperator(t *testing.T) {
 		return err == nil && shop.UID != uid
 	}).Should(BeTrue())
 
-	// What leaves the content is no longer watched.
+	// Watches of kinds that leave the content end.
 	watches := func() (names []string) {
 		state, _ := connections.GetConnectionState(ctx, client.ObjectKey{Name: "red"})
 		for _, watch := range state.Watches {
@@ -162,14 +162,14 @@ func TestContentOperator(t *testing.T) {
 	eventually(watches).
 		Should(ConsistOf("contentoperator/manifests ConfigMap/default", "contentoperator/content ConfigMap/default"))
 
-	// Content that is no content.
+	// Content that is not valid YAML.
 	content.Data["a.yaml"] = "{"
 	g.Expect(admin.Update(ctx, content)).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "Failed")))
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("a.yaml"))
 
-	// The ServiceAccount may be changed, also to one in another namespace; what is said of it
-	// follows.
+	// The reference may change to a ServiceAccount in another namespace. The conditions then
+	// describe the new ServiceAccount.
 	_, err = cp.Kubectl(ctx, "create", "namespace", "elsewhere")
 	g.Expect(err).NotTo(HaveOccurred())
 	moveTo := func(serviceAccount string) {
@@ -214,7 +214,7 @@ func TestConditions(t *testing.T) {
 			metav1.ConditionFalse, metav1.ConditionUnknown, "NotConnected"},
 		"forbidden": {errors.WithMessage(apierrors.NewForbidden(configMaps, "x", nil), "x"), metav1.ConditionTrue,
 			metav1.ConditionFalse, "Forbidden"},
-		"anything": {errors.New("x"), metav1.ConditionTrue, metav1.ConditionFalse, "Failed"},
+		"any other error": {errors.New("x"), metav1.ConditionTrue, metav1.ConditionFalse, "Failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

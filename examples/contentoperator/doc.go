@@ -1,25 +1,26 @@
-// Package contentoperator is a small host operator: it installs the content of every
-// ClusterExtension with the rights of the ServiceAccount that the extension names, and with no
-// other.
+// Package contentoperator is a small host operator that installs the content of every
+// ClusterExtension. For each extension the operator uses only the permissions of the ServiceAccount
+// that the extension names.
 //
 // # Setup
 //
-// SetupWithManager adds the operator to a manager that has a ClusterCache; cmd/contentoperator is
-// the program around it:
+// SetupWithManager adds the operator to a manager that has a ClusterCache. cmd/contentoperator is
+// the program that does so:
 //
 //	kubectl apply -f config/crd -f config/rbac -f config/admission
 //	go run ./examples/contentoperator/cmd/contentoperator
 //
 // # Usage
 //
-// Put manifests into a ConfigMap that is named like the extension, in the namespace of its
-// ServiceAccount. The operator reads it as that ServiceAccount, applies what it finds, watches what
-// it applied and repairs what somebody changed. Conditions Connected and Installed of the extension
-// say how it goes.
+// Put manifests into a ConfigMap with the name of the extension, in the namespace of its
+// ServiceAccount. The operator reads the ConfigMap as that ServiceAccount and applies the
+// manifests. Then the operator watches the applied objects and reverts changes to them. Conditions
+// Connected and Installed of the extension report the result.
 //
 // # Considerations
 //
-//   - The operator itself needs no right on any content: see config/rbac.
-//   - While an extension is not connected it waits for an event and does not poll.
-//   - It is an example: it does not remove what left the content, nor uninstall.
+//   - The operator itself needs no access to any content: see config/rbac.
+//   - While an extension is not connected, the operator waits for an event and does not poll.
+//   - The operator is an example. Objects that left the content stay in the cluster, and there is
+//     no uninstall.
 package contentoperator

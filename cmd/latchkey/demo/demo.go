@@ -26,24 +26,27 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// operatorUser is who the content operator is to the API server.
+// operatorUser is the user name as which the content operator authenticates to the API server.
 const operatorUser = "contentoperator"
 
 // Options of the demo.
 type Options struct {
-	// Once ends after the tour; else the demo stays up until ctx is done.
+	// Once makes Run return after the tour. Otherwise the demo stays up until ctx is done.
 	Once bool
-	// Break names the step whose cause is left out.
+	// Break names the step whose action is skipped. That step must then fail.
 	Break string
-	// Patience is how long a step may wait for what it expects.
+	// Patience is how long a step waits for its expected result before it fails.
 	Patience time.Duration
-	// Out is where the tour is told.
+	// Out receives the output of the tour.
 	Out io.Writer
 }
 
-// Run runs the demo. The error names the step that did not see what it expected.
+// Run starts a control plane and the content operator, walks through the steps, and stops both.
+// Unless options.Once is set, Run keeps them up after the tour until ctx is done. If a step does
+// not see its expected result, the error names that step. After an error the content operator's log
+// file remains, and Run prints its path.
 func Run(ctx context.Context, options Options) (err error) {
-	say := &narrator{out: options.Out, patience: options.Patience}
+	output := &narrator{out: options.Out, patience: options.Patience}
 	log, err := os.CreateTemp("", "latchkey-demo-*.log")
 	if err != nil {
 		return errors.Wrap(err, "creating the log file")
@@ -53,15 +56,15 @@ func Run(ctx context.Context, options Options) (err error) {
 		if err == nil {
 			_ = os.Remove(log.Name())
 		} else {
-			say.line("The content operator's log: %s", log.Name())
+			output.line("The content operator's log: %s", log.Name())
 		}
 	}()
 	logger := zap.New(zap.WriteTo(log))
 	ctrl.SetLogger(logger)
 	klog.SetLogger(logger)
 
-	say.line("latchkey demo: five extensions, five identities, one real API server")
-	say.line("")
+	output.line("latchkey demo: five extensions, five identities, one real API server")
+	output.line("")
 	start := time.Now()
 	cp, err := controlplane.Start(ctx, controlplane.Options{})
 	if err != nil {
@@ -75,7 +78,7 @@ func Run(ctx context.Context, options Options) (err error) {
 	if err := install(ctx, cp); err != nil {
 		return err
 	}
-	say.line("kube-apiserver and etcd are up, CRD, RBAC and admission policy are installed (%s)", since(start))
+	output.line("kube-apiserver and etcd are up, CRD, RBAC and admission policy are installed (%s)", since(start))
 
 	ctx, cancel := context.WithCancel(ctx)
 	admin, err := client.New(cp.Config(), client.Options{})
@@ -83,19 +86,21 @@ func Run(ctx context.Context, options Options) (err error) {
 		cancel()
 		return errors.WithStack(err)
 	}
-	t := &tour{narrator: say, cp: cp, admin: admin, broken: options.Break}
-	stopped := make(chan error, 1)
-	if t.connections, err = startOperator(ctx, cp, stopped); err != nil {
+	t := &tour{narrator: output, cp: cp, admin: admin, broken: options.Break}
+	managerErr := make(chan error, 1)
+	if t.connections, err = startOperator(ctx, cp, managerErr); err != nil {
 		cancel()
 		return err
 	}
 	defer func() {
 		cancel()
-		if stopErr := <-stopped; err == nil {
+		if stopErr := <-managerErr; err == nil {
 			err = stopErr
 		}
 	}()
-	say.line("The content operator runs as user %q, with the rights of config/rbac and none on any content", operatorUser)
+	output.line(
+		"The content operator runs as user %q, with the permissions of config/rbac and no access to any content",
+		operatorUser)
 
 	if err := t.walk(ctx); err != nil {
 		return err
@@ -107,14 +112,13 @@ func Run(ctx context.Context, options Options) (err error) {
 	return nil
 }
 
-// install applies the YAML of config/ and gives the content operator its role, by kubectl as a
-// person would.
+// install applies the YAML of config/ and binds the content operator's role. install uses kubectl,
+// as a person would.
 func install(ctx context.Context, cp *controlplane.ControlPlane) error {
 	if _, err := cp.KubectlInput(ctx, config.Manifests(), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _,
-		err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
+	if _, err := cp.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s",
 		"crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
@@ -123,17 +127,17 @@ func install(ctx context.Context, cp *controlplane.ControlPlane) error {
 	return err
 }
 
-// startOperator starts a manager with a ClusterCache and the content operator. What ends it is sent
-// to stopped.
+// startOperator starts a manager with a ClusterCache and the content operator. When the manager
+// returns, startOperator's goroutine sends the manager's error, or nil, to managerErr.
 func startOperator(ctx context.Context, cp *controlplane.ControlPlane,
-	stopped chan<- error) (clustercache.ClusterCache, error) {
+	managerErr chan<- error) (clustercache.ClusterCache, error) {
 	restConfig, err := cp.UserConfig(operatorUser)
 	if err != nil {
 		return nil, err
 	}
 	mgr, err := ctrl.NewManager(restConfig, manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 	if err != nil {
-		return nil, errors.Wrap(err, "making the manager")
+		return nil, errors.Wrap(err, "creating the manager")
 	}
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: operatorUser},
@@ -151,23 +155,23 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane,
 	}); err != nil {
 		return nil, err
 	}
-	go func() { stopped <- mgr.Start(ctx) }()
+	go func() { managerErr <- mgr.Start(ctx) }()
 	return connections, nil
 }
 
-// showAround prints how to play with what stays up.
+// showAround prints commands to try while the demo stays up.
 func (t *tour) showAround(log string) {
 	t.line("")
-	t.line("Everything stays up until you press Ctrl-C. To play with it:")
+	t.line("The demo stays up until you press Ctrl-C. Commands to try:")
 	t.line("")
 	t.line("  export KUBECONFIG=%s", t.cp.Kubeconfig())
-	t.line("  export PATH=%s:$PATH                      # kubectl, should you have none", t.cp.Programs())
+	t.line("  export PATH=%s:$PATH                      # has a kubectl, if you have none", t.cp.Programs())
 	t.line("  kubectl get clusterextensions.latchkey.dev -w")
-	t.line("  kubectl -n team-red delete configmap greeting           # comes back, repaired as red")
+	t.line("  kubectl -n team-red delete configmap greeting           # the operator creates it again, as red")
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
-	t.line("  kubectl -n team-blue create serviceaccount blue         # and back, as a new identity")
-	t.line("  kubectl -n team-green delete rolebinding content        # green loses its rights")
-	t.line("  grep extension/red %s | tail -3                         # what red asked for, as the API server saw it",
+	t.line("  kubectl -n team-blue create serviceaccount blue         # blue connects again, as a new identity")
+	t.line("  kubectl -n team-green delete rolebinding content        # revokes green's access")
+	t.line("  grep extension/red %s | tail -3                         # red's requests in the API server's audit log",
 		t.cp.AuditLog())
 	t.line("  tail -f %s", log)
 }

@@ -1,19 +1,20 @@
-// Package demo is the tour behind "latchkey demo": five extensions with five ServiceAccounts of
-// different rights on a real control plane, and what happens to their connections.
+// Package demo implements the tour of "latchkey demo". The tour runs five extensions on a real
+// control plane. Their five ServiceAccounts have different permissions, and the tour shows what
+// happens to their connections.
 //
 // # Setup
 //
-// The programs of the control plane must be there; "make run" sees to it.
+// The programs of the control plane must be installed. "make run" installs them.
 //
 // # Usage
 //
-// [Run] starts everything, walks through [Steps], and returns an error that names the first step
-// that did not see what it expected. Options.Break leaves out the cause of one step, to show that
+// [Run] starts everything and walks through [Steps]. Run returns an error that names the first step
+// that did not see its expected result. Options.Break skips the action of one step, to show that
 // the tour can fail.
 //
 // # Considerations
 //
-// The content operator runs with the rights of config/rbac and nothing more; the admission policy
-// of config/admission is installed. Output is plain lines, for terminals and logs alike. Probes and
-// retries are quicker than the defaults so that a person does not wait.
+// The content operator has the permissions of config/rbac and no others. The admission policy of
+// config/admission is installed. The output consists of plain lines, for terminals and logs alike.
+// Probes and retries are faster than the defaults so that a person does not wait.
 package demo

@@ -9,7 +9,7 @@ import (
 	"github.com/pkg/errors"
 )
 
-// narrator tells what is done and seen, a line each.
+// narrator prints each action and each observation of the tour as one line.
 type narrator struct {
 	out      io.Writer
 	patience time.Duration
@@ -20,7 +20,9 @@ func (n *narrator) line(format string, args ...any) { fmt.Fprintf(n.out, format+
 func (n *narrator) did(format string, args ...any) { n.line("      did   "+format, args...) }
 func (n *narrator) saw(format string, args ...any) { n.line("      saw   "+format, args...) }
 
-// until waits for what is expected, showing what is seen meanwhile, and gives up after patience.
+// until polls look every 50 ms until look reports done. Every 2 s until prints the last
+// observation. After patience, until returns an error that names the expected result and the last
+// observation. When ctx is done, until returns the error of ctx.
 func (n *narrator) until(ctx context.Context, expected string, look func() (done bool, seen string)) error {
 	start := time.Now()
 	poll, progress := time.NewTicker(50*time.Millisecond), time.NewTicker(2*time.Second)

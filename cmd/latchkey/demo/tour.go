@@ -22,12 +22,12 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// tenant is an extension, its ServiceAccount and what that may do. Extension and ServiceAccount
-// have one name.
+// tenant is an extension, its ServiceAccount and that ServiceAccount's permissions. Extension and
+// ServiceAccount have the same name.
 type tenant struct {
 	name      string
-	resources []string // core resources that its Role lets it write in its namespace
-	readOnly  bool     // it may only read at first
+	resources []string // core resources that its Role grants write access to, in its namespace
+	readOnly  bool     // at first its Role grants read access only
 	content   string   // manifests
 }
 
@@ -50,7 +50,7 @@ spec:
   ports: [{port: 80}]
 `
 
-// tenants differ in their rights; yellow may not write anything until it is granted.
+// tenants differ in their permissions. yellow has no write access until a step grants it.
 var tenants = []tenant{
 	{name: "red", resources: []string{"configmaps"}, content: greeting},
 	{name: "green", resources: []string{"configmaps", "services"}, content: greeting + "---\n" + service},
@@ -59,19 +59,21 @@ var tenants = []tenant{
 	{name: "violet", resources: []string{"*"}, content: greeting},
 }
 
-// tour is the walk through the steps.
+// tour runs the steps.
 type tour struct {
 	*narrator
 	cp          *controlplane.ControlPlane
 	admin       client.Client
 	connections clustercache.ClusterCache
-	broken      string // the step whose cause is left out
+	broken      string // the step whose action is skipped
 }
 
-// causer does what a step is about and says so, or leaves it out.
+// causer performs the action of a step and prints what. For the step that Options.Break names,
+// causer skips the action, prints that, and returns nil.
 type causer func(what string, do func() error) error
 
-// step does something and waits for what it must lead to. Its cause is what Break leaves out.
+// step performs an action and waits for the expected result. run passes the action to cause, so
+// that Options.Break can skip the action.
 type step struct {
 	name, title string
 	run         func(t *tour, ctx context.Context, cause causer) error
@@ -81,7 +83,7 @@ var steps = []step{
 	{"connect", "five extensions name five ServiceAccounts", (*tour).connect},
 	{"repair", "a managed object is deleted", (*tour).repair},
 	{"recreate", "a ServiceAccount is deleted, then recreated", (*tour).recreate},
-	{"grant", "an identity is forbidden to write, then granted", (*tour).grant},
+	{"grant", "an identity has no write access, then receives it", (*tour).grant},
 	{"restart", "the API server is killed, then restarted", (*tour).restart},
 }
 
@@ -101,7 +103,7 @@ func (t *tour) walk(ctx context.Context) error {
 		begin := time.Now()
 		cause := func(what string, do func() error) error {
 			if t.broken == step.name {
-				t.line("      BREAK left out: %s; the step must fail", what)
+				t.line("      BREAK skipped: %s; the step must fail", what)
 				return nil
 			}
 			if err := do(); err != nil {
@@ -117,11 +119,12 @@ func (t *tour) walk(ctx context.Context) error {
 		t.line("      ok    %s", since(begin))
 	}
 	t.line("")
-	t.line("All %d steps saw what they expected (%s)", len(steps), since(start))
+	t.line("All %d steps saw their expected results (%s)", len(steps), since(start))
 	return nil
 }
 
-// connect creates everything and waits for five connections.
+// connect creates the objects of all tenants and waits for five connections. The cause is the
+// creation of violet's ServiceAccount.
 func (t *tour) connect(ctx context.Context, cause causer) error {
 	for _, tenant := range tenants {
 		for _, object := range tenant.objects() {
@@ -131,7 +134,7 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 		}
 	}
 	t.did("created 5 namespaces with Roles and content, and 5 ClusterExtensions")
-	if err := t.until(ctx, "five extensions to miss their ServiceAccounts",
+	if err := t.until(ctx, "five extensions to report ServiceAccountNotFound",
 		t.allAre(func(state clustercache.ConnectionState) bool {
 			return state.Reason == clustercache.ServiceAccountNotFound
 		})); err != nil {
@@ -163,7 +166,7 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 		}
 		if state.Identity.UID != serviceAccount.UID ||
 			state.Identity.Username != "system:serviceaccount:"+tenant.namespace()+":"+tenant.name {
-			return errors.Errorf("%s is connected as somebody else: its ServiceAccount has UID %s", tenant.name,
+			return errors.Errorf("%s is connected as another identity: its ServiceAccount has UID %s", tenant.name,
 				serviceAccount.UID)
 		}
 	}
@@ -178,37 +181,37 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 	})
 }
 
-// repair deletes what red applied and waits for red to apply it again.
+// repair deletes the ConfigMap that red applied and waits until red applies the ConfigMap again.
 func (t *tour) repair(ctx context.Context, cause causer) error {
 	key := client.ObjectKey{Namespace: "team-red", Name: "greeting"}
-	before := &corev1.ConfigMap{}
-	if err := t.admin.Get(ctx, key, before); err != nil {
+	original := &corev1.ConfigMap{}
+	if err := t.admin.Get(ctx, key, original); err != nil {
 		return errors.WithStack(err)
 	}
-	if err := cause(fmt.Sprintf("deleted configmap %s (uid %s)", key, before.UID), func() error {
-		return t.admin.Delete(ctx, before)
+	if err := cause(fmt.Sprintf("deleted configmap %s (uid %s)", key, original.UID), func() error {
+		return t.admin.Delete(ctx, original)
 	}); err != nil {
 		return err
 	}
-	after := &corev1.ConfigMap{}
-	if err := t.until(ctx, "another configmap of that name", func() (bool, string) {
-		after = &corev1.ConfigMap{}
-		if err := t.admin.Get(ctx, key, after); err != nil {
+	replacement := &corev1.ConfigMap{}
+	if err := t.until(ctx, "a new configmap with the same name", func() (bool, string) {
+		replacement = &corev1.ConfigMap{}
+		if err := t.admin.Get(ctx, key, replacement); err != nil {
 			return false, err.Error()
 		}
-		return after.UID != before.UID, "uid " + string(after.UID)
+		return replacement.UID != original.UID, "uid " + string(replacement.UID)
 	}); err != nil {
 		return err
 	}
-	t.saw("configmap %s (uid %s), applied by the content operator", key, after.UID)
+	t.saw("configmap %s (uid %s), applied by the content operator", key, replacement.UID)
 	return nil
 }
 
-// recreate deletes blue's ServiceAccount, which must disconnect it, and creates it again: another
-// identity.
+// recreate deletes blue's ServiceAccount, which must disconnect blue. Then recreate creates the
+// ServiceAccount again, which is another identity with another UID.
 func (t *tour) recreate(ctx context.Context, cause causer) error {
-	before := t.state("blue")
-	old, err := t.connections.GetUncachedClient(ctx, client.ObjectKey{Name: "blue"})
+	oldState := t.state("blue")
+	oldClient, err := t.connections.GetUncachedClient(ctx, client.ObjectKey{Name: "blue"})
 	if err != nil {
 		return err
 	}
@@ -217,7 +220,7 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 	if err := t.admin.Delete(ctx, blue.serviceAccount()); err != nil {
 		return errors.WithStack(err)
 	}
-	t.did("deleted serviceaccount team-blue/blue (uid %s)", before.Identity.UID)
+	t.did("deleted serviceaccount team-blue/blue (uid %s)", oldState.Identity.UID)
 	if err := t.until(ctx, "blue to be disconnected", func() (bool, string) {
 		state := t.state("blue")
 		return state.Reason == clustercache.ServiceAccountNotFound, describe(state)
@@ -225,11 +228,11 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 		return err
 	}
 	t.saw("blue is not connected: %s (after %s)", t.state("blue").Reason, since(start))
-	err = old.List(ctx, &corev1.ServiceList{}, client.InNamespace("team-blue"))
+	err = oldClient.List(ctx, &corev1.ServiceList{}, client.InNamespace("team-blue"))
 	if !errors.Is(err, clustercache.ErrNotConnected) {
-		return errors.Errorf("a client handed out before still works: %v", err)
+		return errors.Errorf("a client from before the deletion still works: %v", err)
 	}
-	t.saw("a client handed out before fails at once: %v", err)
+	t.saw("a client from before the deletion fails at once: %v", err)
 
 	start = time.Now()
 	if err := cause("created serviceaccount team-blue/blue again", func() error {
@@ -239,33 +242,33 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 	}
 	if err := t.until(ctx, "blue to connect as the new ServiceAccount", func() (bool, string) {
 		state := t.state("blue")
-		return isConnected(state) && state.Identity.UID != before.Identity.UID, describe(state)
+		return isConnected(state) && state.Identity.UID != oldState.Identity.UID, describe(state)
 	}); err != nil {
 		return err
 	}
 	state := t.state("blue")
 	t.saw("blue is connected as uid %s, generation %d instead of %d (after %s)", state.Identity.UID, state.Generation,
-		before.Generation, since(start))
+		oldState.Generation, since(start))
 	return nil
 }
 
-// grant shows that yellow may not write, and gives it the right.
+// grant shows that yellow has no write access, and grants the access on the same connection.
 func (t *tour) grant(ctx context.Context, cause causer) error {
-	before := t.state("yellow").Generation
+	generation := t.state("yellow").Generation
 	message := ""
-	if err := t.until(ctx, "yellow to be forbidden to write", func() (bool, string) {
-		installed := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
-		if installed == nil {
+	if err := t.until(ctx, "writes by yellow to be forbidden", func() (bool, string) {
+		condition := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
+		if condition == nil {
 			return false, "no condition"
 		}
-		message = installed.Message
-		return installed.Reason == string(metav1.StatusReasonForbidden),
-			fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
+		message = condition.Message
+		return condition.Reason == string(metav1.StatusReasonForbidden),
+			fmt.Sprintf("Installed is %s, %s", condition.Status, condition.Reason)
 	}); err != nil {
 		return err
 	}
 	t.saw("yellow is connected but not installed: %s", message)
-	if err := cause("granted yellow to write configmaps in team-yellow", func() error {
+	if err := cause("granted yellow write access to configmaps in team-yellow", func() error {
 		yellow := tenants[3]
 		yellow.readOnly = false
 		return t.admin.Update(ctx, yellow.role())
@@ -273,25 +276,26 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 		return err
 	}
 	if err := t.until(ctx, "yellow to be installed", func() (bool, string) {
-		installed := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
-		if installed == nil {
+		condition := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
+		if condition == nil {
 			return false, "no condition"
 		}
-		return installed.Status == metav1.ConditionTrue,
-			fmt.Sprintf("Installed is %s, %s", installed.Status, installed.Reason)
+		return condition.Status == metav1.ConditionTrue,
+			fmt.Sprintf("Installed is %s, %s", condition.Status, condition.Reason)
 	}); err != nil {
 		return err
 	}
-	if after := t.state("yellow").Generation; after != before {
-		return errors.Errorf("yellow was connected anew: generation %d instead of %d", after, before)
+	if current := t.state("yellow").Generation; current != generation {
+		return errors.Errorf("yellow reconnected: generation %d instead of %d", current, generation)
 	}
-	t.saw("yellow is installed, on the same connection (generation %d)", before)
+	t.saw("yellow is installed, on the same connection (generation %d)", generation)
 	return nil
 }
 
-// restart kills the API server, waits until all are disconnected, and starts it again.
+// restart kills the API server, waits until all extensions are disconnected, and starts the API
+// server again. The connections must return with the same identities and without new tokens.
 func (t *tour) restart(ctx context.Context, cause causer) error {
-	requested, err := t.tokenRequests()
+	requestsBefore, err := t.tokenRequests()
 	if err != nil {
 		return err
 	}
@@ -304,7 +308,7 @@ func (t *tour) restart(ctx context.Context, cause causer) error {
 		return err
 	}
 	t.did("killed kube-apiserver")
-	if err := t.until(ctx, "five extensions to find it unreachable",
+	if err := t.until(ctx, "five extensions to report Unreachable",
 		t.allAre(func(state clustercache.ConnectionState) bool {
 			return state.Phase != clustercache.Connected && state.Reason == clustercache.Unreachable
 		})); err != nil {
@@ -321,21 +325,22 @@ func (t *tour) restart(ctx context.Context, cause causer) error {
 	}
 	for _, tenant := range tenants {
 		if state := t.state(tenant.name); state.Identity.UID != uids[tenant.name] {
-			return errors.Errorf("%s has UID %s now, it was %s", tenant.name, state.Identity.UID, uids[tenant.name])
+			return errors.Errorf("%s has UID %s instead of %s", tenant.name, state.Identity.UID, uids[tenant.name])
 		}
 	}
-	again, err := t.tokenRequests()
+	requestsAfter, err := t.tokenRequests()
 	if err != nil {
 		return err
 	}
-	if again != requested {
-		return errors.Errorf("%d tokens were requested anew although the old ones were valid", again-requested)
+	if requestsAfter != requestsBefore {
+		return errors.Errorf("%d new tokens were requested although the old ones were valid",
+			requestsAfter-requestsBefore)
 	}
-	t.saw("5 connections, the same identities, no token requested anew (after %s)", since(start))
+	t.saw("5 connections with the same identities, without new tokens (after %s)", since(start))
 	return nil
 }
 
-// objects are what makes up a tenant but for its ServiceAccount, in the order to create them.
+// objects returns all objects of a tenant except its ServiceAccount, in the order of creation.
 func (t tenant) objects() []client.Object {
 	extension := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"namespace":      t.namespace(),
@@ -391,12 +396,13 @@ func describe(state clustercache.ConnectionState) string {
 	return fmt.Sprintf("%s, %s", state.Phase, state.Reason)
 }
 
-// allAre looks whether every tenant's connection is as wanted.
-func (t *tour) allAre(wanted func(clustercache.ConnectionState) bool) func() (bool, string) {
+// allAre returns a function for until. The function reports whether the connection of every tenant
+// matches, how many do, and one that does not.
+func (t *tour) allAre(matches func(clustercache.ConnectionState) bool) func() (bool, string) {
 	return func() (bool, string) {
 		count, last := 0, ""
 		for _, tenant := range tenants {
-			if state := t.state(tenant.name); wanted(state) {
+			if state := t.state(tenant.name); matches(state) {
 				count++
 			} else {
 				last = tenant.name + " is " + describe(state)
@@ -412,18 +418,18 @@ func (t *tour) conditions(ctx context.Context, name string) []metav1.Condition {
 	if err := t.admin.Get(ctx, client.ObjectKey{Name: name}, extension); err != nil {
 		return nil
 	}
-	var with struct {
+	var object struct {
 		Status struct {
 			Conditions []metav1.Condition `json:"conditions"`
 		} `json:"status"`
 	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(extension.Object, &with); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(extension.Object, &object); err != nil {
 		return nil
 	}
-	return with.Status.Conditions
+	return object.Status.Conditions
 }
 
-// tokenRequests counts the TokenRequests that the API server's audit log shows.
+// tokenRequests counts the completed TokenRequests in the API server's audit log.
 func (t *tour) tokenRequests() (int, error) {
 	log, err := os.ReadFile(t.cp.AuditLog())
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 func main() {
-	flag.Parse() // controller-runtime has registered --kubeconfig
+	flag.Parse() // controller-runtime registers --kubeconfig at init
 	ctrl.SetLogger(zap.New())
 	if err := run(); err != nil {
-		ctrl.Log.Error(err, "The content operator ended")
+		ctrl.Log.Error(err, "The content operator failed")
 		os.Exit(1)
 	}
 }
@@ -30,7 +30,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	// Where a permission is missing this cache stays up and says so.
+	// Without a permission this cache stays up and reports the missing permission.
 	mgr, err := ctrl.NewManager(config, manager.Options{NewCache: scopedcache.New})
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func run() error {
 	ctx := ctrl.SetupSignalHandler()
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: "contentoperator"},
-		AllowIdentity: clustercache.GuardedByAdmission, // kubectl apply -f config/admission
+		AllowIdentity: clustercache.GuardedByAdmission, // install the policy: kubectl apply -f config/admission
 	}, controller.Options{})
 	if err != nil {
 		return err

@@ -1,0 +1,202 @@
+package accessor
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+)
+
+// registry is the accessors of all extensions by key. Its methods may be called from any goroutine
+// and never wait, except Unwatch.
+type registry struct {
+	byKey   sync.Map // client.ObjectKey to *identityAccessor
+	unknown atomic.Pointer[unknownExtensions]
+}
+
+// unknownExtensions is why extensions are unknown, if there is more to say than that they are.
+type unknownExtensions struct {
+	reason Reason
+	cause  error
+}
+
+func (r *registry) each(f func(*identityAccessor)) {
+	r.byKey.Range(func(_, value any) bool {
+		f(value.(*identityAccessor))
+		return true
+	})
+}
+
+// MayNotRead notes why the host operator may not read what extensions there are; nil if it may.
+// Extensions that are unknown then have the reason OperatorForbidden.
+func (r *registry) MayNotRead(cause error) {
+	if cause == nil {
+		r.unknown.Store(nil)
+		return
+	}
+	r.unknown.Store(&unknownExtensions{reason: OperatorForbidden, cause: cause})
+}
+
+func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
+	found, ok := r.byKey.Load(key)
+	if !ok {
+		if u := r.unknown.Load(); u != nil {
+			return nil, &NotConnectedError{Extension: key, Reason: u.reason, Cause: u.cause}
+		}
+		return nil, &NotConnectedError{Extension: key, Reason: NotStarted, Cause: errUnknown}
+	}
+	return found.(*identityAccessor), nil
+}
+
+// connected is the way of getters: one map load and one atomic load.
+func (r *registry) connected(key client.ObjectKey) (*connection, error) {
+	_, conn, err := r.connectedAccessor(key)
+	return conn, err
+}
+
+func (r *registry) clients(key client.ObjectKey) (*clients, error) {
+	a, err := r.find(key)
+	if err != nil {
+		return nil, err
+	}
+	return a.published.Load().clients()
+}
+
+// GetClient returns the client whose reads are cached, or a *NotConnectedError.
+func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
+	h, err := r.clients(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.client, nil
+}
+
+// GetReader returns the cached reader, or a *NotConnectedError.
+func (r *registry) GetReader(key client.ObjectKey) (client.Reader, error) {
+	h, err := r.clients(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.cache, nil
+}
+
+// GetUncachedClient returns the client that asks the API server, or a *NotConnectedError.
+func (r *registry) GetUncachedClient(key client.ObjectKey) (client.Client, error) {
+	h, err := r.clients(key)
+	if err != nil {
+		return nil, err
+	}
+	return h.live, nil
+}
+
+// GetRESTConfig returns a copy of the connection's config, or a *NotConnectedError.
+func (r *registry) GetRESTConfig(key client.ObjectKey) (*rest.Config, error) {
+	conn, err := r.connected(key)
+	if err != nil {
+		return nil, err
+	}
+	return conn.restConfig(), nil
+}
+
+// GetCluster returns the connection as a cluster.Cluster, or a *NotConnectedError.
+func (r *registry) GetCluster(key client.ObjectKey) (cluster.Cluster, error) {
+	conn, err := r.connected(key)
+	if err != nil {
+		return nil, err
+	}
+	return conn.cluster()
+}
+
+// Watch registers a watch; see clustercache.ClusterCache.
+func (r *registry) Watch(ctx context.Context, key client.ObjectKey, watcher Watcher) error {
+	a, conn, err := r.connectedAccessor(key)
+	if err != nil {
+		return err
+	}
+	return a.watches.Watch(ctx, conn, watcher)
+}
+
+// WatchContent registers the watches of a content; see clustercache.ClusterCache.
+func (r *registry) WatchContent(ctx context.Context, key client.ObjectKey, content ContentWatch) error {
+	a, conn, err := r.connectedAccessor(key)
+	if err != nil {
+		return err
+	}
+	return a.watches.WatchContent(ctx, conn, content)
+}
+
+func (r *registry) connectedAccessor(key client.ObjectKey) (*identityAccessor, *connection, error) {
+	a, err := r.find(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	published := a.published.Load()
+	if published.conn == nil {
+		return nil, nil, published.err
+	}
+	return a, published.conn, nil
+}
+
+// Unwatch ends a watch, or takes dependents from it. What is not registered is no error.
+func (r *registry) Unwatch(ctx context.Context, key client.ObjectKey, name string, dependents ...types.UID) {
+	if a, err := r.find(key); err == nil {
+		a.watches.Unwatch(ctx, name, dependents...)
+	}
+}
+
+// State returns a snapshot of the extension's connection; false if the extension is unknown.
+func (r *registry) State(key client.ObjectKey) (ConnectionState, bool) {
+	a, err := r.find(key)
+	if err != nil {
+		return ConnectionState{}, false
+	}
+	return a.state(), true
+}
+
+// States returns a snapshot of all connections, sorted by key.
+func (r *registry) States() []ConnectionState {
+	var states []ConnectionState
+	r.each(func(a *identityAccessor) { states = append(states, a.state()) })
+	slices.SortFunc(states, func(x, y ConnectionState) int {
+		return strings.Compare(x.Extension.Namespace+"\x00"+x.Extension.Name, y.Extension.Namespace+"\x00"+y.Extension.Name)
+	})
+	return states
+}
+
+// Object returns the extension as last reconciled, nil if it is unknown. It is shared: do not
+// change it.
+func (r *registry) Object(key client.ObjectKey) client.Object {
+	a, err := r.find(key)
+	if err != nil {
+		return nil
+	}
+	return a.lastObject()
+}
+
+// Objects returns every known extension as last reconciled. They are shared: do not change them.
+func (r *registry) Objects() []client.Object {
+	var objects []client.Object
+	r.each(func(a *identityAccessor) {
+		if object := a.lastObject(); object != nil {
+			objects = append(objects, object)
+		}
+	})
+	return objects
+}
+
+// EachUnhealthy calls f for every known extension that is not connected, or whose last probe
+// failed, with the time of its last success, or else since when it is known.
+func (r *registry) EachUnhealthy(f func(object client.Object, since time.Time)) {
+	r.each(func(a *identityAccessor) {
+		if object, since, unhealthy := a.unhealthy(); unhealthy {
+			f(object, since)
+		}
+	})
+}
