@@ -27,17 +27,17 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// serviceAccounts is how many ServiceAccounts the extensions share, so that most of the setup is
-// connects.
+// serviceAccounts is how many ServiceAccounts the extensions share. Sharing them makes connects the
+// largest part of the setup.
 const serviceAccounts = 100
 
-// bench is a control plane and, on it, a ClusterCache whose reconciler connects extensions.
+// bench is a control plane with a ClusterCache whose reconciler connects extensions.
 type bench struct {
 	clustercache.ClusterCache
 	admin client.Client
 }
 
-// startBench starts everything; it ends with b.
+// startBench starts the control plane and the manager, and stops them when b ends.
 func startBench(b *testing.B) *bench {
 	b.Helper()
 	must := func(err error) {
@@ -61,15 +61,15 @@ func startBench(b *testing.B) *bench {
 	connections, err := clustercache.SetupWithManager(b.Context(), mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: "benchmark"},
 		AllowIdentity: clustercache.GuardedByAdmission,
-		HealthProbe:   healthprobe.Options{IdentityInterval: time.Hour}, // getters are measured, not probes
+		HealthProbe:   healthprobe.Options{IdentityInterval: time.Hour}, // the benchmark measures getters, not probes
 	}, controller.Options{SkipNameValidation: &skip})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
 	b.Cleanup(func() {
 		cancel()
-		must(<-ended)
+		must(<-done)
 		utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport)
 		utilnet.CloseIdleConnectionsFor(httpClient.Transport)
 	})
@@ -80,7 +80,7 @@ func startBench(b *testing.B) *bench {
 	return &bench{ClusterCache: connections, admin: admin}
 }
 
-// extensions creates extensions from..to and waits until the reconciler has connected them all.
+// extensions creates the extensions [from, to) and waits until the reconciler has connected all.
 func (b *bench) extensions(t *testing.B, from, to int) {
 	t.Helper()
 	var creating errgroup.Group
@@ -126,10 +126,11 @@ func keys(n int) (keys []client.ObjectKey) {
 	return keys
 }
 
-// BenchmarkGetClient asks for the clients of ten extensions, as controllers do for those that they
-// reconcile now: with ten extensions in all, and with 10,000. "ratio" is how much slower than the
-// same with ten. "spread" asks for each of the 10,000 in turn, which no cache of the processor
-// holds: that is the price of memory, not of latchkey.
+// BenchmarkGetClient gets the clients of ten extensions, as controllers do for the extensions that
+// they reconcile now: with ten extensions in total, and with 10,000. "ratio" is the slowdown
+// against the same benchmark with ten. "spread" gets the client of each of the 10,000 extensions in
+// turn. No processor cache holds them all, so "spread" measures the cost of memory, not of
+// latchkey.
 func BenchmarkGetClient(b *testing.B) {
 	env := startBench(b)
 	ctx := b.Context()
@@ -184,7 +185,7 @@ func BenchmarkGetClient(b *testing.B) {
 	b.Run("extensions=10000/spread", get(keys(10_000), "spread", "10"))
 }
 
-// churn makes an extension of its own connect and disconnect until the returned function is called.
+// churn connects and disconnects one extra extension until the returned function is called.
 func (b *bench) churn(t *testing.B) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

@@ -18,133 +18,145 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// ClusterCache keeps one connection per extension. All methods may be called from any goroutine.
-// None does I/O, and none but Unwatch waits. Those that return an error, Unwatch excepted, return a
-// *NotConnectedError (errors.Is ErrNotConnected) when the extension is not connected, or not known.
+// ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
+// method does I/O, and only Unwatch waits. Methods that return an error return a *NotConnectedError
+// (errors.Is ErrNotConnected) when the extension is not connected or not known; Unwatch does not.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
-	// and writes to the API server. A cached read takes Client.Timeout at the most, or as long as
-	// its context if that is shorter. So does a request, once the identity's rate limit lets it go;
-	// the first that needs a kind nobody at the API server has asked for may take Client.Timeout
-	// more, whatever its context, to discover it.
+	// and writes to the API server. A cached read takes at most Client.Timeout, or ends with its
+	// context if that is earlier. The same bound applies to a request, after the identity's rate
+	// limit admits it. The first request for a kind at an API server also discovers the kind, which
+	// may take Client.Timeout more, whatever the context.
 	GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
-	// GetReader returns the cached reader of GetClient. It reads everything from the cache, also
-	// what Client.Cache.DisableFor lists.
+	// GetReader returns the cached reader of GetClient. The reader reads everything from the cache,
+	// including the kinds that Client.Cache.DisableFor lists.
 	GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error)
 
 	// GetUncachedClient returns a client that reads from the API server.
 	GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
-	// GetRESTConfig returns a config for clients of other kinds. It authenticates as the identity,
-	// renewals included, and carries no secret. It is the caller's own copy; what it shares is the
-	// identity's rate limit. Its Timeout is Client.Timeout, which ends whole responses: set it to 0
-	// for watches, logs and exec. Requests to another Host are refused. Clients that dial by
-	// themselves, as client-go's exec, attach and port-forward do, take a credential with a token:
-	// ServiceAccountTokens, or a kubeconfig with a token.
+	// GetRESTConfig returns a config for other types of clients. The config authenticates as the
+	// identity, with renewed credentials, and contains no secret. The config is the caller's own
+	// copy, and shares only the identity's rate limit. Its Timeout is Client.Timeout, which ends
+	// whole responses: set Timeout to 0 for watches, logs and exec. Requests to another Host fail.
+	// Some clients dial by themselves: client-go's exec, attach and port-forward. They need a
+	// credential with a token: ServiceAccountTokens, or a kubeconfig with a token.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
-	// GetCluster returns the connection as multi-cluster code expects it: cache, client, mapper,
-	// HTTP client (without a timeout), event recorders. The cache runs without its Start, which
-	// returns the *NotConnectedError when the connection ends; so do not add it to a manager, which
-	// would end too.
+	// GetCluster returns the connection in the form that multi-cluster code expects: cache, client,
+	// mapper, HTTP client (without a timeout), event recorders. The cache runs without a call of
+	// Start. Start returns the *NotConnectedError when the connection ends. Do not add the cluster
+	// to a manager: the manager would end with the connection.
 	GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error)
 
-	// Watch feeds watcher's controller with events about the objects that the extension's identity
-	// sees. There is one registration per name and dependent: the same again is a no-op, whoever
-	// its controller, and the same name for another kind or scope is ErrWatchConflict. An error
-	// means that nothing was registered. It waits for nothing: that the kind is not served, or that
-	// the identity may not list and watch it, is told to OnError, and the controller is fed as soon
-	// as that has changed. Handler, predicates, OnError and controller are those of the first
-	// registration under the name, as long as it lives.
+	// Watch delivers events to watcher's controller about the objects that the extension's identity
+	// may list and watch. There is one registration per name and dependent. To register the same
+	// again is a no-op, even for another controller. The first registration under a name determines
+	// handler, predicates, OnError and controller, until that registration ends.
 	//
-	// Errors are *NotConnectedError, ErrWatchConflict, a type that the scheme does not know, and
-	// options that are incomplete.
+	// Watch does not wait. If the kind is not served, or the identity may not list and watch it,
+	// OnError receives a WatchError. Events follow as soon as the kind and the permission are
+	// there.
 	//
-	// A registration survives disconnects, and the loss of rights and kinds. When they are back all
-	// objects are delivered again, as creations, and then what was deleted in between, or is not
-	// for the new identity to see, as deletions whose DeleteStateUnknown is true and whose object
-	// has name, UID, labels and owners only.
+	// A registration survives disconnects, and the loss of permissions and kinds. When they are
+	// back, the handler receives all objects again as creations. Then the handler receives
+	// deletions of the objects that were deleted in between, or that the new identity may not see.
+	// These deletions have DeleteStateUnknown set, and their object has only name, UID, labels and
+	// owners.
+	//
+	// Watch returns *NotConnectedError, or ErrWatchConflict for a name that another kind or scope
+	// uses. A type that the scheme does not know and incomplete options are errors too. After an
+	// error nothing is registered.
 	Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error
 
-	// WatchContent makes the kinds of the content's objects what is watched under its name: it
-	// starts what is new and ends what is gone. The same again is a no-op. Otherwise it is as
-	// Watch, and Unwatch ends it. A name is for Watch or for WatchContent: the other one is
+	// WatchContent watches exactly the kinds of the content's objects under the content's name.
+	// Another call with the same name starts watches for new kinds and ends watches for kinds that
+	// are gone. A call with the same kinds is a no-op. Otherwise WatchContent behaves like Watch,
+	// and Unwatch ends it. A name is either for Watch or for WatchContent: the other method returns
 	// ErrWatchConflict.
 	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
 
-	// Unwatch takes dependents from the watch of that name, all if none are given, and ends it with
-	// the last. If nothing is registered under that name that is no error; today it always returns
-	// nil. After the last one's Unwatch no handler or OnError of the watch is called any more. For
-	// that it waits for one that is being called, but no longer than a second or than ctx lives. It
-	// may be called inside of a handler or OnError, and with the context that they were given it
-	// waits for nothing.
+	// Unwatch removes dependents from the watch of that name, or all dependents if none are given.
+	// Without dependents the watch ends. After that no handler or OnError of the watch is called
+	// any more. Unwatch therefore waits for a call in progress, for a second at most, and not after
+	// ctx is done. Unwatch may be called inside a handler or OnError, and does not wait if it gets
+	// the context that they received. A name without a registration is no error. Today Unwatch
+	// always returns nil.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
 
-	// GetHealthCheckingState returns what the probes of the connection found; zero if the extension
-	// is unknown.
+	// GetHealthCheckingState returns the results of the connection's probes, or zero if the
+	// extension is unknown.
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
 
-	// GetConnectionState returns a snapshot of the connection; false if the extension is unknown.
+	// GetConnectionState returns a snapshot of the connection, or false if the extension is
+	// unknown.
 	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
 
 	// ListConnectionStates returns a snapshot of all connections, sorted by key.
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
-	// GetExtensionSource returns a source for a controller: mapFunc turns an extension that
-	// connected, disconnected, stayed disconnected for another reason or after another edit, was
-	// filtered out, was deleted, or whose cache lost or won a right or a kind that it had settled
-	// on, into requests. It is called once at a time, with an object of its own. A source that
-	// starts gets one event per known extension. Events of one extension that are not yet delivered
-	// are one; after a deletion mapFunc gets the object last seen. That a connect is under way is
-	// not told: until it ends the extension is not connected, for the reason that was told.
-	// Delivery waits for nobody but mapFunc. controllerName is for logs. WatchForProbeFailure asks
-	// for events of another sort. TypedExtensionSource is for controllers with requests of other
-	// types.
+	// GetExtensionSource returns a source for a controller. mapFunc maps an extension to requests.
+	// The source calls mapFunc when an extension
+	//
+	//   - connected or disconnected,
+	//   - stayed disconnected for another reason or after another edit,
+	//   - was filtered out or deleted,
+	//   - had a change in its cache: after an informer settled (synced, Forbidden or not served),
+	//     it lost or gained the permission or the kind.
+	//
+	// When the source starts, it delivers one event per known extension. Undelivered events of one
+	// extension are merged into one. After a deletion mapFunc receives the object last seen. The
+	// source delivers no event when a connect begins. Until the connect ends, the extension is not
+	// connected, for the reason of the last event.
+	//
+	// The source calls mapFunc once at a time, with a copy of the object. Delivery waits for
+	// mapFunc only. controllerName is for logs. WatchForProbeFailure adds events about probes that
+	// fail. TypedExtensionSource is for controllers with requests of other types.
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
 }
 
-// What accessor, its packages and healthprobe declare, by the names under which users know it. The
-// fields are documented there.
+// Public names of types that accessor, its packages, healthprobe and others declare. Those packages
+// document the fields.
 type (
 	// ConnectionState is a snapshot of one extension's connection.
 	ConnectionState = accessor.ConnectionState
 	// WatchState is a snapshot of one watch.
 	WatchState = accessor.WatchState
-	// HealthCheckingState is what the probes of a connection found.
+	// HealthCheckingState has the results of a connection's probes.
 	HealthCheckingState = accessor.HealthCheckingState
-	// Identity is a user as the API server states it.
+	// Identity is a user as the API server reports it.
 	Identity = accessor.Identity
-	// Phase is where a connection stands.
+	// Phase is the phase of a connection.
 	Phase = accessor.Phase
-	// Reason says why an extension is not connected.
+	// Reason is why an extension is not connected.
 	Reason = accessor.Reason
-	// NotConnectedError says which extension is not connected, why and since when.
+	// NotConnectedError has the extension that is not connected, the reason, and since when.
 	NotConnectedError = accessor.NotConnectedError
-	// NoTokenError is the error of a request that was not sent for want of a valid token, although
-	// the extension is connected. Return it and let your queue try again.
+	// NoTokenError is the error of a request that was not sent because there was no valid token,
+	// although the extension is connected. Return the error and let your queue try again.
 	NoTokenError = credential.NoTokenError
-	// Watcher says what to watch and who is told. NewWatcher makes one.
+	// Watcher has the kind to watch and the controller to notify. NewWatcher returns one.
 	Watcher = watches.Watcher
 	// WatcherOptions are TypedWatcherOptions for ordinary controllers.
 	WatcherOptions = watches.WatcherOptions
-	// TypedWatcherOptions say what to watch with an extension's connection, and which controller is
-	// told.
+	// TypedWatcherOptions configure what to watch with an extension's connection, and which
+	// controller to notify.
 	TypedWatcherOptions[object client.Object, request comparable] = watches.TypedWatcherOptions[object, request]
-	// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes
-	// one.
+	// ContentWatch has the content whose kinds to watch and the controller to notify.
+	// NewContentWatch returns one.
 	ContentWatch = watches.ContentWatch
 	// ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
 	ContentWatchOptions = watches.ContentWatchOptions
-	// TypedContentWatchOptions say what an extension's content is, and which controller is told.
+	// TypedContentWatchOptions configure an extension's content, and which controller to notify.
 	TypedContentWatchOptions[request comparable] = watches.TypedContentWatchOptions[request]
-	// WatchError is what OnError of a watch is told.
+	// WatchError is the report that OnError of a watch receives.
 	WatchError = watches.WatchError
-	// Scope is the part of a kind that a watch sees.
+	// Scope is the part of a kind that a watch covers.
 	Scope = scopedcache.Scope
 	// ScopeState is a snapshot of one informer of a connection's cache.
 	ScopeState = scopedcache.ScopeState
-	// SourceWatcher is what a watch needs of a controller.
+	// SourceWatcher is the part of a controller that a watch needs.
 	SourceWatcher[request comparable] = watches.SourceWatcher[request]
 	// CacheOptions configure the cache of every connection.
 	CacheOptions = accessor.CacheOptions
@@ -152,29 +164,29 @@ type (
 	CacheOptionsIndex = accessor.CacheOptionsIndex
 	// ClientOptions configure the clients of every connection.
 	ClientOptions = accessor.ClientOptions
-	// MetricsOptions say what is told to Prometheus beside the sums.
+	// MetricsOptions enable Prometheus series in addition to the sums.
 	MetricsOptions = accessor.MetricsOptions
-	// ClientCacheOptions say which reads bypass the cache.
+	// ClientCacheOptions list the kinds whose reads bypass the cache.
 	ClientCacheOptions = accessor.ClientCacheOptions
 )
 
 // States of a scope, in ScopeState and WatchError.
 const (
-	ScopeSyncing   = scopedcache.Syncing   // the first list is under way
-	ScopeSynced    = scopedcache.Synced    // all is well
-	ScopeForbidden = scopedcache.Forbidden // the identity may not list and watch; it is asked again
-	ScopeNotServed = scopedcache.NotServed // there is no such kind; it is looked for again
-	ScopeFailing   = scopedcache.Failing   // another error; what there was is still read
+	ScopeSyncing   = scopedcache.Syncing   // the first list is in progress
+	ScopeSynced    = scopedcache.Synced    // the informer lists and watches
+	ScopeForbidden = scopedcache.Forbidden // the identity may not list and watch; latchkey checks again
+	ScopeNotServed = scopedcache.NotServed // the API server does not serve the kind; latchkey looks for it again
+	ScopeFailing   = scopedcache.Failing   // another error; reads still return the last known objects
 )
 
 // Phases of a connection.
 const (
-	Disconnected = accessor.Disconnected // there is none; Reason says why
-	Connecting   = accessor.Connecting   // a connect is under way; Reason is that of the last disconnect
-	Connected    = accessor.Connected    // there is one, and the API server stated whose
+	Disconnected = accessor.Disconnected // there is no connection; see Reason
+	Connecting   = accessor.Connecting   // a connect is in progress; Reason is that of the last disconnect
+	Connected    = accessor.Connected    // there is a connection, and the API server reported its identity
 )
 
-// Reasons for not being connected; package accessor says more of each.
+// Reasons for not being connected; package accessor explains each one.
 const (
 	NotStarted             = accessor.NotStarted
 	InvalidReference       = accessor.InvalidReference
@@ -192,20 +204,20 @@ const (
 )
 
 var (
-	// ErrNotConnected is in the chain of every error that is due to an extension not being
+	// ErrNotConnected is in the chain of every error that occurs because an extension is not
 	// connected.
 	ErrNotConnected = accessor.ErrNotConnected
 	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
-	// kind or scope, or by the other one of the two.
+	// kind or scope, or by the other method.
 	ErrWatchConflict = accessor.ErrWatchConflict
 )
 
-// NewWatcher makes a Watcher.
+// NewWatcher returns a Watcher.
 func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
 	return watches.NewWatcher(options)
 }
 
-// NewContentWatch makes a ContentWatch.
+// NewContentWatch returns a ContentWatch.
 func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
 	return watches.NewContentWatch(options)
 }
@@ -265,8 +277,8 @@ func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
 	return c.set.States()
 }
 
-// NodeProviderIDIndex indexes Nodes by .spec.providerID, for those who connect to workload
-// clusters. Put it into Options.Cache.Indexes and list with
+// NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload
+// clusters. Add the index to Options.Cache.Indexes and list with
 // client.MatchingFields{"spec.providerID": id}.
 var NodeProviderIDIndex = CacheOptionsIndex{
 	Object: &corev1.Node{},

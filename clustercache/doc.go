@@ -1,5 +1,6 @@
-// Package clustercache gives every tenant object of a host operator a connection that acts as
-// exactly the ServiceAccount it names.
+// Package clustercache gives every tenant object of a host operator its own connection. The
+// connection acts as exactly the ServiceAccount that the object names. This package calls such an
+// object an extension.
 //
 // # Setup
 //
@@ -12,65 +13,78 @@
 //
 // # Usage
 //
-// Controllers ask for what they need, every time they need it: GetClient costs nanoseconds and
-// never waits.
+// Controllers call a getter every time they need a client: GetClient costs nanoseconds and never
+// waits.
 //
 //	c, err := cc.GetClient(ctx, client.ObjectKeyFromObject(extension))
 //	if errors.Is(err, clustercache.ErrNotConnected) {
 //		return ctrl.Result{}, nil // the extension source calls again when it connects
 //	}
 //
-// A controller that gets [ErrNotConnected] does not requeue and does not poll:
+// A controller that gets [ErrNotConnected] does not requeue and does not poll.
 // [ClusterCache].GetExtensionSource delivers an event whenever the extension connects, disconnects,
-// or stays disconnected for another reason. Handles (clients, readers, configs) belong to one
-// connection. After a disconnect they fail at once and for ever; ask again after the connect event.
-// Watches are different: they are registered with the extension and come back by themselves.
-// [ClusterCache].Watch is for a kind, WatchContent for whatever kinds a content has.
+// or stays disconnected for another reason.
 //
-// Options.Credentials says whom an extension acts as, and how that is proven: see package
-// credential. Options.WatchFilterValue and Options.Filter choose the extensions. Metrics are on
-// controller-runtime's registry; docs/operations.md explains them, and every [Reason]. Package fake
-// is a ClusterCache for unit tests.
+// Handles (clients, readers, configs) belong to one connection. After a disconnect every call on
+// them fails at once and permanently. Call the getter again after the connect event. Watches are
+// different: they belong to the extension and resume by themselves after a reconnect.
+// [ClusterCache].Watch watches one kind. [ClusterCache].WatchContent watches all kinds that a
+// content has.
 //
-// Cached reads and watches see what the identity may list and watch, and no more: a read that it
-// may not is apierrors.IsForbidden, whose error says what is missing; a watch waits, and OnError is
-// told. When a right is granted or revoked that is noticed within
-// CacheOptions.AccessReviewInterval, or within seconds with CacheOptions.WatchRBAC, and the
-// extension sources call. [ConnectionState].Scopes says how each informer does; package scopedcache
-// has the rest. The fields of what is an alias here: go doc
-// github.com/latchkey-dev/latchkey/accessor CacheOptions.
+// Options.Credentials sets the identity that an extension acts as, and how the connection proves
+// that identity: see package credential. Options.WatchFilterValue and Options.Filter select the
+// extensions. Metrics are on controller-runtime's registry. docs/operations.md explains the metrics
+// and every [Reason]. Package fake is a ClusterCache for unit tests.
+//
+// Cached reads and watches return only objects that the identity may list and watch:
+//
+//   - A read without this permission returns an error for which apierrors.IsForbidden is true. The
+//     error names the missing permission.
+//   - A watch without this permission waits, and OnError receives the error.
+//   - A granted or revoked permission takes effect within CacheOptions.AccessReviewInterval, or
+//     within seconds with CacheOptions.WatchRBAC. The extension sources then deliver an event.
+//
+// [ConnectionState].Scopes has the state of each informer. Package scopedcache documents the
+// details. Some types of this package are aliases. To read the documentation of their fields, run
+// for example: go doc github.com/latchkey-dev/latchkey/accessor CacheOptions.
 //
 // # Considerations
 //
-//   - There is one reconciler and it never dials, so extensions at a server that hangs delay nobody
-//     else. It is the simplest locking there is: it decides, other controllers read snapshots.
-//   - On a replica that does not lead, every getter returns a [NotConnectedError] with reason
+//   - One reconciler serves all extensions and never dials. Extensions whose API server hangs
+//     therefore delay no other extension. Locking is as simple as possible: the reconciler decides,
+//     and other controllers read snapshots.
+//   - On a replica that is not the leader, every getter returns a [NotConnectedError] with reason
 //     NotStarted.
-//   - Whoever may write an extension names its ServiceAccount. Namespaced kinds may only name one
-//     of their own namespace, unless Options.AllowIdentity says otherwise; within it any, unless a
-//     policy like that in config/admission-namespaced guards it. For cluster-scoped kinds the
-//     author must state the guard. With kubeconfigs it is credential.KubeconfigOptions.Allow.
-//   - Your controller and this one read the extension independently. What you do on behalf of
-//     fields that you read, do as the identity that they name: after GetClient compare
-//     [ConnectionState].Identity (with kubeconfigs, Source) with the reference, and wait for the
-//     connect event if they differ. A client whose connection changes after that fails.
-//   - Handlers, OnError and map functions are the host operator's code, called on behalf of
-//     tenants. One that hangs holds up its own events only; one that panics loses its event, and is
-//     logged and counted.
-//   - Filter, AllowIdentity, a RESTConfigMapper and KubeconfigOptions.Reference are called by the
-//     reconciler: one that waits holds up every extension, so they only look at what they are given
-//     and at caches. One that panics has said no. Transforms and index functions are called by
-//     informers, and a panic there ends the process, as with controller-runtime's own cache.
-//   - Where the host operator may not read extensions or ServiceAccounts, errors say so
-//     ([OperatorForbidden]) if the manager's cache is scopedcache's (ctrl.Options{NewCache:
-//     scopedcache.New}): that stays up and goes on when the permission is granted. Secrets with
-//     kubeconfigs that may not be read are reported with any cache. controller-runtime's own cache
-//     waits for its CacheSyncTimeout, two minutes, and then the manager ends.
-//   - The host operator's own identity is used for its own manager (Events, if asked for,
-//     included), and by the credentials: for TokenRequests or to impersonate, and to watch the
-//     metadata of ServiceAccounts, or to watch the Secrets with kubeconfigs. docs/security.md says
-//     what each right gains whoever steals it.
+//   - Anyone who may write an extension chooses its ServiceAccount. An extension of a namespaced
+//     kind may name only a ServiceAccount of its own namespace, unless Options.AllowIdentity
+//     decides otherwise. In that namespace the extension may name any ServiceAccount, unless a
+//     policy like that in config/admission-namespaced guards it. For cluster-scoped kinds the host
+//     operator's author must state the guard. With kubeconfigs the guard is
+//     credential.KubeconfigOptions.Allow.
+//   - Your controller and this reconciler read the extension independently. When your controller
+//     acts on fields of the extension, it must act as the identity that the same fields name. After
+//     GetClient, compare [ConnectionState].Identity (with kubeconfigs, Source) with the reference.
+//     If they differ, wait for the connect event. If the connection changes after the comparison,
+//     calls on the client fail.
+//   - Event handlers, OnError and map functions are the host operator's code, called on behalf of
+//     tenants. A function that hangs delays only its own events. A function that panics loses its
+//     event, and the panic is logged and counted.
+//   - The reconciler calls Filter, AllowIdentity, a RESTConfigMapper and
+//     KubeconfigOptions.Reference. A function that waits delays every extension, so these functions
+//     may read only their arguments and caches. A function that panics refuses the extension.
+//   - Informers call transforms and index functions. A panic there ends the process, as with
+//     controller-runtime's own cache.
+//   - The host operator may lack the permission to read extensions or ServiceAccounts. With
+//     scopedcache as the manager's cache (ctrl.Options{NewCache: scopedcache.New}), errors then
+//     have the reason [OperatorForbidden]. The manager stays up, and continues when the permission
+//     is granted. controller-runtime's own cache waits for its CacheSyncTimeout, two minutes, and
+//     then the manager ends.
+//   - Any cache reports Secrets with kubeconfigs that the host operator may not read.
+//   - The host operator's own identity serves its own manager, including Events if enabled, and the
+//     credentials. Credentials use it for TokenRequests or impersonation and to watch the metadata
+//     of ServiceAccounts, or to watch the Secrets with kubeconfigs. docs/security.md lists what an
+//     attacker gains with each stolen permission.
 //
-// The design is that of Cluster API's clustercache, turned from "per cluster" into "per identity";
-// docs/architecture.md says where it differs and why.
+// The design is that of Cluster API's clustercache, with connections per identity instead of per
+// cluster. docs/architecture.md lists the differences and their reasons.
 package clustercache

@@ -13,46 +13,47 @@ import (
 )
 
 const (
-	// eventBurst is how many Events an extension may have in a row, and eventRefill after what time
-	// it may have another: tenants decide how often their ServiceAccounts come and go.
+	// eventBurst is how many Events an extension may have in a row. After each eventRefill the
+	// extension may have one more. The limit exists because tenants decide how often their
+	// ServiceAccounts come and go.
 	eventBurst  = 10
 	eventRefill = time.Minute
 )
 
-// maxNote is how many bytes of text the API server takes in an Event.
+// maxNote is how many bytes of text the API server accepts in an Event.
 const maxNote = 1024
 
-// recordEvents writes an Event on an extension whenever it connects, or is not connected for
-// another reason, until ctx is done. It is a consumer like any other source, so a recorder that
-// blocks holds up nobody else.
+// recordEvents records an Event on an extension whenever the extension connects, or is not
+// connected for another reason, until ctx is done. recordEvents is a consumer like any source, so a
+// recorder that blocks delays no other consumer.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
 	w := eventWriter{state: c.set.State, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
 	c.sources.Listen(ctx, known{c.set}, 0, w.changed)
 }
 
-// eventWriter writes Events on extensions. One goroutine uses it.
+// eventWriter records Events on extensions. One goroutine uses it.
 type eventWriter struct {
 	state    func(client.ObjectKey) (ConnectionState, bool)
 	recorder events.EventRecorder
-	records  map[client.ObjectKey]*eventRecord // of the extensions that are known
+	records  map[client.ObjectKey]*eventRecord // for the extensions that are known
 }
 
-// eventRecord is what was written on one extension.
+// eventRecord has the last Event on one extension, and its limit.
 type eventRecord struct {
 	last  recordedEvent
 	limit flowcontrol.PassiveRateLimiter
 }
 
-// changed writes an Event if what happened to the extension is worth one.
+// changed records an Event if the extension's state differs from that of the last Event.
 func (w *eventWriter) changed(object client.Object) {
 	key := client.ObjectKeyFromObject(object)
 	state, known := w.state(key)
 	if !known {
-		delete(w.records, key) // it is gone, or another's now
+		delete(w.records, key) // the extension is gone, or another operator's now
 		return
 	}
 	if object.GetUID() != state.UID {
-		return // it was created again; its successor is told too
+		return // the extension was created again; the new one has its own notification
 	}
 	record := w.records[key]
 	if record == nil {
@@ -67,7 +68,7 @@ func (w *eventWriter) changed(object client.Object) {
 	w.recorder.Eventf(object, nil, event.kind, event.reason, "Connect", "%s", eventNote(state))
 }
 
-// newEventLimit is the limit of one extension's Events.
+// newEventLimit returns the limit of one extension's Events.
 func newEventLimit() flowcontrol.PassiveRateLimiter {
 	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventRefill.Seconds()), eventBurst)
 }
@@ -76,14 +77,14 @@ func newEventLimit() flowcontrol.PassiveRateLimiter {
 // newest credential.
 const credentialNotUsed = "CredentialNotUsed"
 
-// recordedEvent is what an Event was about.
+// recordedEvent has the parts of an Event that nextEvent compares.
 type recordedEvent struct {
 	uid          types.UID // of the extension
 	kind, reason string
 	generation   int64 // of the connection
 }
 
-// nextEvent says which Event the state is worth, and whether it is another than the last.
+// nextEvent returns the Event for the state, and whether that Event differs from the last.
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
 	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason),
 		generation: state.Generation}
@@ -93,12 +94,12 @@ func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) 
 	case state.Phase == Connected:
 		event.kind, event.reason = corev1.EventTypeNormal, string(Connected)
 	case state.Reason == NotStarted:
-		return last, false // the first connect is under way
+		return last, false // the first connect is in progress
 	}
 	return event, event != last
 }
 
-// eventNote is the text of the Event for a state.
+// eventNote returns the text of the Event for a state.
 func eventNote(state ConnectionState) string {
 	note := state.Message
 	if state.Phase == Connected && note == "" {

@@ -22,7 +22,7 @@ func TestNextEvent(t *testing.T) {
 	for name, tc := range map[string]struct {
 		state ConnectionState
 		last  recordedEvent
-		want  string // kind and reason, "" for no news
+		want  string // kind and reason, "" for no Event
 	}{
 		"first connect":   {connected, recordedEvent{}, "Normal Connected"},
 		"still connected": {connected, event(connected), ""},
@@ -34,8 +34,8 @@ func TestNextEvent(t *testing.T) {
 		"still missing": {missing, event(missing), ""},
 		"another reason": {with(missing, func(s *ConnectionState) { s.Reason = NotAllowed }), event(missing),
 			"Warning NotAllowed"},
-		"connecting":          {with(missing, func(s *ConnectionState) { s.Phase = Connecting }), event(missing), ""},
-		"first one under way": {ConnectionState{Phase: Connecting, Reason: NotStarted}, recordedEvent{}, ""},
+		"connecting":            {with(missing, func(s *ConnectionState) { s.Phase = Connecting }), event(missing), ""},
+		"first one in progress": {ConnectionState{Phase: Connecting, Reason: NotStarted}, recordedEvent{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, news := nextEvent(tc.state, tc.last)
@@ -49,7 +49,7 @@ func TestNextEvent(t *testing.T) {
 	}
 }
 
-// The API server takes 1,024 bytes of valid text.
+// The API server accepts 1,024 bytes of valid text.
 func TestEventNote(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(eventNote(ConnectionState{Phase: Connected, Identity: Identity{Username: "u"}, Target: "t"})).
@@ -60,16 +60,16 @@ func TestEventNote(t *testing.T) {
 	g.Expect(strings.ToValidUTF8(long, "?")).To(Equal(long))
 }
 
-// noted keeps the reasons of Events.
+// noted records the reasons of Events.
 type noted struct{ reasons []string }
 
 func (n *noted) Eventf(_, _ runtime.Object, _, reason, _, _ string, _ ...any) {
 	n.reasons = append(n.reasons, reason)
 }
 
-// A tenant whose ServiceAccount comes and goes all the time has a few Events, and then one a
-// minute. What is gone is forgotten, and what another extension of that name was is not written on
-// it.
+// A tenant whose ServiceAccount is created and deleted all the time gets a few Events, and then one
+// a minute. The writer forgets an extension that is gone, and records no Event for the state of
+// another extension of the same name.
 func TestEventsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -93,14 +93,15 @@ func TestEventsAreLimited(t *testing.T) {
 		<-time.After(eventRefill)
 		state.UID = "b"
 		w.changed(object)
-		g.Expect(n.reasons).To(HaveLen(eventBurst+3), "the state is another extension's")
+		g.Expect(n.reasons).To(HaveLen(eventBurst+3), "the state belongs to another extension of the same name")
 		known = false
 		w.changed(object)
 		g.Expect(w.records).To(BeEmpty())
 	})
 }
 
-// What is ours, and what was until now, is let through; what is others' is not queued at all.
+// Events of extensions that are ours, or were ours until now, pass. Events of other operators'
+// extensions are not queued.
 func TestMayBeOurs(t *testing.T) {
 	g := NewWithT(t)
 	r := &reconciler{labelled: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
@@ -111,7 +112,8 @@ func TestMayBeOurs(t *testing.T) {
 	g.Expect(p.Create(event.CreateEvent{Object: theirs})).To(BeFalse())
 	g.Expect(p.Generic(event.GenericEvent{Object: ours})).To(BeTrue())
 	g.Expect(p.Generic(event.GenericEvent{Object: theirs})).To(BeFalse())
-	g.Expect(p.Delete(event.DeleteEvent{Object: theirs})).To(BeTrue(), "a deletion is cheap, and may be of what was ours")
+	g.Expect(p.Delete(event.DeleteEvent{Object: theirs})).
+		To(BeTrue(), "a deletion is cheap, and may be of an extension that was ours")
 	for _, tc := range []struct {
 		before, after client.Object
 		want          bool

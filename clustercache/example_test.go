@@ -20,7 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// What a host operator needs. The README shows these lines.
+// This is the minimum that a host operator needs. The README shows these lines.
 func Example() {
 	type reconciler struct{ cc clustercache.ClusterCache }
 
@@ -42,7 +42,7 @@ func Example() {
 		} else if err != nil {
 			return ctrl.Result{}, err
 		}
-		return ctrl.Result{}, c.Create(ctx, configMap) // as the extension's ServiceAccount, and as nobody else
+		return ctrl.Result{}, c.Create(ctx, configMap) // as the extension's ServiceAccount, and as no one else
 	}
 	_, _ = setup, reconcile
 }
@@ -62,7 +62,7 @@ func ExampleSetupWithManager() {
 	_ = setup
 }
 
-// Workload clusters: every object has a kubeconfig in a Secret of its namespace,
+// For workload clusters, every object has a kubeconfig in a Secret of its namespace,
 // "<name>-kubeconfig".
 func ExampleSetupWithManager_kubeconfigSecrets() {
 	setup := func(ctx context.Context, mgr manager.Manager, kind client.Object) (clustercache.ClusterCache, error) {
@@ -88,8 +88,8 @@ func ExampleSetupWithManager_impersonation() {
 	_ = setup
 }
 
-// An author may decide who acts as whom: here, tenants act as ServiceAccounts whose namespace is
-// theirs by name.
+// The author of a host operator may decide which extension may act as which ServiceAccount. Here,
+// an extension may act as the ServiceAccounts of the namespace that its name determines.
 func ExampleOptions_allowIdentity() {
 	options := clustercache.Options{
 		AllowIdentity: func(_ context.Context, extension client.Object, serviceAccount types.NamespacedName) error {
@@ -106,7 +106,7 @@ func ExampleOptions_allowIdentity() {
 	// Output: red may only act as ServiceAccounts of namespace tenant-red
 }
 
-// The reason why an extension is not connected is in the error.
+// The error contains the reason why an extension is not connected.
 func ExampleClusterCache_GetClient() {
 	explain := func(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey) string {
 		_, err := cc.GetClient(ctx, extension)
@@ -119,7 +119,8 @@ func ExampleClusterCache_GetClient() {
 	_ = explain
 }
 
-// A controller that is told about the Secrets that an extension's identity sees in one namespace.
+// This controller receives events about the Secrets that an extension's identity may list and watch
+// in one namespace.
 func ExampleClusterCache_Watch() {
 	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller,
 		extension client.ObjectKey) error {
@@ -136,7 +137,7 @@ func ExampleClusterCache_Watch() {
 	_ = watch
 }
 
-// Every controller can hear when extensions connect and disconnect.
+// Every controller can receive an event when an extension connects or disconnects.
 func ExampleClusterCache_GetExtensionSource() {
 	setup := func(cc clustercache.ClusterCache, ctl controller.Controller) error {
 		return ctl.Watch(cc.GetExtensionSource("my-controller",
@@ -147,9 +148,9 @@ func ExampleClusterCache_GetExtensionSource() {
 	_ = setup
 }
 
-// A controller that is told when the content of an extension changes: exactly the kinds of its
-// objects are watched, where they are. Call it whenever the content is known; what has left it is
-// not watched any more.
+// This controller receives events when the content of an extension changes. WatchContent watches
+// exactly the kinds of the content's objects, in their namespaces. Call WatchContent whenever the
+// content is known. Kinds that have left the content are no longer watched.
 func ExampleClusterCache_WatchContent() {
 	watch := func(ctx context.Context, cc clustercache.ClusterCache, ctl controller.Controller,
 		extension client.ObjectKey, content []client.Object) error {
@@ -169,8 +170,8 @@ func ExampleClusterCache_WatchContent() {
 	_ = watch
 }
 
-// Who wants to know that an extension had no success for five minutes, before it is disconnected,
-// says so.
+// With this option a controller also receives an event when an extension had no success for five
+// minutes, even before the extension is disconnected.
 func ExampleWatchForProbeFailure() {
 	setup := func(cc clustercache.ClusterCache, ctl controller.Controller, toRequests handler.MapFunc) error {
 		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests,
@@ -179,7 +180,7 @@ func ExampleWatchForProbeFailure() {
 	_ = setup
 }
 
-// Controllers whose requests are of another type have their own source.
+// Controllers whose requests are of another type use TypedExtensionSource.
 func ExampleTypedExtensionSource() {
 	type request struct{ Tenant string }
 	setup := func(cc clustercache.ClusterCache, ctl controller.TypedController[request]) error {
@@ -191,7 +192,7 @@ func ExampleTypedExtensionSource() {
 	_ = setup
 }
 
-// Several operators may share the extensions, and tell about them in Events and metrics.
+// Several operators may share the extensions, and report on them in Events and metrics.
 func ExampleOptions() {
 	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
 		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{

@@ -31,9 +31,10 @@ import (
 var ClusterExtensionGVK = schema.GroupVersionKind{Group: "latchkey.dev", Version: "v1alpha1", Kind: "ClusterExtension"}
 
 // OLMClusterExtension returns an object of Operator Lifecycle Manager's kind of the same name, for
-// Options.Object. OLM v1.0 to v1.10 require spec.serviceAccount and mean what we mean by it. From
-// v1.11 on OLM ignores the field, which is then optional and deprecated: an extension without it is
-// not connected (InvalidReference). Guard the field with config/admission-olm.
+// Options.Object. OLM v1.0 to v1.10 require spec.serviceAccount and give it the same meaning as
+// latchkey. From v1.11 on, OLM ignores the field, which is then optional and deprecated. An
+// extension without the field is not connected (InvalidReference). Guard the field with
+// config/admission-olm.
 func OLMClusterExtension() client.Object {
 	return newUnstructured(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1",
 		Kind: "ClusterExtension"})
@@ -45,67 +46,70 @@ func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
 	return object
 }
 
-// Options configure SetupWithManager. Required are Client.UserAgent and, for cluster-scoped kinds,
-// AllowIdentity.
+// Options configure SetupWithManager. Client.UserAgent is required, and for cluster-scoped kinds
+// AllowIdentity too.
 type Options struct {
-	// Object is of the kind whose objects get a connection each. Defaults to an unstructured
-	// ClusterExtension of latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator Lifecycle
-	// Manager's kind see OLMClusterExtension.
+	// Object is an example of the kind whose objects get one connection each. Defaults to an
+	// unstructured ClusterExtension of latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator
+	// Lifecycle Manager's kind see OLMClusterExtension.
 	Object client.Object
-	// Cluster is where those objects, and their ServiceAccounts, live. Defaults to the manager.
-	// Another one must have been added to the manager.
+	// Cluster is the cluster that holds those objects and their ServiceAccounts. Defaults to the
+	// manager. Any other cluster must be added to the manager first.
 	Cluster cluster.Cluster
 	// Scheme of the connections. Defaults to Cluster's.
 	Scheme *runtime.Scheme
-	// Credentials says whom an object acts as. Defaults to credential.ServiceAccountTokens.
+	// Credentials sets the identity that an object acts as. Defaults to
+	// credential.ServiceAccountTokens.
 	Credentials credential.Provider
-	// AllowIdentity says whether an object may act as that ServiceAccount; an error means no and
-	// becomes the Message of the state. It is called on every reconcile, by as many goroutines as
-	// the controller has workers, and must not do I/O: all extensions wait for it. If it panics,
-	// the answer is no.
+	// AllowIdentity returns nil if the object may act as the ServiceAccount. An error refuses, and
+	// its text becomes the Message of the state. A panic refuses too. The controller's workers call
+	// AllowIdentity concurrently, on every reconcile. AllowIdentity must not do I/O: all extensions
+	// wait for it.
 	//
-	// Namespaced kinds default to "its own namespace". Cluster-scoped kinds have no such default:
-	// without a guard, whoever may write an extension could act as any ServiceAccount, so nil is
-	// refused. GuardedByAdmission states that an admission policy guards them. With credentials
-	// that name no ServiceAccount it must be nil.
+	// For namespaced kinds the default allows the ServiceAccounts of the object's own namespace.
+	// Cluster-scoped kinds have no default, and nil is refused: without a guard, anyone who may
+	// write an extension could act as any ServiceAccount. GuardedByAdmission states that an
+	// admission policy guards the extensions. AllowIdentity must be nil with credentials that name
+	// no ServiceAccount.
 	AllowIdentity func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
 	// WatchFilterValue, if set, restricts this ClusterCache to extensions whose label WatchLabel
-	// has that value, so that several operators share the work; give each of them a value. An
-	// extension that loses the label is disconnected (Filtered) and forgotten. It divides work and
-	// guards nothing: whoever writes an extension chooses the label, and with it the operator, so
-	// all of them need the same AllowIdentity.
+	// has that value. Several operators can so share the work; give each operator another value. An
+	// extension that loses the label is disconnected (Filtered) and forgotten. WatchFilterValue
+	// divides work and guards nothing: anyone who writes an extension chooses the label, and with
+	// the label the operator. All these operators therefore need the same AllowIdentity.
 	WatchFilterValue string
-	// Filter, if set, does the same by a function, in addition. It must depend on nothing but the
-	// object, which is a copy, and must not do I/O: all extensions wait for it. If it panics, the
-	// object does not match.
+	// Filter, if set, further restricts this ClusterCache to extensions for which Filter returns
+	// true. Filter must depend only on the object, which is a copy. Filter must not do I/O: all
+	// extensions wait for it. If Filter panics, the object does not match.
 	Filter func(object client.Object) bool
 	// Cache configures the cache of every connection.
 	Cache CacheOptions
 	// Client configures the clients of every connection.
 	Client ClientOptions
-	// HealthProbe says how often to probe and when to give up.
+	// HealthProbe sets how often to probe and after how many failures to disconnect.
 	HealthProbe healthprobe.Options
 	// ConnectBackoff is the wait between connects that fail. Defaults to 30 s, doubled up to 5 min,
-	// plus up to a fifth of jitter. A ServiceAccount, Secret or target that is seen again ends the
-	// wait.
+	// plus up to a fifth of jitter. The wait ends early when the missing ServiceAccount, Secret or
+	// target is back.
 	ConnectBackoff wait.Backoff
-	// EventRecorder, if set, writes Events on extensions: when one connects, and when one is not
-	// connected for another reason than before, a few in a row per extension and then one a minute.
-	// Use the manager's GetEventRecorder; it must not block. Needs config/rbac/events.yaml. Their
-	// text is the Message of the state, or identity and API server, so everybody who reads Events
-	// in the extension's namespace ("default" for cluster-scoped ones) reads what AllowIdentity
-	// says and where API servers are.
+	// EventRecorder, if set, records an Event on an extension when the extension connects, and when
+	// it is not connected for another reason than before. Each extension may have a burst of a few
+	// Events, and then one a minute. Use the manager's GetEventRecorder. EventRecorder must not
+	// block, and needs config/rbac/events.yaml. The text of an Event is the Message of the state,
+	// or the identity and the API server. Anyone who may read Events in the extension's namespace
+	// ("default" for cluster-scoped extensions) can therefore read AllowIdentity's errors and the
+	// addresses of API servers.
 	EventRecorder events.EventRecorder
-	// Metrics says what is told to Prometheus beside the sums, on controller-runtime's registry;
+	// Metrics enables Prometheus series in addition to the sums, on controller-runtime's registry;
 	// see docs/operations.md.
 	Metrics MetricsOptions
 }
 
-// WatchLabel is the label that WatchFilterValue is compared with: Cluster API's, so that one label
-// divides the work of both.
+// WatchLabel is the label whose value is compared with WatchFilterValue. Cluster API uses the same
+// label, so that one label divides the work of both.
 const WatchLabel = "cluster.x-k8s.io/watch-filter"
 
-// hasWatchLabel reports whether an object is ours by its label.
+// hasWatchLabel reports whether the label of an object selects it for this ClusterCache.
 func (o *Options) hasWatchLabel(object client.Object) bool {
 	return o.WatchFilterValue == "" || object.GetLabels()[WatchLabel] == o.WatchFilterValue
 }
@@ -115,19 +119,21 @@ func (o *Options) wants(object client.Object) bool {
 	return o.hasWatchLabel(object) && (o.Filter == nil || o.Filter(object))
 }
 
-// GuardedByAdmission is an AllowIdentity that allows everything. On a namespaced kind it takes the
-// place of the rule of its own namespace; leave AllowIdentity nil to keep that. It states that the
-// API server lets nobody name a ServiceAccount that they may not act as, by a policy for that very
-// kind: config/admission for clusterextensions.latchkey.dev, config/admission-olm for Operator
-// Lifecycle Manager's, or the like.
+// GuardedByAdmission is an AllowIdentity that allows every ServiceAccount. Use it only if the API
+// server refuses an extension whose author may not act as the named ServiceAccount. An admission
+// policy for that very kind does this: config/admission for clusterextensions.latchkey.dev,
+// config/admission-olm for Operator Lifecycle Manager's kind, or a similar one. For a namespaced
+// kind GuardedByAdmission replaces the rule that the ServiceAccount is in the extension's own
+// namespace; leave AllowIdentity nil to keep that rule.
 func GuardedByAdmission(context.Context, client.Object, types.NamespacedName) error { return nil }
 
-// ownNamespaceOnly is the AllowIdentity of namespaced kinds.
+// ownNamespaceOnly is the default AllowIdentity of namespaced kinds.
 func ownNamespaceOnly(_ context.Context, object client.Object, serviceAccount types.NamespacedName) error {
 	if object.GetNamespace() == serviceAccount.Namespace {
 		return nil
 	}
-	return errors.Errorf("it may only name a ServiceAccount of its own namespace %q, not %s", object.GetNamespace(),
+	return errors.Errorf("the extension may only name a ServiceAccount of its own namespace %q, not %s",
+		object.GetNamespace(),
 		serviceAccount)
 }
 
@@ -159,12 +165,12 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 	}
 }
 
-// validate refuses what would fail at every connection.
+// validate returns an error for options that would fail at every connection.
 func (o *Options) validate() error {
 	for object, settings := range o.Cache.ByObject {
 		if len(settings.Namespaces) > 0 {
 			return errors.Errorf(
-				"Options.Cache.ByObject[%T]: Namespaces must not be set; what is cached follows from what is read", object)
+				"Options.Cache.ByObject[%T]: Namespaces must not be set; reads determine what is cached", object)
 		}
 	}
 	if err := o.tryCache(); err != nil {
@@ -177,7 +183,7 @@ func (o *Options) validate() error {
 	}
 	switch {
 	case o.Client.UserAgent == "":
-		return errors.New("Options.Client.UserAgent must be set: it is how API servers' logs name the host operator")
+		return errors.New("Options.Client.UserAgent must be set: the logs of API servers show it for the host operator")
 	case strings.ContainsFunc(o.Client.UserAgent, unicode.IsControl):
 		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
@@ -193,38 +199,39 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// tryCache makes a cache as connections will, which asks nobody.
+// tryCache creates a cache with the options of the connections. Creating it sends no request.
 func (o *Options) tryCache() error {
-	tried, err := scopedcache.New(&rest.Config{},
+	trial, err := scopedcache.New(&rest.Config{},
 		cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil),
 			ByObject: o.Cache.ByObject})
 	if err != nil {
 		return err
 	}
 	for _, index := range o.Cache.Indexes {
-		if err := tried.IndexField(context.Background(), index.Object, index.Field, index.ExtractValue); err != nil {
+		if err := trial.IndexField(context.Background(), index.Object, index.Field, index.ExtractValue); err != nil {
 			return errors.Wrapf(err, "Indexes, field %q", index.Field)
 		}
 	}
 	return nil
 }
 
-// kind asks the API server about the kind of the extensions.
+// kind requests the kind of the extensions from the API server.
 func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
 	kind, err := credential.KindOf(ctx, o.Cluster, o.Object)
 	if !meta.IsNoMatchError(err) {
-		return kind, errors.WithMessage(err, "asking the API server about the kind of the extensions")
+		return kind, errors.WithMessage(err, "discovering the kind of the extensions")
 	}
-	gvk, _ := apiutil.GVKForObject(o.Object, o.Cluster.GetScheme()) // it was found out before
+	gvk, _ := apiutil.GVKForObject(o.Object, o.Cluster.GetScheme()) // KindOf determined it already
 	if gvk != ClusterExtensionGVK {
 		return kind, errors.Errorf("the API server does not serve %s: install its CustomResourceDefinition first", gvk)
 	}
 	olm := OLMClusterExtension().GetObjectKind().GroupVersionKind()
 	if _, err := o.Cluster.GetRESTMapper().RESTMapping(olm.GroupKind(), olm.Version); err == nil {
 		return kind,
-			errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s, which is "+
-				"Operator Lifecycle Manager's: "+
-				"install ours (kubectl apply -f config/crd), or set Options.Object to clustercache.OLMClusterExtension() "+
+			errors.Errorf("the API server does not serve clusterextensions.%s, but clusterextensions.%s of "+
+				"Operator Lifecycle Manager: "+
+				"install the missing kind (kubectl apply -f config/crd), or set Options.Object to "+
+				"clustercache.OLMClusterExtension() "+
 				"and apply config/admission-olm",
 				gvk.Group, olm.Group)
 	}
@@ -241,8 +248,8 @@ func (o *Options) guard(resolver credential.Resolver,
 		if o.AllowIdentity != nil {
 			return nil,
 				errors.New(
-					"Options.AllowIdentity would never be asked: these credentials name no ServiceAccount; leave it nil and " +
-						"guard in credential.KubeconfigOptions.Allow, or in the function that provides them")
+					"Options.AllowIdentity would never be called: these credentials name no ServiceAccount; leave it nil and " +
+						"guard in credential.KubeconfigOptions.Allow, or in the function that provides the credentials")
 		}
 		return nil, nil
 	}
@@ -251,7 +258,7 @@ func (o *Options) guard(resolver credential.Resolver,
 	}
 	if !kind.Namespaced {
 		return nil,
-			errors.Errorf("Options.AllowIdentity must be set for a cluster-scoped kind: whoever may write an extension "+
+			errors.Errorf("Options.AllowIdentity must be set for a cluster-scoped kind: anyone who may write an extension "+
 				"could act as any ServiceAccount. "+
 				"Install a policy for %s (config/admission guards clusterextensions.latchkey.dev only, "+
 				"config/admission-olm Operator Lifecycle Manager's kind) "+

@@ -15,8 +15,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A goroutine that the metadata informers of a manager leave behind when it stops; see package
-	// test.
+	// The metadata informers of a manager leave this goroutine behind when the manager stops; see
+	// package test/e2e.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"))
 }
 

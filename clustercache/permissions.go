@@ -14,11 +14,11 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 )
 
-// permissionInterval is how often it is looked at whether a permission that the host operator lacks
-// is there. That reads the manager's cache and asks the API server nothing.
+// permissionInterval is how often the reconciler checks for a permission that the host operator
+// lacks. The check reads the manager's cache and sends no request to the API server.
 const permissionInterval = time.Second
 
-// watchPermissions keeps an eye on what the host operator itself may read, until ctx is done.
+// watchPermissions checks regularly what the host operator itself may read, until ctx is done.
 func (r *reconciler) watchPermissions(ctx context.Context) {
 	tick := time.NewTicker(permissionInterval)
 	defer tick.Stop()
@@ -27,8 +27,8 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
 			err = errors.WithMessagef(err,
-				"the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or the like "+
-					"for another kind)", r.kind)
+				"the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or a "+
+					"similar role for another kind)", r.kind)
 			r.set.MayNotRead(err)
 			if !lacking {
 				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", OperatorForbidden, "error", err.Error())
@@ -52,7 +52,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 	}
 }
 
-// readExtensions reads an extension from the cache. It does not wait for long.
+// readExtensions reads an extension from the cache. The read takes permissionInterval at most.
 func (r *reconciler) readExtensions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, permissionInterval)
 	defer cancel()
@@ -73,8 +73,8 @@ type forbidden struct {
 	extensions map[client.ObjectKey]struct{} // guarded by mu
 }
 
-// note takes note of whether the extension waits for a permission. If it does not any more, it
-// returns those that still do.
+// note records whether the extension waits for a permission. If the extension no longer waits, note
+// returns and forgets the extensions that still do.
 func (f *forbidden) note(extension client.ObjectKey, waits bool) (wake []client.ObjectKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,7 +89,7 @@ func (f *forbidden) note(extension client.ObjectKey, waits bool) (wake []client.
 		for other := range f.extensions {
 			wake = append(wake, other)
 		}
-		clear(f.extensions) // which come back if they wait for another permission
+		clear(f.extensions) // an extension that waits for another permission is noted again
 	}
 	return wake
 }
@@ -101,7 +101,7 @@ func (f *forbidden) forget(extension client.ObjectKey) {
 	delete(f.extensions, extension)
 }
 
-// any returns one that waits, another one every time, on behalf of all.
+// any returns a randomly chosen extension that waits. One extension is tried on behalf of all.
 func (f *forbidden) any() (client.ObjectKey, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

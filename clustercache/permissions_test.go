@@ -9,8 +9,8 @@ import (
 
 func key(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
 
-// One extension looks for all whether a permission is there, and those that still lack theirs wait
-// on.
+// One extension checks on behalf of all whether a permission exists. Extensions that still lack
+// their permission keep waiting.
 func TestForbidden(t *testing.T) {
 	g := NewWithT(t)
 	var f forbidden
@@ -27,9 +27,9 @@ func TestForbidden(t *testing.T) {
 		g.Expect(ok).To(BeTrue())
 		seen[waiting] = true
 	}
-	g.Expect(seen).To(HaveLen(3), "each gets its turn")
+	g.Expect(seen).To(HaveLen(3), "each extension gets its turn")
 	g.Expect(f.note(key("b"), false)).To(ConsistOf(key("a"), key("c")))
-	g.Expect(f.note(key("a"), false)).To(BeEmpty(), "it was woken with the others")
+	g.Expect(f.note(key("a"), false)).To(BeEmpty(), "this extension was woken with the others")
 	g.Expect(f.note(key("c"), true)).To(BeEmpty())
 	waiting, _ := f.any()
 	g.Expect(waiting).To(Equal(key("c")))

@@ -34,7 +34,7 @@ import (
 // controllerName is the reconciler's name in logs and metrics.
 const controllerName = "clustercache"
 
-// reconciler is the one owner of all accessors.
+// reconciler is the only owner of all accessors.
 type reconciler struct {
 	object   client.Object // an example of the kind
 	kind     schema.GroupKind
@@ -42,25 +42,25 @@ type reconciler struct {
 	scheme   *runtime.Scheme
 	resolver credential.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
-	labelled func(client.Object) bool // whether it may be ours, by its label; cheap
-	wants    func(client.Object) bool // whether it is ours
+	labelled func(client.Object) bool // whether the label selects the object; cheap
+	wants    func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
 
-	references references // of extensions to ServiceAccounts
-	forbidden  forbidden  // extensions that wait for a permission of the host operator's
+	references references // from extensions to ServiceAccounts
+	forbidden  forbidden  // extensions that wait until the host operator has a permission
 
-	beside func(context.Context) // runs beside the set, if not nil
+	beside func(context.Context) // runs concurrently with the set, if not nil
 	// set when the controller starts, before the first Reconcile
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
 
-func (r *reconciler) addTo(mgr manager.Manager, where cluster.Cluster, options controller.Options) error {
+func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, options controller.Options) error {
 	options.Reconciler = r
 	c, err := controller.New(controllerName, mgr, options)
 	if err != nil {
 		return err
 	}
-	// First, so that the queue is there when anything is woken.
+	// This watch is first, so that the queue exists before the first wake.
 	if err := c.Watch(source.Func(func(_ context.Context,
 		queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		r.queue = queue
@@ -68,24 +68,24 @@ func (r *reconciler) addTo(mgr manager.Manager, where cluster.Cluster, options c
 	})); err != nil {
 		return err
 	}
-	if err := c.Watch(source.Kind(where.GetCache(), r.object, &handler.EnqueueRequestForObject{},
+	if err := c.Watch(source.Kind(host.GetCache(), r.object, &handler.EnqueueRequestForObject{},
 		r.mayBeOurs())); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccounts := &metav1.PartialObjectMetadata{}
 		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
-		if err := c.Watch(source.Kind(where.GetCache(), client.Object(serviceAccounts),
+		if err := c.Watch(source.Kind(host.GetCache(), client.Object(serviceAccounts),
 			r.whenServiceAccounts())); err != nil {
 			return err
 		}
 	}
-	// Runs where the controller runs, and ends with it.
-	like, ok := c.(manager.LeaderElectionRunnable)
-	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || like.NeedLeaderElection()})
+	// The set runs on the replica where the controller runs, and ends with it.
+	runnable, ok := c.(manager.LeaderElectionRunnable)
+	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || runnable.NeedLeaderElection()})
 }
 
-// run runs the set, and what it needs beside it, until ctx is done.
+// run runs the set, and the goroutines that it needs, until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
@@ -106,11 +106,12 @@ type runnableLike struct {
 func (r runnableLike) Start(ctx context.Context) error { return r.run(ctx) }
 func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection }
 
-// wake is called by accessors. They exist only after the controller has started.
+// wake enqueues a Reconcile of the extension. Accessors call wake, and they exist only after the
+// controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
 
-// mayBeOurs drops what others work on, before it is queued. What was ours, and is not any more, is
-// let through.
+// mayBeOurs drops events of other operators' extensions before they are queued. Events of an
+// extension that was ours until now pass.
 func (r *reconciler) mayBeOurs() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },
@@ -119,8 +120,9 @@ func (r *reconciler) mayBeOurs() predicate.Predicate {
 	}
 }
 
-// whenServiceAccounts handles ServiceAccounts. One that comes may have many waiting for it, which
-// then do not all connect at once; when it changes or goes, nobody waits.
+// whenServiceAccounts handles events of ServiceAccounts. Many extensions may wait for a
+// ServiceAccount that is created, so they connect with a delay instead of all at once. After a
+// change or a deletion of a ServiceAccount, its extensions reconcile without a delay.
 func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	return handler.Funcs{
@@ -143,7 +145,7 @@ func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 	}
 }
 
-// extensionsOf maps a ServiceAccount that came, changed or went to the extensions that name it.
+// extensionsOf maps a created, changed or deleted ServiceAccount to the extensions that name it.
 func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl.Request) {
 	for _, extension := range r.references.of(client.ObjectKeyFromObject(serviceAccount)) {
 		requests = append(requests, ctrl.Request{NamespacedName: extension})
@@ -151,11 +153,11 @@ func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl
 	return requests
 }
 
-// Reconcile says what the extension is to connect as. It decides and returns: it reads caches and
-// never dials.
+// Reconcile passes to the set the identity that the extension is to connect as. Reconcile reads
+// caches and never dials.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	// The set keeps the informer's own object, which is not changed: a copy for each extension
-	// would double what they take.
+	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
+	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)
 	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
@@ -165,33 +167,33 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		case !apierrors.IsForbidden(err):
 			return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 		}
-		// watchPermissions says so, once. What is connected goes on by what the extension was last:
-		// it is probed, and ends with its ServiceAccount.
+		// watchPermissions logs the missing permission, once. A connected extension continues by
+		// its last known object: it is probed, and disconnects when its ServiceAccount goes away.
 		if shared = r.set.Object(req.NamespacedName); shared == nil {
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
 	}
-	if shared.GetObjectKind().GroupVersionKind().Empty() { // a typed object; its TypeMeta is not shared
+	if shared.GetObjectKind().GroupVersionKind().Empty() { // a typed object; its TypeMeta is not shared with the informer
 		gvk, err := apiutil.GVKForObject(shared, r.scheme)
 		if err != nil {
-			return reconcile.Result{}, errors.Wrap(err, "finding out the kind of the extension")
+			return reconcile.Result{}, errors.Wrap(err, "determining the kind of the extension")
 		}
 		shared.GetObjectKind().SetGroupVersionKind(gvk)
 	}
-	object := shared.DeepCopyObject().(client.Object) // the author's functions get it
+	object := shared.DeepCopyObject().(client.Object) // Filter, AllowIdentity and Credentials get this copy
 	wanted, err := r.isWanted(object)
 	if !wanted {
 		r.forget(req.NamespacedName, Filtered)
 		return reconcile.Result{}, err
 	}
-	resolved, err := r.resolve(ctx, object)
+	resolution, err := r.resolve(ctx, object)
 	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, credential.ErrOperatorForbidden)) {
-		r.wake(waiting) // what was granted for this one will mostly have been granted for all
+		r.wake(waiting) // a permission granted for this extension is usually granted for all
 	}
-	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolved, err)}, nil
+	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolution, err)}, nil
 }
 
-// forget ends the extension's connection and what is kept for it.
+// forget ends the extension's connection and removes all its data.
 func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
 	r.set.Remove(key, reason)
 	r.resolver.Forget(key)
@@ -199,8 +201,8 @@ func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
 	r.forbidden.forget(key)
 }
 
-// isWanted asks the author's function, which may panic: what tenants write must not keep a
-// connection that it should lose.
+// isWanted calls Options.Filter. A panic counts as no: a tenant whose object makes Filter panic
+// must not keep a connection that it should lose.
 func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -211,23 +213,24 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 	return r.wants(object), nil
 }
 
-// resolve asks the author's functions. One that panics has not allowed, and not provided, anything.
-func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolved credential.Resolution, err error) {
+// resolve calls Options.AllowIdentity and Options.Credentials. A panic allows and provides nothing.
+func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolution credential.Resolution, err error) {
 	panicked := func(cause error) error {
 		return accessor.MarkNotAllowed(errors.WithMessage(cause, "Options.AllowIdentity panicked"))
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			// What it panicked with may be secret, so it is for the log and not for the state.
+			// The value of the panic may be secret, so only the log has it, and the state has not.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
 				klog.KObj(object))
-			resolved, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
+			resolution, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccount, err := r.resolver.ServiceAccount(object)
-		r.references.set(client.ObjectKeyFromObject(object), serviceAccount) // before it is read
+		// before the ServiceAccount is read, see references
+		r.references.set(client.ObjectKeyFromObject(object), serviceAccount)
 		if err != nil {
 			return credential.Resolution{}, err
 		}

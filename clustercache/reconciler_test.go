@@ -13,12 +13,12 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// host is a cluster of which only the config is known.
+// host is a cluster that has only a config.
 type host struct{ cluster.Cluster }
 
 func (host) GetConfig() *rest.Config { return &rest.Config{Host: "https://host"} }
 
-// A RESTConfigMapper that panics has provided nothing.
+// A RESTConfigMapper that panics provides no config.
 func TestPanickingMapper(t *testing.T) {
 	g := NewWithT(t)
 	resolver, err := credential.FromRESTConfigMapper(func(context.Context, client.Object, *rest.Config) (*rest.Config,

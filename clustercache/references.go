@@ -7,30 +7,30 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// references knows which extensions name which ServiceAccount. The zero value is empty. It is no
-// field index of the cache, for that would have to be added before the manager starts, and a
-// manager whose cache may not list what it has an index of cannot be stopped. A reference is set
-// before the ServiceAccount is read from the cache, and looked up after the cache has changed, so
-// that no change falls between.
+// references records which extensions name which ServiceAccount. The zero value is empty. The type
+// replaces a field index of the cache, which would have to be added before the manager starts. A
+// manager cannot be stopped while its cache lacks the permission to list an indexed kind. A
+// reference is set before the ServiceAccount is read from the cache, and looked up after the cache
+// changed. No change is therefore missed in between.
 type references struct {
 	mu          sync.Mutex
 	byExtension map[client.ObjectKey]types.NamespacedName              // guarded by mu
-	extensions  map[types.NamespacedName]map[client.ObjectKey]struct{} // guarded by mu; the same the other way around
+	extensions  map[types.NamespacedName]map[client.ObjectKey]struct{} // guarded by mu; the reverse of byExtension
 }
 
-// set notes which ServiceAccount the extension names; the zero value is none.
+// set records which ServiceAccount the extension names; the zero value means none.
 func (r *references) set(extension client.ObjectKey, serviceAccount types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before, known := r.byExtension[extension]
-	if known && before == serviceAccount {
+	previous, known := r.byExtension[extension]
+	if known && previous == serviceAccount {
 		return
 	}
 	if known {
 		delete(r.byExtension, extension)
-		delete(r.extensions[before], extension)
-		if len(r.extensions[before]) == 0 {
-			delete(r.extensions, before)
+		delete(r.extensions[previous], extension)
+		if len(r.extensions[previous]) == 0 {
+			delete(r.extensions, previous)
 		}
 	}
 	if serviceAccount == (types.NamespacedName{}) {

@@ -10,7 +10,7 @@ import (
 func TestReferences(t *testing.T) {
 	g := NewWithT(t)
 	var r references
-	red, blue, shared, own := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"},
+	red, blue, shared, single := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"},
 		types.NamespacedName{Namespace: "a", Name: "own"}
 	r.set(red, types.NamespacedName{})
 	g.Expect(r.of(shared)).To(BeEmpty())
@@ -18,11 +18,11 @@ func TestReferences(t *testing.T) {
 	r.set(blue, shared)
 	r.set(blue, shared)
 	g.Expect(r.of(shared)).To(ConsistOf(red, blue))
-	r.set(blue, own)
+	r.set(blue, single)
 	g.Expect(r.of(shared)).To(ConsistOf(red))
-	g.Expect(r.of(own)).To(ConsistOf(blue))
+	g.Expect(r.of(single)).To(ConsistOf(blue))
 	r.set(red, types.NamespacedName{})
 	r.set(blue, types.NamespacedName{})
 	g.Expect(r.byExtension).To(BeEmpty())
-	g.Expect(r.extensions).To(BeEmpty(), "what is removed leaves nothing")
+	g.Expect(r.extensions).To(BeEmpty(), "removed references leave no entry")
 }

@@ -15,15 +15,19 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// SetupWithManager adds a reconciler to the manager and returns the ClusterCache that it serves.
-// The reconciler runs on the replica that leads; elsewhere, and before the manager starts, nothing
-// is connected. ctx is used while setting up only; the manager's end ends everything. A manager
-// takes one ClusterCache. So does a process, as controller-runtime wants names of controllers to be
-// unique, unless controllerOptions say SkipNameValidation. Of controllerOptions nothing else needs
-// to be set: the reconciler never dials, so one worker suffices. Its Reconciler is ours.
+// SetupWithManager adds a reconciler to the manager and returns the ClusterCache that the
+// reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
+// manager starts, no extension is connected. All connections end when the manager ends.
 //
-// It asks the API server about the kind of the extensions, and fails on options that cannot work
-// with it, where the kind is not served, and where the API server does not answer.
+// SetupWithManager uses ctx only during the call. A manager takes one ClusterCache. A process takes
+// one too, because controller-runtime requires unique names of controllers, unless
+// controllerOptions set SkipNameValidation. No other field of controllerOptions needs a value: the
+// reconciler never dials, so one worker suffices. SetupWithManager overwrites
+// controllerOptions.Reconciler.
+//
+// SetupWithManager sends a request to the API server to discover the kind of the extensions.
+// SetupWithManager returns an error if the options cannot work with the kind. A kind that the API
+// server does not serve, and no answer from the API server, are errors too.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	controllerOptions controller.Options) (ClusterCache, error) {
 	options.setDefaults(mgr)
@@ -75,13 +79,13 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	return cc, nil
 }
 
-// rbacEvents watches RBAC in the cluster of the extensions, as the host operator and as long as the
-// manager runs.
+// rbacEvents returns a watcher of RBAC in the cluster of the extensions, or nil without WatchRBAC.
+// The watcher acts as the host operator and runs as long as the manager.
 func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACWatcher, error) {
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}
-	watched, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(),
+	watcher, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(),
 		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(),
 			Mapper: o.Cluster.GetRESTMapper()},
 		scopedcache.Options{AccessReviewInterval: o.Cache.AccessReviewInterval,
@@ -89,5 +93,5 @@ func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACWatcher, err
 	if err != nil {
 		return nil, err
 	}
-	return watched, mgr.Add(watched)
+	return watcher, mgr.Add(watcher)
 }

@@ -21,27 +21,31 @@ type GetExtensionSourceOption interface {
 	ApplyToGetExtensionSource(options *GetExtensionSourceOptions)
 }
 
-// GetExtensionSourceOptions are all options of GetExtensionSource together, for those who implement
+// GetExtensionSourceOptions are all options of GetExtensionSource together, for implementations of
 // ClusterCache.
 type GetExtensionSourceOptions struct {
-	// ProbeFailure is after how long without success an event is wanted, 0 for never.
+	// ProbeFailure is the time without success after which the source delivers an event, 0 for
+	// never.
 	ProbeFailure time.Duration
 }
 
-// ApplyToGetExtensionSource applies those that are set.
+// ApplyToGetExtensionSource applies the options that are set.
 func (o GetExtensionSourceOptions) ApplyToGetExtensionSource(options *GetExtensionSourceOptions) {
 	if o.ProbeFailure != 0 {
 		options.ProbeFailure = o.ProbeFailure
 	}
 }
 
-// WatchForProbeFailure also asks for an event when an extension had no success for so long, neither
-// a probe nor a request of its own, and is not connected or its last probe was no success. What the
-// probe was answered does not count: an extension whose reviews are answered 403 is still
-// connected, and has no success. It is one event per source and episode, within a twentieth of the
-// time, 5 s at the most. An episode ends with the next success. Up to HealthProbe.IdentityInterval,
-// which is how long an idle identity goes without a success, the first probe that fails is told. 0
-// is never; the last option given counts.
+// WatchForProbeFailure adds an event for an extension that had no success for this duration:
+// neither a probe nor a request of its own succeeded. The extension must also be disconnected, or
+// its last probe was no success, whatever the answer. For example, an extension whose reviews are
+// answered 403 is still connected, but has no success. 0 means never. The last option given
+// applies.
+//
+// Each source delivers one event per episode without success. The event is late by at most a
+// twentieth of the duration, and by 5 s at most. The next success ends an episode. An idle identity
+// goes without a success for up to HealthProbe.IdentityInterval, so shorter durations cause an
+// event at the first probe that fails.
 type WatchForProbeFailure time.Duration
 
 // ApplyToGetExtensionSource applies the option.
@@ -60,7 +64,7 @@ func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler
 		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }
 
-// known is what there is to tell of a set.
+// known returns the extensions of a set for the sources.
 type known struct{ *accessor.Set }
 
 func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
@@ -70,16 +74,16 @@ func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
 	return list
 }
 
-// TypedExtensionSource is GetExtensionSource for controllers whose requests are of another type. It
-// works with every ClusterCache, the fake included.
+// TypedExtensionSource is GetExtensionSource for controllers whose requests are of another type.
+// TypedExtensionSource works with every ClusterCache, the fake included.
 func TypedExtensionSource[request comparable](cc ClusterCache, controllerName string,
 	mapFunc handler.TypedMapFunc[client.Object, request],
 	opts ...GetExtensionSourceOption) source.TypedSource[request] {
 	return &typedExtensionSource[request]{cc: cc, controllerName: controllerName, mapFunc: mapFunc, opts: opts}
 }
 
-// typedExtensionSource adds the requests to the queue itself: the source below has a queue of
-// another type.
+// typedExtensionSource adds the requests to the queue itself, because the wrapped source has a
+// queue of another type.
 type typedExtensionSource[request comparable] struct {
 	cc             ClusterCache
 	controllerName string
@@ -87,12 +91,12 @@ type typedExtensionSource[request comparable] struct {
 	opts           []GetExtensionSourceOption
 }
 
-// String names the source in the controller's log.
+// String returns the name of the source for the controller's log.
 func (s *typedExtensionSource[request]) String() string {
 	return fmt.Sprintf("latchkey extension source of %s", s.controllerName)
 }
 
-// Start delivers until ctx is done. It does not block.
+// Start starts delivery until ctx is done. Start does not block.
 func (s *typedExtensionSource[request]) Start(ctx context.Context,
 	queue workqueue.TypedRateLimitingInterface[request]) error {
 	var mapFunc handler.MapFunc

@@ -17,8 +17,8 @@ import (
 
 const module = "github.com/latchkey-dev/latchkey"
 
-// mayImport are the arrows: for each package of ours, the packages of ours that it may import. What
-// is not listed may not exist.
+// mayImport has the arrows: for each package of this module, the packages of this module that it
+// may import. No other package may exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "credential", "scopedcache", "healthprobe"},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
@@ -89,7 +89,7 @@ func packages(t *testing.T) (list []goPackage) {
 	}
 }
 
-// violations are the imports that are not among the arrows.
+// violations returns the imports that are not in mayImport.
 func violations(list []goPackage) (found []string) {
 	for _, p := range list {
 		name := strings.TrimPrefix(p.ImportPath, module+"/")
@@ -110,16 +110,16 @@ func TestNothingImportsUpwards(t *testing.T) {
 	g := NewWithT(t)
 	list := packages(t)
 	g.Expect(violations(list)).To(BeEmpty())
-	g.Expect(list).To(HaveLen(len(mayImport)), "the layers name only what exists")
+	g.Expect(list).To(HaveLen(len(mayImport)), "the layers name existing packages only")
 
 	upwards := append(list, goPackage{ImportPath: module + "/healthprobe", Imports: []string{module + "/clustercache"}},
 		goPackage{ImportPath: module + "/util"})
 	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"),
-		"the check sees one")
+		"the check detects a violation")
 }
 
-// pure are the packages that decide and do nothing else. What they may not import directly, or
-// call, would make their decisions depend on more than their input.
+// pure lists the packages that only decide. impure and impureUse list the imports and calls that
+// would make their decisions depend on more than their input.
 var (
 	pure      = []string{"accessor/internal/lifecycle", "scopedcache/internal/monitor"}
 	impure    = []string{"sync", "context", "net", "math/rand", "os", "k8s.io/klog", "k8s.io/client-go"}
@@ -150,7 +150,7 @@ func TestPurePackages(t *testing.T) {
 	g.Expect(impureImports(list)).To(BeEmpty())
 	impureOne := append(list,
 		goPackage{ImportPath: module + "/" + pure[0], Imports: []string{"sync/atomic", "time", "net/http", "network"}})
-	g.Expect(impureImports(impureOne)).To(HaveLen(2), "the check sees one")
+	g.Expect(impureImports(impureOne)).To(HaveLen(2), "the check detects a violation")
 	found := 0
 	for _, p := range list {
 		if !slices.Contains(pure, strings.TrimPrefix(p.ImportPath, module+"/")) {
@@ -168,7 +168,7 @@ func TestPurePackages(t *testing.T) {
 		}
 	}
 	g.Expect(found).To(Equal(len(pure)))
-	g.Expect(impureUse.MatchString("at := time.Now()")).To(BeTrue(), "the check sees one")
+	g.Expect(impureUse.MatchString("at := time.Now()")).To(BeTrue(), "the check detects a violation")
 }
 
 // isPublic reports whether users import the package.
@@ -182,7 +182,7 @@ func TestEveryPackageHasItsDoc(t *testing.T) {
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, module+"/")
 		if p.Name == "main" {
-			continue // the command's own -h tells
+			continue // a command documents itself with -h
 		}
 		content, err := os.ReadFile(filepath.Join(p.Dir, "doc.go"))
 		if err != nil {
@@ -200,7 +200,7 @@ func TestEveryPackageHasItsDoc(t *testing.T) {
 	}
 }
 
-// The README's Go is that of godoc examples and tests, which compile and run.
+// The README's Go code is a copy of godoc examples and tests, which compile and run.
 func TestREADMECompiles(t *testing.T) {
 	g := NewWithT(t)
 	readme, err := os.ReadFile("../../README.md")
@@ -253,7 +253,7 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
 }
 
-// The records are linked from the overview, and the tests that they name exist.
+// The overview links every design record, and every test that the pages name exists.
 func TestDesignRecords(t *testing.T) {
 	g := NewWithT(t)
 	overview, err := os.ReadFile("../../docs/architecture.md")

@@ -1,6 +1,6 @@
-// Package architecture checks that the code is built as docs/architecture.md says: which package
-// may import which, that every package is on that page and has a doc.go that tells setup, usage and
-// considerations, and that the README's Go compiles.
+// Package architecture checks that the code follows docs/architecture.md: imports between packages,
+// an entry of every package on that page, and a doc.go with setup, usage and considerations in
+// every package. The tests also check that the Go code of the README compiles.
 //
 // # Setup
 //
@@ -8,9 +8,9 @@
 //
 // # Usage
 //
-// A new package is entered in the layers of the test, with what it may import.
+// Enter a new package in the layers of the test, with the packages that it may import.
 //
 // # Considerations
 //
-// Only production code is checked. Tests may import what they like.
+// The tests check production code only. Test files may import any package.
 package architecture

@@ -1,8 +1,9 @@
 // Command conformance runs controller-runtime's own tests of its cache against scopedcache.New. Run
-// it from the root of the repository; "make conformance" does.
+// the command from the root of the repository, or run "make conformance".
 //
-// It copies the tests of the version in go.mod from the module cache into a temporary module, puts
-// scopedcache.New in the place of cache.New, and runs them. Nothing of it stays.
+// The command copies the tests of the version in go.mod from the module cache into a temporary
+// module. The command replaces cache.New by scopedcache.New there, and runs the tests. Then the
+// command removes the module.
 package main
 
 import (
@@ -23,21 +24,21 @@ const (
 	ginkgo            = "github.com/onsi/ginkgo/v2"
 )
 
-// difference is a test that does not hold on purpose. Each is explained in doc.go of package
-// scopedcache.
+// difference is a test that fails by design. The doc.go of package scopedcache explains each
+// difference.
 type difference struct {
 	test   string // a regular expression
-	ginkgo bool   // matched with the text of specs rather than names of tests
+	ginkgo bool   // whether test matches the text of specs instead of names of tests
 	reason string
 }
 
 var differences = []difference{
-	{test: "^TestReaderWaitsForCacheSync$", reason: "it has no API server that could be asked for rights"},
+	{test: "^TestReaderWaitsForCacheSync$", reason: "the test has no API server for access reviews"},
 }
 
-// ready makes each of their specs wait for an object that some of them read first. A kube-apiserver
-// makes it just after it has said that it is ready; without this, a spec that happens to be the
-// first one fails now and then.
+// ready makes each copied spec wait for an object that some specs read first. A kube-apiserver
+// creates this object just after it reports ready. Without this wait, the first spec fails now and
+// then.
 const ready = `package cache_test
 
 import (
@@ -84,14 +85,14 @@ func run() (err error) {
 	if err := writeModule(dir, root, theirs); err != nil {
 		return err
 	}
-	copied, err := copyTests(filepath.Join(theirs, "pkg", "cache"), dir)
+	count, err := copyTests(filepath.Join(theirs, "pkg", "cache"), dir)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "ready_test.go"), []byte(ready), 0o600); err != nil {
 		return err
 	}
-	fmt.Printf("Running %d files of tests from %s against scopedcache.New\n", copied, filepath.Base(theirs))
+	fmt.Printf("Running %d files of tests from %s against scopedcache.New\n", count, filepath.Base(theirs))
 	var skip, skipSpecs []string
 	for _, d := range differences {
 		fmt.Printf("Not run: %s: %s\n", d.test, d.reason)
@@ -108,8 +109,8 @@ func run() (err error) {
 	return test.Run()
 }
 
-// writeModule makes dir a module that uses this repository's code and versions, and the test
-// framework of theirs.
+// writeModule turns dir into a module that uses this repository's code and versions, and
+// controller-runtime's version of the test framework.
 func writeModule(dir, root, theirs string) error {
 	module, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
@@ -152,8 +153,8 @@ func ginkgoVersion(theirs string) string {
 	return string(found[1])
 }
 
-// copyTests copies the tests that use the cache from outside, with the other New.
-func copyTests(from, to string) (copied int, err error) {
+// copyTests copies the tests of package cache_test, with scopedcache.New instead of cache.New.
+func copyTests(from, to string) (count int, err error) {
 	files, err := filepath.Glob(filepath.Join(from, "*_test.go"))
 	if err != nil {
 		return 0, err
@@ -162,10 +163,10 @@ func copyTests(from, to string) (copied int, err error) {
 	for _, file := range files {
 		source, err := os.ReadFile(file)
 		if err != nil {
-			return copied, err
+			return count, err
 		}
 		if !bytes.Contains(source, []byte("\npackage cache_test\n")) {
-			continue // of its insides
+			continue // a test inside package cache
 		}
 		if constructor.Match(source) {
 			replaced++
@@ -174,14 +175,14 @@ func copyTests(from, to string) (copied int, err error) {
 				[]byte("import (\n\t\"github.com/latchkey-dev/latchkey/scopedcache\"\n"), 1)
 		}
 		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), source, 0o600); err != nil {
-			return copied, err
+			return count, err
 		}
-		copied++
+		count++
 	}
-	if copied == 0 || replaced == 0 {
-		return 0, fmt.Errorf("no tests of cache.New in %s", from)
+	if count == 0 || replaced == 0 {
+		return 0, fmt.Errorf("found no tests of cache.New in %s", from)
 	}
-	return copied, nil
+	return count, nil
 }
 
 func output(dir, name string, args ...string) (string, error) {

@@ -2,20 +2,21 @@ package connstate
 
 import "time"
 
-// Health is what the probes of a connection, or of a target, found. It is a value; copies are
-// independent.
+// Health has the results of the probes of a connection or of a target. Health is a value; copies
+// are independent.
 type Health struct {
 	// LastProbeTime is when the last probe ended. A connect counts as a probe, and so does a
-	// successful request of the identity's own.
+	// successful request that the identity itself sent.
 	LastProbeTime time.Time
-	// LastProbeSuccessTime is when the server last served the identity: by a probe, or by a request
-	// of the identity's own.
+	// LastProbeSuccessTime is when the server last served the identity: a probe, or a request that
+	// the identity itself sent.
 	LastProbeSuccessTime time.Time
 	// ConsecutiveFailures counts the probes and connects that failed since the last success. While
-	// connected, a review that is answered 403 is neither a failure nor a success: it sets
-	// LastProbeTime and LastError only. Under impersonation it is a failure.
+	// connected, a review that is answered 403 is neither a failure nor a success: the answer sets
+	// LastProbeTime and LastError only. Under impersonation a 403 is a failure.
 	ConsecutiveFailures int
-	// LastError is why the last probe was no success, nil after a success. It never holds a secret.
+	// LastError is why the last probe was no success, nil after a success. LastError never contains
+	// a secret.
 	LastError error
 }
 
@@ -30,26 +31,27 @@ func (h Health) After(now time.Time, err error) Health {
 	return h
 }
 
-// Inconclusive returns the health after a probe that ended at now and was answered without saying
-// anything about the identity.
+// Inconclusive returns the health after a probe that ended at now with an answer that contains
+// nothing about the identity.
 func (h Health) Inconclusive(now time.Time, err error) Health {
 	h.LastProbeTime, h.LastError = now, err
 	return h
 }
 
-// Served returns the health of an identity whose own request was last served at served. A request
-// that is newer than the last probe counts as a probe.
-func (h Health) Served(served time.Time) Health {
-	if served.After(h.LastProbeTime) {
-		return h.After(served, nil)
+// Served returns the health of an identity whose own request was last served at the given time. A
+// request that is newer than the last probe counts as a probe.
+func (h Health) Served(at time.Time) Health {
+	if at.After(h.LastProbeTime) {
+		return h.After(at, nil)
 	}
-	if served.After(h.LastProbeSuccessTime) {
-		h.LastProbeSuccessTime = served
+	if at.After(h.LastProbeSuccessTime) {
+		h.LastProbeSuccessTime = at
 	}
 	return h
 }
 
-// WithTarget returns the health to show: while the target is silent, so is the connection.
+// WithTarget returns the health to report: while the target is silent, the connection counts as
+// silent.
 func (h Health) WithTarget(target Health) Health {
 	if target.ConsecutiveFailures > h.ConsecutiveFailures && target.LastProbeTime.After(h.LastProbeSuccessTime) {
 		h.ConsecutiveFailures = target.ConsecutiveFailures
@@ -59,18 +61,18 @@ func (h Health) WithTarget(target Health) Health {
 	return h
 }
 
-// ProbeOptions say how often to probe and when to give up.
+// ProbeOptions set how often to probe and after how many failures to disconnect.
 type ProbeOptions struct {
-	// Interval is how long a target may be silent before a probe asks whether it is up, and the
-	// time between probes while they fail. Defaults to 10 s.
+	// Interval is how long a target may be silent before a probe checks whether the target is up.
+	// Interval is also the time between probes while they fail. Defaults to 10 s.
 	Interval time.Duration
 	// IdentityInterval is how long an identity may go without a successful request before a probe
-	// asks who it is. Defaults to 60 s.
+	// verifies the identity. Defaults to 60 s.
 	IdentityInterval time.Duration
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration
-	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A 401 to
-	// the probe disconnects at once.
+	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
+	// that is answered 401 disconnects at once.
 	FailureThreshold int
 }
 
@@ -92,8 +94,8 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 }
 
 // Due returns when the identity with this health is to be probed next: IdentityInterval after its
-// last success, or Interval after a probe that failed or was inconclusive. spread in [0,1) brings a
-// probe forward by up to a tenth, so that identities that connected together drift apart.
+// last success, or Interval after a probe that failed or was inconclusive. spread in [0,1) makes a
+// probe earlier by up to a tenth, so that identities that connected together drift apart.
 func (o ProbeOptions) Due(h Health, spread float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)
@@ -101,5 +103,5 @@ func (o ProbeOptions) Due(h Health, spread float64) time.Time {
 	return h.LastProbeSuccessTime.Add(o.IdentityInterval - time.Duration(spread*float64(o.IdentityInterval)/10))
 }
 
-// Failed reports whether so many probes failed that the connection should be given up.
+// Failed reports whether enough probes failed to end the connection.
 func (o ProbeOptions) Failed(h Health) bool { return h.ConsecutiveFailures >= o.FailureThreshold }

@@ -45,7 +45,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// At FailureThreshold, not after it.
+// Failed is true at FailureThreshold, not only after it.
 func TestFailed(t *testing.T) {
 	g := NewWithT(t)
 	o := ProbeOptions{}.WithDefaults()
@@ -81,9 +81,9 @@ func TestServed(t *testing.T) {
 	failed := Health{}.After(t0, nil).After(t0.Add(10), errDown)
 	g.Expect(failed.Served(time.Time{})).To(Equal(failed))
 	g.Expect(failed.Served(t0.Add(20))).To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0.Add(20)}),
-		"a request of its own counts as a probe")
+		"a request that the identity itself sent counts as a probe")
 	earlier := failed.Served(t0.Add(5))
-	g.Expect(earlier.ConsecutiveFailures).To(Equal(1), "but not one before the failure")
+	g.Expect(earlier.ConsecutiveFailures).To(Equal(1), "a request before the failure does not count as a probe")
 	g.Expect(earlier.LastProbeSuccessTime).To(Equal(t0.Add(5)))
 }
 
@@ -94,6 +94,6 @@ func TestWithTarget(t *testing.T) {
 	g.Expect(healthy.WithTarget(silent)).
 		To(Equal(Health{LastProbeTime: t0.Add(20), LastProbeSuccessTime: t0, ConsecutiveFailures: 2, LastError: errDown}))
 	g.Expect(healthy.After(t0.Add(30), nil).WithTarget(silent).ConsecutiveFailures).
-		To(BeZero(), "what was before our last success does not count")
+		To(BeZero(), "failures of the target before our last success do not count")
 	g.Expect(healthy.WithTarget(Health{})).To(Equal(healthy))
 }

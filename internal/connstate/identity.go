@@ -6,15 +6,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Identity is a user as an API server states it. The zero value means "not known".
+// Identity is a user as an API server reports it. The zero value means "not known".
 type Identity struct {
 	Username string
 	UID      types.UID // empty for users that have none, such as those of client certificates
 	Groups   []string
 }
 
-// Matches reports whether seen is acceptable where i is expected. Fields that i leaves empty are
-// not compared. Groups never are: they may change while the identity stays the same.
+// Matches reports whether seen is acceptable where i is expected. Matches does not compare fields
+// that are empty in i, and never compares groups: groups may change while the identity stays the
+// same.
 func (i Identity) Matches(seen Identity) bool {
 	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
 }
@@ -27,29 +28,29 @@ func (i Identity) SameGroups(seen Identity) bool {
 	return slices.Equal(slices.Sorted(slices.Values(i.Groups)), slices.Sorted(slices.Values(seen.Groups)))
 }
 
-// Verdict is what the answer to a probe says about the API server and about the identity.
+// Verdict is the result of a probe: the state of the API server and of the identity.
 type Verdict int
 
 const (
-	// Silent means that no answer came: the connection was refused, hung or broke off, or the
-	// server is not one that the target's certificate authorities vouch for.
+	// Silent means that there was no answer: the connection was refused, hung or broke off, or the
+	// server's certificate failed verification against the target's certificate authorities.
 	Silent Verdict = iota
-	// Valid means that the server stated the identity.
+	// Valid means that the server reported the identity.
 	Valid
 	// Unauthorized means that the server does not accept the credential (401).
 	Unauthorized
-	// Denied means that the server answers but refuses the review (403). A 403 says nothing about
-	// the credential.
+	// Denied means that the server answers but refuses the review (403). A 403 implies nothing
+	// about the credential.
 	Denied
-	// Failing means that the server answers with an error of its own (429, 5xx), or with something
-	// that no API server sends.
+	// Failing means that the server answers with its own error (429, 5xx), or with an answer that
+	// no API server sends.
 	Failing
 )
 
-// String returns the verdict's name, as metrics show it.
+// String returns the verdict's name, as in metrics.
 func (v Verdict) String() string {
 	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing"}[v]
 }
 
-// Answered reports whether the server said anything at all.
+// Answered reports whether the server answered at all.
 func (v Verdict) Answered() bool { return v != Silent }

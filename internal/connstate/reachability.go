@@ -1,13 +1,13 @@
 package connstate
 
-// Reachability is what is known about whether a target answers. Lower is better.
+// Reachability is whether a target answers, as far as known. Lower is better.
 type Reachability int
 
 const (
-	// Reachable: the target answered, and no request met silence since.
+	// Reachable: the target answered, and no request went unanswered since.
 	Reachable Reachability = iota
-	// Unknown: nothing was asked yet.
+	// Unknown: no request was sent yet.
 	Unknown
-	// Unresponsive: a request got no answer, and none got one since.
+	// Unresponsive: a request got no answer, and no request got an answer since.
 	Unresponsive
 )

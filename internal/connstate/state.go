@@ -10,60 +10,60 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// Phase is where a connection stands.
+// Phase is the phase of a connection.
 type Phase string
 
 const (
-	// Disconnected: there is no connection. The Reason says why.
+	// Disconnected: there is no connection, for the given Reason.
 	Disconnected Phase = "Disconnected"
-	// Connecting: a connect is under way. The Reason is that of the last disconnect.
+	// Connecting: a connect is in progress. The Reason is that of the last disconnect.
 	Connecting Phase = "Connecting"
-	// Connected: there is a connection, and the API server stated whose.
+	// Connected: there is a connection, and the API server reported its identity.
 	Connected Phase = "Connected"
 )
 
-// Reason says in one word why an extension is not connected. It is "" when the extension is
-// connected.
+// Reason is one word for why an extension is not connected, or "" when the extension is connected.
 type Reason string
 
 const (
-	// NotStarted: nothing was tried. The extension is unknown here (not seen yet, deleted, or
-	// filtered out), or the replica does not lead, or the first connect is under way, or its
-	// credential is being read, or the manager has stopped.
+	// NotStarted: there is no result of a connect to report. The extension is unknown here (not
+	// seen yet, deleted, or filtered out), or its credential is being read, or the first connect is
+	// in progress. Or the replica is not the leader, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
 	// InvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
 	InvalidReference Reason = "InvalidReference"
-	// ServiceAccountNotFound: the ServiceAccount does not exist, or was recreated this moment.
+	// ServiceAccountNotFound: the ServiceAccount does not exist, or was recreated a moment ago.
 	ServiceAccountNotFound Reason = "ServiceAccountNotFound"
 	// TokenRequestFailed: the API server issued no token.
 	TokenRequestFailed Reason = "TokenRequestFailed"
-	// InvalidCredential: what was provided cannot be used as a credential.
+	// InvalidCredential: the provided data cannot be used as a credential.
 	InvalidCredential Reason = "InvalidCredential"
 	// NotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
 	NotAllowed Reason = "NotAllowed"
-	// OperatorForbidden: the host operator itself lacks a permission: to list and watch the
-	// extensions, the ServiceAccounts or the Secrets that they name. The message says which
-	// permission, and which role to bind.
+	// OperatorForbidden: the host operator itself lacks the permission to list and watch the
+	// extensions, or the ServiceAccounts or the Secrets that they name. The message has the missing
+	// permission and the role to bind.
 	OperatorForbidden Reason = "OperatorForbidden"
-	// UnauthorizedCredential: the API server does not accept the credential, or not the
+	// UnauthorizedCredential: the API server does not accept the credential, or refuses the
 	// impersonation.
 	UnauthorizedCredential Reason = "Unauthorized"
-	// IdentityMismatch: the API server accepts the credential as another identity's, or the
-	// extension refers to another identity, or credential, than the one it was connected with.
+	// IdentityMismatch: the API server accepts the credential, but as another identity. Or the
+	// extension now refers to another identity, or another credential, than its connection used.
 	IdentityMismatch Reason = "IdentityMismatch"
-	// Unreachable: no answer from the API server.
+	// Unreachable: the API server does not answer.
 	Unreachable Reason = "Unreachable"
-	// ProbeFailed: the API server answers, but does not state the identity.
+	// ProbeFailed: the API server answers, but does not report the identity.
 	ProbeFailed Reason = "ProbeFailed"
 	// Filtered: the extension does not match Options.WatchFilterValue or Options.Filter any more.
-	// Only handles from before get it; the extension itself is unknown then.
+	// Only earlier handles return this reason; the extension itself is unknown then.
 	Filtered Reason = "Filtered"
-	// Deleted: the extension is gone. Only handles from before get it; the extension itself is
-	// unknown then.
+	// Deleted: the extension is gone. Only earlier handles return this reason; the extension itself
+	// is unknown then.
 	Deleted Reason = "Deleted"
 )
 
-// ReasonOfVerdict returns why a probe that was not Valid ends or prevents a connection.
+// ReasonOfVerdict returns the reason with which a probe that was not Valid ends or prevents a
+// connection.
 func ReasonOfVerdict(verdict Verdict) Reason {
 	switch verdict {
 	case Unauthorized:
@@ -75,20 +75,20 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 	}
 }
 
-// ErrNotConnected is in the chain of every error that is due to an extension not being connected,
+// ErrNotConnected is in the chain of every error that occurs because an extension is not connected,
 // for errors.Is.
 var ErrNotConnected = errors.New("not connected")
 
-// NotConnectedError says which extension is not connected, why and since when. Values are shared:
-// do not change them.
+// NotConnectedError has the extension that is not connected, the reason, and since when. Values are
+// shared: do not change them.
 type NotConnectedError struct {
 	Extension types.NamespacedName
 	Reason    Reason
 	Since     time.Time // zero if the extension is unknown
-	Cause     error     // what failed last, nil if nothing did
+	Cause     error     // the last failure, nil if there was none
 }
 
-// Error implements error. It never holds a secret.
+// Error implements error. The text never contains a secret.
 func (e *NotConnectedError) Error() string {
 	if e.Cause == nil {
 		return fmt.Sprintf("extension %s: %s (%s)", KeyString(e.Extension), ErrNotConnected, e.Reason)
@@ -110,8 +110,8 @@ func KeyString(key types.NamespacedName) string {
 	return key.String()
 }
 
-// ErrorText returns the error's text, shortened, because a server may have written it. It is "" for
-// nil.
+// ErrorText returns the error's text, or "" for nil. ErrorText shortens the text, because a server
+// may have written it.
 func ErrorText(err error) string {
 	if err == nil {
 		return ""

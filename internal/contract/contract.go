@@ -30,36 +30,37 @@ import (
 // patience bounds every wait.
 const patience = 60 * time.Second
 
-// World is where a ClusterCache is tested. Its methods return when what they do has begun; the
-// tests wait.
+// World is the environment in which a ClusterCache is tested. Its methods return when their effect
+// has begun; the tests wait for the result.
 type World interface {
-	// Cache is what is tested.
+	// Cache returns the ClusterCache under test.
 	Cache() clustercache.ClusterCache
-	// Namespace is where content lives. The identities of all extensions may do everything with it.
+	// Namespace returns the namespace of the content. The identities of all extensions have full
+	// access to it.
 	Namespace() string
-	// Content reads and writes it, past the Cache.
+	// Content returns a client that reads and writes the content without the Cache.
 	Content() client.Client
 
-	// Connect makes the extension of that name exist and connect.
+	// Connect creates the extension of that name, if necessary, and lets it connect.
 	Connect(t *testing.T, name string)
-	// Disconnect makes it lose its connection, with reason ServiceAccountNotFound.
+	// Disconnect makes the extension lose its connection, with reason ServiceAccountNotFound.
 	Disconnect(t *testing.T, name string)
 	// Delete deletes the extension.
 	Delete(t *testing.T, name string)
 }
 
-// Failing is a World in which probes can be made to fail for long, without a disconnect.
+// Failing is a World in which probes can fail for a long time without a disconnect.
 type Failing interface {
 	World
 	// Fail makes the probes of all extensions fail.
 	Fail(t *testing.T)
-	// Recover makes them succeed again.
+	// Recover makes the probes succeed again.
 	Recover(t *testing.T)
-	// Long is how long to wait for WatchForProbeFailure.
+	// Long returns the duration for WatchForProbeFailure.
 	Long() time.Duration
 }
 
-// Test tests what every ClusterCache promises, each in a world of its own.
+// Test runs the tests that hold for every ClusterCache, each in its own world.
 func Test(t *testing.T, newWorld func(t *testing.T) World) {
 	for name, test := range map[string]func(*testing.T, World){
 		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict,
@@ -101,7 +102,7 @@ func remove(t *testing.T, w World, name string) {
 		WithTimeout(patience).Should(BeFalse())
 }
 
-// getters ask for everything that needs a connection.
+// getters returns a call of each method that needs a connection.
 func getters(cc clustercache.ClusterCache, name string) map[string]func(context.Context) error {
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
 		Name: "getters", Kind: &corev1.ConfigMap{}, Watcher: newController(),
@@ -134,17 +135,17 @@ func expectNotConnected(t *testing.T, w World, name string, reason clustercache.
 	}
 }
 
-// What is unknown is NotStarted, and no method minds.
+// An unknown extension has reason NotStarted, and every method accepts its key.
 func unknown(t *testing.T, w World) {
 	g := NewWithT(t)
-	expectNotConnected(t, w, "nobody", clustercache.NotStarted)
-	g.Expect(w.Cache().Unwatch(t.Context(), key("nobody"), "watch")).To(Succeed())
-	g.Expect(w.Cache().GetHealthCheckingState(t.Context(), key("nobody"))).To(BeZero())
-	_, known := w.Cache().GetConnectionState(t.Context(), key("nobody"))
+	expectNotConnected(t, w, "unknown", clustercache.NotStarted)
+	g.Expect(w.Cache().Unwatch(t.Context(), key("unknown"), "watch")).To(Succeed())
+	g.Expect(w.Cache().GetHealthCheckingState(t.Context(), key("unknown"))).To(BeZero())
+	_, known := w.Cache().GetConnectionState(t.Context(), key("unknown"))
 	g.Expect(known).To(BeFalse())
 }
 
-// Handles work until their connection ends, and never again.
+// Handles work until their connection ends, and never after that.
 func handles(t *testing.T, w World) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -161,11 +162,11 @@ func handles(t *testing.T, w World) {
 	config, err := cc.GetRESTConfig(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(config.BearerToken+config.Password+config.BearerTokenFile+string(config.KeyData)).
-		To(BeEmpty(), "it carries no secret")
+		To(BeEmpty(), "the config contains no secret")
 	config.Host = "changed"
 	again, err := cc.GetRESTConfig(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(again.Host).NotTo(Equal("changed"), "it is a copy")
+	g.Expect(again.Host).NotTo(Equal("changed"), "the config is a copy")
 
 	object := configMap(w, "written")
 	g.Expect(c.Create(ctx, object)).To(Succeed())
@@ -208,7 +209,7 @@ func handles(t *testing.T, w World) {
 	g.Expect(fresh.Get(ctx, name, &corev1.ConfigMap{})).To(Succeed())
 }
 
-// Watches feed their controller with copies, survive a reconnect, and end with Unwatch and with the
+// Watches deliver copies to their controller, survive a reconnect, and end with Unwatch or with the
 // extension.
 func watch(t *testing.T, w World) {
 	g := NewWithT(t)
@@ -217,7 +218,7 @@ func watch(t *testing.T, w World) {
 	c := newController()
 	watcher := watcherOf(w, c, "watch", &corev1.ConfigMap{}, "")
 	g.Expect(w.Cache().Watch(ctx, key("red"), watcher)).To(Succeed())
-	g.Expect(w.Cache().Watch(ctx, key("red"), watcher)).To(Succeed(), "the same again is a no-op")
+	g.Expect(w.Cache().Watch(ctx, key("red"), watcher)).To(Succeed(), "registering the same watch again is a no-op")
 	object := configMap(w, "one")
 	g.Expect(w.Content().Create(ctx, object)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create one"))
@@ -225,13 +226,14 @@ func watch(t *testing.T, w World) {
 	g.Expect(w.Content().Update(ctx, object)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("update one"))
 
-	// Handlers get copies: another watch hears the names that the first one's handler has changed.
+	// Handlers get copies: another watch still receives the names that the first watch's handler
+	// changed.
 	again := newController()
 	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, again, "again", &corev1.ConfigMap{}, ""))).To(Succeed())
 	g.Eventually(again.heard).WithTimeout(patience).Should(ContainElement("create one"))
 	g.Expect(w.Cache().Unwatch(ctx, key("red"), "again")).To(Succeed())
 
-	// In every representation.
+	// Watch every representation.
 	asMetadata := &metav1.PartialObjectMetadata{}
 	asMetadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	asUnstructured := &unstructured.Unstructured{}
@@ -244,13 +246,13 @@ func watch(t *testing.T, w World) {
 		g.Expect(w.Cache().Unwatch(ctx, key("red"), name)).To(Succeed())
 	}
 
-	// It comes back by itself, and then tells of what happened meanwhile.
+	// The watch resumes by itself, and then delivers the changes that it missed.
 	lost := configMap(w, "lost")
 	g.Expect(w.Content().Create(ctx, lost)).To(Succeed())
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create lost"))
 	disconnect(t, w, "red")
 	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
-	g.Expect(state.Watches).To(HaveLen(1), "it stays registered")
+	g.Expect(state.Watches).To(HaveLen(1), "the watch stays registered")
 	c.forget()
 	g.Expect(w.Content().Create(ctx, configMap(w, "two"))).To(Succeed())
 	g.Expect(w.Content().Delete(ctx, lost)).To(Succeed())
@@ -261,7 +263,7 @@ func watch(t *testing.T, w World) {
 	g.Expect(c.sources()).To(Equal(1), "the controller has one source")
 
 	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch")).To(Succeed())
-	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch")).To(Succeed(), "what is not registered is no error")
+	g.Expect(w.Cache().Unwatch(ctx, key("red"), "watch")).To(Succeed(), "a watch that is not registered is no error")
 	c.forget()
 	other := newController()
 	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, other, "other", &corev1.ConfigMap{}, ""))).To(Succeed())
@@ -273,7 +275,7 @@ func watch(t *testing.T, w World) {
 	other.forget()
 	connect(t, w, "red")
 	state, _ = w.Cache().GetConnectionState(ctx, key("red"))
-	g.Expect(state.Watches).To(BeEmpty(), "another extension of that name begins anew")
+	g.Expect(state.Watches).To(BeEmpty(), "another extension of that name starts without watches")
 }
 
 func watchConflict(t *testing.T, w World) {
@@ -291,14 +293,14 @@ func watchConflict(t *testing.T, w World) {
 	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "watch"))).To(MatchError(clustercache.ErrWatchConflict))
 	gadget := &unstructured.Unstructured{}
 	gadget.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.test", Version: "v1", Kind: "Gadget"})
-	// A kind that is not served is no error of Watch: it is waited for.
-	told := make(chan clustercache.WatchError, 10)
+	// A kind that is not served is no error of Watch: the watch waits for the kind.
+	reports := make(chan clustercache.WatchError, 10)
 	g.Expect(w.Cache().
 		Watch(ctx, key("red"),
 			clustercache.NewWatcher(clustercache.WatcherOptions{Name: "gadgets", Watcher: c, Kind: gadget, EventHandler: c,
-				OnError: func(_ context.Context, err clustercache.WatchError) { told <- err }}))).To(Succeed())
+				OnError: func(_ context.Context, err clustercache.WatchError) { reports <- err }}))).To(Succeed())
 	var missing clustercache.WatchError
-	g.Eventually(told).WithTimeout(patience).Should(Receive(&missing))
+	g.Eventually(reports).WithTimeout(patience).Should(Receive(&missing))
 	g.Expect(meta.IsNoMatchError(missing.Err)).To(BeTrue())
 	g.Expect(string(missing.State)).To(Equal("NotServed"))
 	state, _ := w.Cache().GetConnectionState(ctx, key("red"))
@@ -425,12 +427,12 @@ func states(t *testing.T, w World) {
 	g.Expect(state.Generation).To(BeEquivalentTo(2))
 }
 
-// listener notes what an extension source tells.
+// listener records the events of an extension source.
 type listener struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-	mu   sync.Mutex
-	told []string // guarded by mu
+	mu     sync.Mutex
+	events []string // guarded by mu
 }
 
 func listen(t *testing.T, w World, opts ...clustercache.GetExtensionSourceOption) *listener {
@@ -448,36 +450,37 @@ func listen(t *testing.T, w World, opts ...clustercache.GetExtensionSourceOption
 
 func (l *listener) note(ctx context.Context, w World, extension client.Object) client.Object {
 	state, known := w.Cache().GetConnectionState(ctx, client.ObjectKeyFromObject(extension))
-	told := extension.GetName() + " " + string(state.Phase) + string(state.Reason)
+	line := extension.GetName() + " " + string(state.Phase) + string(state.Reason)
 	if !known {
-		told = extension.GetName() + " gone"
+		line = extension.GetName() + " gone"
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.told = append(l.told, told)
+	l.events = append(l.events, line)
 	return extension
 }
 
 func (l *listener) heard() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]string(nil), l.told...)
+	return append([]string(nil), l.events...)
 }
 
 func (l *listener) last() string {
-	heard := l.heard()
-	if len(heard) == 0 {
+	events := l.heard()
+	if len(events) == 0 {
 		return ""
 	}
-	return heard[len(heard)-1]
+	return events[len(events)-1]
 }
 
-// A source tells of connects, disconnects and deletions, to late starters too, into a real queue.
+// A source delivers connects, disconnects and deletions into a real queue, also if it starts late.
 func extensionSource(t *testing.T, w World) {
 	g := NewWithT(t)
 	early := listen(t, w)
 	connect(t, w, "red")
-	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected")) // so this connect has been told
+	// Wait until the event of this connect is delivered.
+	g.Eventually(early.last).WithTimeout(patience).Should(Equal("red Connected"))
 	late := listen(t, w)
 	g.Eventually(late.heard).WithTimeout(patience).Should(Equal([]string{"red Connected"}),
 		"one event per known extension")
@@ -489,7 +492,7 @@ func extensionSource(t *testing.T, w World) {
 	g.Expect(shutdown).To(BeFalse())
 	g.Expect(request).To(Equal(ctrl.Request{NamespacedName: key("red")}))
 	late.queue.Done(request)
-	g.Expect(late.queue.Len()).To(BeZero(), "requests for one extension are one")
+	g.Expect(late.queue.Len()).To(BeZero(), "requests for one extension are merged")
 	remove(t, w, "red")
 	for _, l := range []*listener{early, late} {
 		g.Eventually(l.last).WithTimeout(patience).Should(Equal("red gone"), "with the object last seen")
@@ -517,16 +520,18 @@ func typedSource(t *testing.T, w World) {
 		To(MatchError(ContainSubstring("no map function")))
 }
 
-// TestProbeFailure tests that an episode of no success is told once, to those that asked.
+// TestProbeFailure tests that a source with WatchForProbeFailure delivers one event per episode
+// without success.
 func TestProbeFailure(t *testing.T, newWorld func(t *testing.T) Failing) {
 	w := newWorld(t)
 	g := NewWithT(t)
 	first := listen(t, w)
 	connect(t, w, "red")
-	g.Eventually(first.last).WithTimeout(patience).Should(Equal("red Connected")) // so this connect has been told
+	// Wait until the event of this connect is delivered.
+	g.Eventually(first.last).WithTimeout(patience).Should(Equal("red Connected"))
 	asked := listen(t, w, clustercache.WatchForProbeFailure(w.Long()))
 	other := listen(t, w)
-	g.Eventually(asked.heard).WithTimeout(patience).Should(HaveLen(1), "that it is known")
+	g.Eventually(asked.heard).WithTimeout(patience).Should(HaveLen(1), "one event for the known extension")
 	g.Eventually(other.heard).WithTimeout(patience).Should(HaveLen(1))
 	for episode := 1; episode <= 2; episode++ {
 		w.Fail(t)
@@ -534,40 +539,41 @@ func TestProbeFailure(t *testing.T, newWorld func(t *testing.T) Failing) {
 		health := w.Cache().GetHealthCheckingState(t.Context(), key("red"))
 		g.Expect(health.ConsecutiveFailures).To(BeNumerically(">", 0))
 		g.Expect(health.LastError).To(HaveOccurred())
-		w.Fail(t) // still
-		g.Consistently(asked.heard, 3*w.Long()).Should(HaveLen(1+episode), "an episode is told once")
-		g.Expect(asked.last()).To(Equal("red Connected"), "it is not disconnected")
+		w.Fail(t) // the probes still fail
+		g.Consistently(asked.heard, 3*w.Long()).Should(HaveLen(1+episode), "an episode causes one event")
+		g.Expect(asked.last()).To(Equal("red Connected"), "the extension stays connected")
 		w.Recover(t)
 		g.Eventually(func() int { return w.Cache().GetHealthCheckingState(t.Context(), key("red")).ConsecutiveFailures }).
 			WithTimeout(patience).Should(BeZero())
 	}
-	g.Expect(other.heard()).To(HaveLen(1), "who did not ask is not told")
+	g.Expect(other.heard()).To(HaveLen(1), "a source without WatchForProbeFailure receives no event")
 }
 
 func configMap(w World, name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: name}}
 }
 
-// watcherOf makes a watcher of a kind in the world's namespace, which notes what it hears.
+// watcherOf returns a watcher of a kind in the world's namespace, whose events the controller
+// records.
 func watcherOf(w World, c *controller, name string, kind client.Object, dependent types.UID) clustercache.Watcher {
 	return clustercache.NewWatcher(clustercache.WatcherOptions{Name: name, Watcher: c, Kind: kind, EventHandler: c,
 		Dependent: dependent,
 		Scope:     clustercache.Scope{Namespace: w.Namespace()}})
 }
 
-// contentOf makes a content watch that notes what it hears.
+// contentOf returns a content watch whose events the controller records.
 func contentOf(c *controller, name string, objects ...client.Object) clustercache.ContentWatch {
 	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 		Name: name, Watcher: c, Objects: objects, EventHandler: c,
 	})
 }
 
-// controller is a started controller without a queue: it handles events by noting them.
+// controller is a started controller without a queue: its handlers record the events.
 type controller struct {
 	before func(context.Context) // called first by every handler, if not nil
 
 	mu      sync.Mutex
-	started int             // guarded by mu; sources
+	started int             // guarded by mu; number of started sources
 	events  []string        // guarded by mu
 	seen    map[string]bool // guarded by mu; types of objects
 }
@@ -584,15 +590,15 @@ func (c *controller) Watch(src source.Source) error {
 	return src.Start(context.Background(), nil)
 }
 
-func (c *controller) note(ctx context.Context, what string, object client.Object) {
+func (c *controller) note(ctx context.Context, verb string, object client.Object) {
 	if c.before != nil {
 		c.before(ctx)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seen[fmt.Sprintf("%T", object)] = true
-	c.events = append(c.events, what+" "+object.GetName())
-	object.SetName("handlers get copies") // and may do this
+	c.events = append(c.events, verb+" "+object.GetName())
+	object.SetName("handlers get copies") // and may change them
 }
 
 func (c *controller) Create(ctx context.Context, e event.CreateEvent,

@@ -1,16 +1,18 @@
-// Package contract is the tests that every clustercache.ClusterCache must pass: the real one,
+// Package contract has the tests that every clustercache.ClusterCache must pass: the real one,
 // against a real API server, and the fake.
 //
 // # Setup
 //
-// A [World] makes things happen in the way that the implementation under test needs.
+// A [World] connects, disconnects and deletes extensions in the way that the implementation under
+// test needs.
 //
 // # Usage
 //
-// [Test] runs what holds everywhere, [TestProbeFailure] what needs probes that fail.
+// [Test] runs the tests that hold for every implementation. [TestProbeFailure] runs the test that
+// needs failing probes.
 //
 // # Considerations
 //
-//   - A new promise of the interface is tested here first, so that unit tests with the fake keep
-//     meaning something.
+//   - Test a new guarantee of the interface here first, so that unit tests with the fake stay
+//     meaningful.
 package contract

@@ -25,20 +25,20 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane/assets"
 )
 
-// auditPolicy logs who did what, never a body: bodies hold tokens.
+// auditPolicy logs the user and the request, but never a body, because bodies hold tokens.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 rules:
 - level: Metadata
 `
 
-// Options say what to start. The zero value starts etcd and kube-apiserver with no CRDs.
+// Options configure a control plane. The zero value starts etcd and kube-apiserver without CRDs.
 type Options struct {
 	// CRDs are files or directories whose CustomResourceDefinitions are installed.
 	CRDs []string
-	// ControllerManager also starts kube-controller-manager. Without it namespaces that are deleted
-	// stay Terminating, aggregated roles stay empty, and nothing creates the default
-	// ServiceAccounts.
+	// ControllerManager also starts kube-controller-manager. Without kube-controller-manager,
+	// deleted namespaces stay Terminating, aggregated roles stay empty, and no default
+	// ServiceAccounts exist.
 	ControllerManager bool
 }
 
@@ -52,7 +52,7 @@ type ControlPlane struct {
 	managerLog *os.File
 }
 
-// Start starts a control plane and returns once it is ready. The caller stops it.
+// Start starts a control plane and returns once it is ready. The caller must call Stop.
 func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 	programs, err := assets.Find()
 	if err != nil {
@@ -70,13 +70,13 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 			BinaryAssetsDirectory:    programs,
 			CRDDirectoryPaths:        options.CRDs,
 			ErrorIfCRDPathMissing:    true,
-			ControlPlaneStartTimeout: 2 * time.Minute, // generous: a loaded machine
-			ControlPlaneStopTimeout:  2 * time.Second, // then envtest kills
+			ControlPlaneStartTimeout: 2 * time.Minute, // long enough for a loaded machine
+			ControlPlaneStopTimeout:  2 * time.Second, // after that envtest kills the processes
 		},
 	}
 	defer func() {
 		if err != nil {
-			_ = c.Stop() // the first error counts
+			_ = c.Stop() // the caller gets the first error
 		}
 	}()
 
@@ -84,7 +84,7 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, errors.WithStack(err)
 	}
-	// A directory of our own keeps certificates and signing keys over a restart of the API server.
+	// A separate directory keeps certificates and signing keys across a restart of the API server.
 	server := c.env.ControlPlane.GetAPIServer()
 	server.CertDir = filepath.Join(dir, "kube-apiserver")
 	if err := os.Mkdir(server.CertDir, 0o700); err != nil {
@@ -93,7 +93,7 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 	server.Configure().
 		Set("audit-policy-file", policy).
 		Set("audit-log-path", c.AuditLog()).
-		Set("audit-log-maxsize", "1000"). // MB, so that it is not rotated away under a test
+		Set("audit-log-maxsize", "1000"). // MB, so that the log does not rotate during a test
 		Set("advertise-address", "127.0.0.1")
 
 	if _, err := c.env.Start(); err != nil {
@@ -113,19 +113,20 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 	return c, nil
 }
 
-// Config returns a config of the administrator.
+// Config returns a copy of the administrator's config.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.env.Config) }
 
-// Kubeconfig is the file with the administrator's credentials.
+// Kubeconfig returns the path of the file with the administrator's credentials.
 func (c *ControlPlane) Kubeconfig() string { return c.kubeconfig }
 
-// Programs is the directory that holds kubectl and the others.
+// Programs returns the directory that holds kubectl and the other programs.
 func (c *ControlPlane) Programs() string { return filepath.Dir(c.kubectl) }
 
-// AuditLog is the file to which the API server writes a JSON audit event a line.
+// AuditLog returns the path of the file to which the API server writes one JSON audit event per
+// line.
 func (c *ControlPlane) AuditLog() string { return filepath.Join(c.dir, "audit.log") }
 
-// UserConfig returns a config that authenticates as a user by client certificate.
+// UserConfig returns a config that authenticates as a user with a client certificate.
 func (c *ControlPlane) UserConfig(name string) (*rest.Config, error) {
 	user, err := c.env.AddUser(envtest.User{Name: name}, nil)
 	if err != nil {
@@ -134,7 +135,7 @@ func (c *ControlPlane) UserConfig(name string) (*rest.Config, error) {
 	return user.Config(), nil
 }
 
-// Kubectl runs kubectl as the administrator and returns what it printed.
+// Kubectl runs kubectl as the administrator and returns its standard output.
 func (c *ControlPlane) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return c.KubectlInput(ctx, "", args...)
 }
@@ -151,19 +152,19 @@ func (c *ControlPlane) KubectlInput(ctx context.Context, stdin string, args ...s
 	return stdout.String(), nil
 }
 
-// KillAPIServer ends the API server within about 2 s, without the minute that it gives to open
-// watches; etcd keeps its data. StartAPIServer brings it back at the same address, with the same
-// certificates and signing keys.
+// KillAPIServer ends the API server within about 2 s, without the minute that the API server
+// otherwise gives to open watches. etcd keeps its data. StartAPIServer restarts the API server at
+// the same address, with the same certificates and signing keys.
 func (c *ControlPlane) KillAPIServer(ctx context.Context) error {
 	server := c.env.ControlPlane.APIServer
-	_ = server.Stop() // it kills what does not end in time, and says no more than that
+	_ = server.Stop() // Stop kills a process that does not end in time, and its error reports only that
 	address := net.JoinHostPort(server.SecureServing.Address, server.SecureServing.Port)
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true,
 		func(ctx context.Context) (bool, error) {
 			var dialer net.Dialer
 			conn, err := dialer.DialContext(ctx, "tcp", address)
 			if err != nil {
-				return true, nil // nobody listens any more
+				return true, nil // no process listens any more
 			}
 			return false, conn.Close()
 		})
@@ -178,8 +179,8 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx)
 }
 
-// RotateServiceAccountKey gives the API server another key to sign tokens with and to verify them,
-// from its next start on: no token that it issued before counts any more.
+// RotateServiceAccountKey replaces the key with which the API server signs and verifies tokens. The
+// next start of the API server uses the new key, and rejects all tokens that it issued before.
 func (c *ControlPlane) RotateServiceAccountKey() error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -191,7 +192,7 @@ func (c *ControlPlane) RotateServiceAccountKey() error {
 	}
 	for name, block := range map[string]*pem.Block{
 		"sa-signer.key": {Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)},
-		"sa-signer.crt": {Type: "PUBLIC KEY", Bytes: public}, // envtest calls it so; the API server reads both forms
+		"sa-signer.crt": {Type: "PUBLIC KEY", Bytes: public}, // envtest uses this name; the API server reads both forms
 	} {
 		if err := os.WriteFile(filepath.Join(c.env.ControlPlane.APIServer.CertDir, name), pem.EncodeToMemory(block),
 			0o600); err != nil {
@@ -201,24 +202,26 @@ func (c *ControlPlane) RotateServiceAccountKey() error {
 	return nil
 }
 
-// stopPatience is how long Stop waits for a server that it has told to end.
+// stopPatience is how long Stop waits after it sent a server the signal to end.
 const stopPatience = 10 * time.Second
 
 // Stop ends all programs and removes their files.
 func (c *ControlPlane) Stop() error {
 	if c.manager != nil {
-		// Not an interrupt: shells have what they run in the background ignore that.
+		// SIGTERM instead of an interrupt, because shells make background processes ignore
+		// interrupts.
 		_ = c.manager.Process.Signal(syscall.SIGTERM)
 		kill := time.AfterFunc(stopPatience, func() { _ = c.manager.Process.Kill() })
-		_ = c.manager.Wait() // its exit code says only that it was ended
+		_ = c.manager.Wait() // the exit code only reports the signal
 		kill.Stop()
 		_ = c.managerLog.Close()
 	}
-	_ = c.env.Stop() // it kills what does not end in time, and says no more than that
+	_ = c.env.Stop() // Stop kills a process that does not end in time, and its error reports only that
 	return errors.Wrap(os.RemoveAll(c.dir), "removing the files of the control plane")
 }
 
-// waitReady waits for /readyz: before it passes, the API server answers 403 to rightful requests.
+// waitReady waits until /readyz succeeds: before that, the API server answers 403 to authorized
+// requests.
 func (c *ControlPlane) waitReady(ctx context.Context) error {
 	httpClient, err := rest.HTTPClientFor(c.env.Config)
 	if err != nil {

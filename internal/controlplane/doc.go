@@ -1,5 +1,5 @@
 // Package controlplane starts a real Kubernetes control plane for tests and for the demo: etcd and
-// kube-apiserver by controller-runtime's envtest, kube-controller-manager on request.
+// kube-apiserver with controller-runtime's envtest, and kube-controller-manager on request.
 //
 // # Setup
 //
@@ -14,7 +14,7 @@
 //
 // # Considerations
 //
-// RBAC is on, ServiceAccount tokens are signed and checked, and every request is written to an
-// audit log, which is how tests prove who asked for what. Everything listens on loopback. A control
-// plane takes about 3 s to be ready and 300 MB of memory.
+// RBAC is on, and the API server signs and verifies ServiceAccount tokens. The API server writes
+// every request to an audit log, with which tests prove which user sent which request. All programs
+// listen on loopback. A control plane takes about 3 s to be ready and 300 MB of memory.
 package controlplane

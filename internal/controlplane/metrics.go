@@ -9,8 +9,8 @@ import (
 	"github.com/pkg/errors"
 )
 
-// Metric is the sum of the API server's own series of that name whose labels hold all of the given
-// ones, each as `label="value"`. httpClient is one of the administrator.
+// Metric returns the sum of the API server's own series of that name that have all given labels,
+// each as `label="value"`. httpClient must authenticate as the administrator.
 func (c *ControlPlane) Metric(httpClient *http.Client, name string, labels ...string) (sum int, err error) {
 	resp, err := httpClient.Get(strings.TrimSuffix(c.env.Config.Host, "/") + "/metrics")
 	if err != nil {

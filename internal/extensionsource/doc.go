@@ -1,21 +1,22 @@
-// Package extensionsource tells controllers, through controller-runtime's sources, what happens to
-// extensions.
+// Package extensionsource notifies controllers of changes to extensions, through
+// controller-runtime's sources.
 //
 // # Setup
 //
-// A [Hub] belongs to one ClusterCache. Whoever changes connections calls [Hub.Changed].
+// A [Hub] belongs to one ClusterCache. Code that changes a connection calls [Hub.Changed].
 //
 // # Usage
 //
-// [New] makes a source for a controller; [Hub.Listen] is the same for other consumers. Both
-// clustercache and fake are built on it, so that unit tests hear what they would hear in a cluster.
+// [New] returns a source for a controller. [Hub.Listen] delivers the same events to other
+// consumers. Both clustercache and fake use this package, so that unit tests receive the same
+// events as in a cluster.
 //
 // # Considerations
 //
-//   - Telling never blocks: what is pending for a consumer is a set of extensions, one entry each,
-//     with the object last seen. A consumer that hangs costs an entry per extension and nothing
-//     else; one that stops is forgotten.
-//   - A map function that panics loses its own event; the log says so.
-//   - That nothing happens is told too, if asked for: an episode without success is noticed by
-//     looking every now and then, within a twentieth of its length.
+//   - Notifying never blocks. The pending events of a consumer are a set of extensions: one entry
+//     each, with the object last seen. A consumer that hangs costs one entry per extension and
+//     nothing else. A consumer that stops is removed.
+//   - A map function that panics loses its own event; the panic is logged.
+//   - A source can also notify of an episode without success. The source checks for such episodes
+//     periodically, and detects one within a twentieth of its length.
 package extensionsource

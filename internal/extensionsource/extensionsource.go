@@ -19,14 +19,14 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// Hub knows the consumers that listen. The zero value is ready. Its methods may be called from any
-// goroutine.
+// Hub holds the consumers that listen. The zero value is ready to use. Its methods may be called
+// from any goroutine.
 type Hub struct {
 	mu        sync.Mutex
 	consumers map[*pending]struct{} // guarded by mu
 }
 
-// Changed tells every consumer that something happened to the extension. It never blocks. object is
+// Changed notifies every consumer of a change to the extension. Changed never blocks. object is
 // shared: do not change it.
 func (h *Hub) Changed(object client.Object) {
 	h.mu.Lock()
@@ -36,14 +36,14 @@ func (h *Hub) Changed(object client.Object) {
 	}
 }
 
-// Look has every consumer that asked for episodes without success look for them now.
+// Look makes every consumer with a probeFailure check for episodes without success now.
 func (h *Hub) Look() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.consumers {
 		select {
 		case p.look <- struct{}{}:
-		default: // it is about to
+		default: // a check is pending already
 		}
 	}
 }
@@ -63,9 +63,9 @@ func (h *Hub) remove(p *pending) {
 	delete(h.consumers, p)
 }
 
-// Known is what there is to tell beside what changes.
+// Known is the state that consumers read in addition to changes.
 type Known interface {
-	// Objects returns every known extension. They are shared.
+	// Objects returns every known extension. The objects are shared.
 	Objects() []client.Object
 	// Unhealthy returns every known extension that is not connected, or whose last probe failed.
 	Unhealthy() []Unhealthy
@@ -74,27 +74,28 @@ type Known interface {
 // Unhealthy is an extension without success.
 type Unhealthy struct {
 	Object client.Object
-	Since  time.Time // of the last success, or else since the extension is known
+	Since  time.Time // time of the last success, or, without one, since the extension is known
 }
 
-// Listen delivers what happens to extensions until ctx is done: first every known one, then what
-// changes. With a probeFailure it also delivers an extension once per episode of no success for so
-// long. deliver gets shared objects.
+// Listen delivers every known extension and then each extension that changes, until ctx is done.
+// With a probeFailure, Listen also delivers an extension once per episode without success that
+// lasts that long. deliver receives shared objects.
 func (h *Hub) Listen(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
 	h.begin(known).run(ctx, known, probeFailure, deliver)
 }
 
-// begin is the part of Listen that must not be late: from here on nothing is missed.
+// begin registers a consumer. From then on the consumer misses no change, so Start calls begin
+// synchronously.
 func (h *Hub) begin(known Known) *pending {
 	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1),
 		look: make(chan struct{}, 1)}
-	h.add(p) // before Objects, so that nothing falls between
+	h.add(p) // before Objects, so that no change is missed in between
 	p.putKnown(known.Objects())
 	return p
 }
 
-// pending holds the extensions about which one consumer was not told yet: one entry each, however
-// much happens to it.
+// pending holds the extensions that one consumer has not received yet: one entry each, regardless
+// of the number of changes.
 type pending struct {
 	hub *Hub
 
@@ -102,7 +103,7 @@ type pending struct {
 	objects map[client.ObjectKey]client.Object // guarded by mu; the last object seen
 	signal  chan struct{}                      // holds a token when objects is not empty
 
-	look chan struct{} // holds a token when it is to look for episodes without success
+	look chan struct{} // holds a token when run is to check for episodes without success
 }
 
 func (p *pending) put(object client.Object) {
@@ -112,7 +113,7 @@ func (p *pending) put(object client.Object) {
 	p.wake()
 }
 
-// putKnown adds objects, unless something newer is pending already.
+// putKnown adds objects, unless a newer version is pending already.
 func (p *pending) putKnown(objects []client.Object) {
 	if len(objects) == 0 {
 		return
@@ -130,17 +131,17 @@ func (p *pending) putKnown(objects []client.Object) {
 func (p *pending) wake() {
 	select {
 	case p.signal <- struct{}{}:
-	default: // it is there already
+	default: // the token is there already
 	}
 }
 
-// take returns all that is pending and empties it.
+// take returns all pending extensions and clears the set.
 func (p *pending) take() map[client.ObjectKey]client.Object {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	taken := p.objects
+	objects := p.objects
 	p.objects = map[client.ObjectKey]client.Object{}
-	return taken
+	return objects
 }
 
 func (p *pending) run(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
@@ -151,10 +152,10 @@ func (p *pending) run(ctx context.Context, known Known, probeFailure time.Durati
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	told := episodes{}
+	reported := episodes{}
 	look := func() {
 		var news []client.Object
-		told, news = told.next(known.Unhealthy(), time.Now(), probeFailure)
+		reported, news = reported.next(known.Unhealthy(), time.Now(), probeFailure)
 		p.putKnown(news)
 	}
 	for {
@@ -178,33 +179,35 @@ func (p *pending) run(ctx context.Context, known Known, probeFailure time.Durati
 	}
 }
 
-// episodes are the episodes without success that were told, by the time they began.
+// episodes are the episodes without success that were reported: extensions, with the time at which
+// each episode began.
 type episodes map[client.ObjectKey]time.Time
 
-// next returns the episodes that last for so long now, and the extensions of those that were not
-// told yet.
-func (e episodes) next(unhealthy []Unhealthy, now time.Time, long time.Duration) (told episodes, news []client.Object) {
-	told = episodes{}
+// next returns the episodes that have lasted at least long, and the extensions of those episodes
+// that were not reported yet.
+func (e episodes) next(unhealthy []Unhealthy, now time.Time, long time.Duration) (lasting episodes,
+	news []client.Object) {
+	lasting = episodes{}
 	for _, u := range unhealthy {
 		key := client.ObjectKeyFromObject(u.Object)
 		if now.Sub(u.Since) < long {
 			continue
 		}
-		told[key] = u.Since
+		lasting[key] = u.Since
 		if since, known := e[key]; !known || !since.Equal(u.Since) {
 			news = append(news, u.Object)
 		}
 	}
-	return told, news
+	return lasting, news
 }
 
-// Options say who listens to what.
+// Options configure a source.
 type Options struct {
 	ControllerName string        // for logs
-	ProbeFailure   time.Duration // 0 for none
+	ProbeFailure   time.Duration // after this time without success the source delivers an event; 0 for never
 }
 
-// extensionSource is a source.TypedSource that tells a controller about extensions.
+// extensionSource is a source.TypedSource that notifies a controller of changes to extensions.
 type extensionSource[request comparable] struct {
 	options Options
 	mapFunc handler.TypedMapFunc[client.Object, request]
@@ -212,18 +215,18 @@ type extensionSource[request comparable] struct {
 	known   Known
 }
 
-// New makes a source.
+// New returns a source.
 func New[request comparable](hub *Hub, known Known, options Options,
 	mapFunc handler.TypedMapFunc[client.Object, request]) source.TypedSource[request] {
 	return &extensionSource[request]{options: options, mapFunc: mapFunc, hub: hub, known: known}
 }
 
-// String names the source in the controller's log.
+// String returns the name of the source for the controller's log.
 func (s *extensionSource[request]) String() string {
 	return fmt.Sprintf("latchkey extension source of %s", s.options.ControllerName)
 }
 
-// Start delivers until ctx is done. It does not block.
+// Start starts delivery until ctx is done. Start does not block.
 func (s *extensionSource[request]) Start(ctx context.Context,
 	queue workqueue.TypedRateLimitingInterface[request]) error {
 	if s.mapFunc == nil {
@@ -234,7 +237,8 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 	return nil
 }
 
-// deliver maps one extension. A map function that panics loses its own event and nothing else.
+// deliver maps one extension and adds the requests to the queue. A map function that panics loses
+// only its own event.
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
 	object client.Object) {
 	defer func() {

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// extensions are Known.
+// extensions implements Known.
 type extensions struct {
 	objects   []client.Object
 	unhealthy func() []Unhealthy
@@ -37,27 +37,27 @@ func object(name, version string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
 }
 
-// A consumer that hangs holds up nobody, and hears of each extension once when it comes back, in
-// its last state.
+// A consumer that hangs delays no other consumer. When it resumes, the consumer receives each
+// extension once, in its last state.
 func TestSourceCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		all := &Hub{}
 		release := make(chan struct{})
-		heard := map[string]string{}
+		received := map[string]string{}
 		calls := 0
 		src := New(all, extensions{objects: []client.Object{object("known", "1")}}, Options{ControllerName: "slow"},
 			func(_ context.Context, o client.Object) []ctrl.Request {
 				<-release
 				calls++
-				heard[o.GetName()] = o.GetResourceVersion()
+				received[o.GetName()] = o.GetResourceVersion()
 				o.SetName("renamed")
 				return nil
 			})
 		queue := priorityqueue.New[ctrl.Request]("test")
 		ctx, cancel := context.WithCancel(t.Context())
 		g.Expect(src.Start(ctx, queue)).To(Succeed())
-		synctest.Wait() // it hangs with "known"
+		synctest.Wait() // the source hangs with "known"
 		shared := object("shared", "1")
 		all.Changed(shared)
 		defer func() { g.Expect(shared.GetName()).To(Equal("shared"), "map functions get copies") }()
@@ -67,14 +67,14 @@ func TestSourceCoalesces(t *testing.T) {
 		}
 		close(release)
 		synctest.Wait()
-		g.Expect(heard).To(Equal(map[string]string{"known": "1", "busy": "999", "other": "999", "shared": "1"}))
+		g.Expect(received).To(Equal(map[string]string{"known": "1", "busy": "999", "other": "999", "shared": "1"}))
 		g.Expect(calls).To(Equal(4))
 
 		cancel()
 		synctest.Wait()
-		g.Expect(all.consumers).To(BeEmpty(), "a stopped source is forgotten")
+		g.Expect(all.consumers).To(BeEmpty(), "a stopped source is removed")
 		all.Changed(object("busy", "after"))
-		g.Expect(heard).NotTo(HaveKeyWithValue("busy", "after"))
+		g.Expect(received).NotTo(HaveKeyWithValue("busy", "after"))
 		queue.ShutDown()
 	})
 }
@@ -110,7 +110,7 @@ func TestSourceNeedsAMapFunction(t *testing.T) {
 	NewWithT(t).Expect(fmt.Sprint(src)).To(ContainSubstring("none"))
 }
 
-// One event per episode of no success for so long; a success ends it.
+// A source delivers one event per episode without success. A success ends the episode.
 func TestProbeFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -122,7 +122,7 @@ func TestProbeFailure(t *testing.T) {
 			defer mu.Unlock()
 			failing = list
 		}
-		var told []string // guarded by mu
+		var received []string // guarded by mu
 		ctx, cancel := context.WithCancel(t.Context())
 		go (&Hub{}).Listen(ctx, extensions{unhealthy: func() []Unhealthy {
 			mu.Lock()
@@ -131,35 +131,35 @@ func TestProbeFailure(t *testing.T) {
 		}}, long, func(o client.Object) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, o.GetName())
+			received = append(received, o.GetName())
 		})
 		after := func(wait time.Duration) []string {
 			<-time.After(wait)
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			heard := told
-			told = nil
-			return heard
+			events := received
+			received = nil
+			return events
 		}
 		red, blue := object("red", "1"), object("blue", "1")
 		begun := time.Now()
 		set(Unhealthy{red, begun}, Unhealthy{blue, begun.Add(long / 2)})
-		g.Expect(after(long-long/20)).To(BeEmpty(), "it has not lasted for so long")
+		g.Expect(after(long-long/20)).To(BeEmpty(), "the episode has not lasted long enough")
 		g.Expect(after(long / 10)).To(Equal([]string{"red"}))
-		g.Expect(after(10*long)).To(Equal([]string{"blue"}), "and each is told once")
+		g.Expect(after(10*long)).To(Equal([]string{"blue"}), "each episode causes one event")
 		set(Unhealthy{blue, begun.Add(long / 2)})
 		g.Expect(after(long)).To(BeEmpty())
 		set(Unhealthy{red, time.Now()}, Unhealthy{blue, begun.Add(long / 2)})
-		g.Expect(after(2*long)).To(Equal([]string{"red"}), "another episode")
+		g.Expect(after(2*long)).To(Equal([]string{"red"}), "another episode causes another event")
 		set(Unhealthy{red, time.Now()})
 		g.Expect(after(long / 2)).To(BeEmpty())
-		g.Expect(after(2*long)).To(Equal([]string{"red"}), "a success between two looks ends an episode too")
+		g.Expect(after(2*long)).To(Equal([]string{"red"}), "a success between two checks ends an episode too")
 		cancel()
 	})
 }
 
-// racing is a Known that changes while it is asked.
+// racing is a Known that changes during a call of Objects.
 type racing struct{ hub *Hub }
 
 func (r racing) Objects() []client.Object {
@@ -169,7 +169,7 @@ func (r racing) Objects() []client.Object {
 }
 func (racing) Unhealthy() []Unhealthy { return nil }
 
-// What changes while a source starts is not lost, nor replaced by what was known before.
+// A change during the start of a source is not lost, and no older object replaces it.
 func TestChangeWhileStarting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := &Hub{}
@@ -182,14 +182,14 @@ func TestChangeWhileStarting(t *testing.T) {
 	})
 }
 
-// A consumer that has stopped hears nothing more, not even of what was pending.
+// A consumer that has stopped receives nothing more, not even pending extensions.
 func TestStopWhileDelivering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		heard := 0
+		calls := 0
 		(&Hub{}).Listen(ctx, extensions{objects: []client.Object{object("red", "1"), object("blue", "1")}}, 0,
-			func(client.Object) { heard++; cancel() })
-		NewWithT(t).Expect(heard).To(Equal(1))
+			func(client.Object) { calls++; cancel() })
+		NewWithT(t).Expect(calls).To(Equal(1))
 	})
 }
 
@@ -198,14 +198,14 @@ func TestEpisodes(t *testing.T) {
 	now := time.Now()
 	red := object("red", "1")
 	key := client.ObjectKeyFromObject(red)
-	told, news := episodes{}.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now, time.Minute)
+	reported, news := episodes{}.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now, time.Minute)
 	g.Expect(news).To(HaveLen(1))
-	g.Expect(told).To(HaveKey(key))
-	told, news = told.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now.Add(time.Hour), time.Minute)
-	g.Expect(news).To(BeEmpty(), "it was told")
-	told, news = told.next([]Unhealthy{{red, now}}, now.Add(time.Hour), time.Minute)
-	g.Expect(news).To(HaveLen(1), "another one, without a look in between")
-	told, news = told.next(nil, now.Add(time.Hour), time.Minute)
-	g.Expect(told).To(BeEmpty())
+	g.Expect(reported).To(HaveKey(key))
+	reported, news = reported.next([]Unhealthy{{red, now.Add(-time.Minute)}}, now.Add(time.Hour), time.Minute)
+	g.Expect(news).To(BeEmpty(), "the episode was reported already")
+	reported, news = reported.next([]Unhealthy{{red, now}}, now.Add(time.Hour), time.Minute)
+	g.Expect(news).To(HaveLen(1), "another episode, without a check in between")
+	reported, news = reported.next(nil, now.Add(time.Hour), time.Minute)
+	g.Expect(reported).To(BeEmpty())
 	g.Expect(news).To(BeEmpty())
 }

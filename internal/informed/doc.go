@@ -6,11 +6,12 @@
 //
 // # Usage
 //
-// [Reader] is a client.Reader. Readable says whether a kind may be read.
+// [Reader] is a client.Reader. Readable reports whether a kind may be read.
 //
 // # Considerations
 //
-//   - A scopedcache may have several informers of a kind. One that handlers do not hear of may be
-//     behind, or ahead, of them.
-//   - A cache that is no scopedcache has one informer of a kind, and reads as it does.
+//   - A scopedcache may have several informers of a kind. An informer that does not feed the
+//     handlers may be behind, or ahead of, the events that the handlers received.
+//   - Any other cache has one informer of a kind. A Reader of such a cache calls the cache
+//     directly.
 package informed

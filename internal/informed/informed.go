@@ -12,10 +12,10 @@ import (
 
 var _ client.Reader = Reader{}
 
-// Reader reads the host operator's cache from the very informers that feed handlers. What a handler
-// was called for is there to be read, and what may be read is known as soon as handlers know it.
-// With a scopedcache a plain read could use another informer, of one namespace, where the one of
-// all namespaces is Forbidden. It may be used from any goroutine.
+// Reader reads the host operator's cache from the same informers that feed handlers. A handler can
+// therefore read every object that it received, and Readable changes together with the events. With
+// a scopedcache, a plain read could use another informer: one of a single namespace, while the
+// informer of all namespaces is Forbidden. A Reader may be used from any goroutine.
 type Reader struct {
 	cache cache.Cache
 
@@ -23,27 +23,28 @@ type Reader struct {
 	informers map[informedKind]scopedInformer // guarded by mu
 }
 
-// informedKind is a kind in a representation.
+// informedKind is a kind in one representation.
 type informedKind struct {
 	goType reflect.Type
 	kind   string // of objects without a Go type of their own
 }
 
-// scopedInformer is scopedcache.Informer; a cache that has others reads as it does.
+// scopedInformer is scopedcache.Informer. A cache with other informers is read directly.
 type scopedInformer interface {
 	Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error
 	Readable(ctx context.Context) error
 }
 
-// readPatience bounds a read that waits for an informer to sync: all extensions wait for it.
+// readPatience bounds a read that waits for an informer to sync, because all extensions wait for
+// that read.
 const readPatience = 2 * time.Second
 
-// NewReader returns a reader of a cache.
+// NewReader returns a Reader of a cache.
 func NewReader(c cache.Cache) Reader {
 	return Reader{cache: c, mu: &sync.Mutex{}, informers: map[informedKind]scopedInformer{}}
 }
 
-// Get is that of the cache. It waits for 2 s at most.
+// Get implements client.Reader. Get waits for 2 s at most.
 func (r Reader) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	ctx, cancel := context.WithTimeout(ctx, readPatience)
 	defer cancel()
@@ -53,13 +54,13 @@ func (r Reader) Get(ctx context.Context, key client.ObjectKey, object client.Obj
 	return r.cache.Get(ctx, key, object, opts...)
 }
 
-// List is that of the cache.
+// List implements client.Reader with the List of the cache.
 func (r Reader) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	return r.cache.List(ctx, list, opts...)
 }
 
-// Readable reports whether objects of that kind can be read, or why not; false if the cache does
-// not say.
+// Readable reports whether objects of that kind can be read. If they cannot, the error is the
+// reason. If the cache cannot report this, Readable returns false and nil.
 func (r Reader) Readable(ctx context.Context, object client.Object) (bool, error) {
 	informer := r.informer(ctx, object)
 	if informer == nil {
@@ -69,7 +70,8 @@ func (r Reader) Readable(ctx context.Context, object client.Object) (bool, error
 	return err == nil, err
 }
 
-// informer returns that of the object's kind, nil if the cache has none that can be read.
+// informer returns the informer of the object's kind, or nil if the cache has none that can be
+// read.
 func (r Reader) informer(ctx context.Context, object client.Object) scopedInformer {
 	key := informedKind{goType: reflect.TypeOf(object), kind: object.GetObjectKind().GroupVersionKind().String()}
 	r.mu.Lock()

@@ -1,19 +1,19 @@
-// Package metrics is what latchkey tells Prometheus, on controller-runtime's registry.
+// Package metrics has the Prometheus metrics of latchkey, on controller-runtime's registry.
 //
 // # Setup
 //
-// There is none: importing it registers everything. Whoever has connections announces itself with
+// Importing the package registers all metrics. Code that owns connections registers a function with
 // [Add].
 //
 // # Usage
 //
-// Counters and histograms are incremented where things happen. Gauges are counted when somebody
-// looks, from a [Picture] of what there is, so they are right and leave nothing behind.
+// Code increments counters and histograms when an event happens. Gauges are computed at each scrape
+// from a [Snapshot], so they are correct and leave no stale series.
 //
 // # Considerations
 //
-//   - No label holds a name that tenants choose, unless the host operator's author asks for series
-//     per extension; these too are made when somebody looks, and so are gone with the extension.
-//   - All ClusterCaches of a process are added up.
+//   - No label holds a name that tenants choose, unless the host operator's author enables series
+//     per extension. These series too are computed at each scrape, so they end with the extension.
+//   - The metrics are sums over all ClusterCaches of a process.
 //   - docs/operations.md explains every metric; a test compares the lists.
 package metrics

@@ -14,30 +14,30 @@ import (
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
 var (
-	// Connects counts connects that ended, by result: Connected, or the reason.
+	// Connects counts finished connects, by result: Connected, or the reason of the failure.
 	Connects = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_connects_total", Help: "Connects that ended, by result: Connected, or the reason why not.",
+		Name: "latchkey_connects_total", Help: "Finished connects, by result: Connected, or the reason of the failure.",
 	}, []string{"result"})
-	// ConnectDuration is how long connects took, waiting for their turn excepted.
+	// ConnectDuration is how long connects took, without the wait for their turn in the pool.
 	ConnectDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "latchkey_connect_duration_seconds",
-		Help:    "How long connects took from TokenRequest to SelfSubjectReview, waiting for their turn excepted.",
+		Help:    "How long connects took from TokenRequest to SelfSubjectReview, without the wait for their turn.",
 		Buckets: seconds,
 	})
-	// Rotations counts the answers to whose a newer credential of a connection is, by result.
+	// Rotations counts the checks of newer credentials of connections, by result.
 	Rotations = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latchkey_rotations_total",
-		Help: "Newer credentials of connections, by what the API server said of them: TakenUp, or why not.",
+		Help: "Newer credentials of connections, by the result of the check at the API server: TakenUp, or why not.",
 	}, []string{"result"})
-	// Probes counts probes that ended, by result.
+	// Probes counts finished probes, by result.
 	Probes = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latchkey_probes_total",
-		Help: "Probes that ended, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or " +
+		Help: "Finished probes, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or " +
 			"NoCredential.",
 	}, []string{"result"})
-	// ProbeDuration is how long probes took, waiting for their turn excepted.
+	// ProbeDuration is how long probes took, without the wait for their turn in the pool.
 	ProbeDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, waiting for their turn excepted.",
+		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, without the wait for their turn.",
 		Buckets: seconds,
 	})
 	// PoolWait is how long connects and probes waited for their turn.
@@ -45,16 +45,16 @@ var (
 		Name: "latchkey_pool_wait_seconds", Help: "How long connects and probes waited for their turn in the pool.",
 		Buckets: append(slices.Clone(seconds), 30, 60, 300),
 	})
-	// TokenRequests counts TokenRequests that ended, by result.
+	// TokenRequests counts finished TokenRequests, by result.
 	TokenRequests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latchkey_token_requests_total",
-		Help: "TokenRequests that ended, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
+		Help: "Finished TokenRequests, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
 	}, []string{"result"})
 	// HandlerPanics counts panics of the host operator's functions.
 	HandlerPanics = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "latchkey_handler_panics_total",
-		Help: "Panics of the host operator's functions: event handlers, OnError, map functions (an event is lost), " +
-			"Filter, AllowIdentity, RESTConfigMappers (the answer is no).",
+		Help: "Panics of the host operator's functions: event handlers, OnError, map functions (the event is lost), " +
+			"Filter, AllowIdentity, RESTConfigMappers (the extension is refused).",
 	})
 )
 
@@ -76,32 +76,32 @@ var (
 			"Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
 )
 
-// Snapshot is what there is.
+// Snapshot has the values of the gauges of one ClusterCache.
 type Snapshot struct {
 	Connections map[Connection]int
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
-	Extensions  []Extension // empty unless wanted
+	Extensions  []Extension // empty unless series per extension are enabled
 }
 
 // Connection is a phase and a reason.
 type Connection struct{ Phase, Reason string }
 
-// Extension is one extension.
+// Extension has the values of one extension's gauges.
 type Extension struct {
 	Namespace, Name string
 	Connected       bool
 	LastSuccess     time.Time
 }
 
-// Add has the snapshot looked at whenever somebody collects metrics, until remove is called.
-// snapshot may be called from any goroutine.
+// Add makes every collection of metrics call snapshot, until remove is called. snapshot may be
+// called from any goroutine.
 func Add(snapshot func() Snapshot) (remove func()) {
 	return all.add(snapshot)
 }
 
-// collector counts what there is when somebody looks.
+// collector computes the gauges at each collection.
 type collector struct {
 	mu        sync.Mutex
 	next      int
@@ -110,7 +110,7 @@ type collector struct {
 
 var all = &collector{snapshots: map[int]func() Snapshot{}}
 
-// everything is what is registered.
+// everything lists all registered collectors.
 var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait,
 	TokenRequests, HandlerPanics, all}
 
@@ -137,7 +137,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It holds no lock while it looks.
+// Collect implements prometheus.Collector. Collect holds no lock while it calls the snapshots.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	snapshots := slices.Collect(maps.Values(c.snapshots))
@@ -166,7 +166,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(watches, float64(sum.Watches))
 	gauge(objects, float64(sum.Objects))
-	seen := map[[2]string]bool{} // two ClusterCaches may know extensions of one name; Prometheus takes a series once
+	seen := map[[2]string]bool{} // two ClusterCaches may know extensions of one name; Prometheus accepts a series once
 	for _, e := range sum.Extensions {
 		if seen[[2]string{e.Namespace, e.Name}] {
 			continue

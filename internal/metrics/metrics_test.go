@@ -11,14 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// described parses a description, for Prometheus has no other way to read it.
+// described parses a description, because Prometheus has no other way to read one.
 var described = regexp.MustCompile(
 	`^Desc\{fqName: "([^"]+)", help: "([^"]*)", unit: "[a-z]*", constLabels: \{\}, variableLabels: \{([^}]*)\}`)
 
-// docs/operations.md explains every metric, with its labels, and no other.
+// docs/operations.md explains every metric, with its labels, and no other metric.
 func TestOperationsPageListsEveryMetric(t *testing.T) {
 	g := NewWithT(t)
-	told := map[string]string{}
+	registered := map[string]string{}
 	for _, c := range everything {
 		descs := make(chan *prometheus.Desc, 100)
 		c.Describe(descs)
@@ -27,7 +27,7 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 			match := described.FindStringSubmatch(desc.String())
 			g.Expect(match).NotTo(BeNil(), desc.String())
 			g.Expect(match[2]).NotTo(BeEmpty(), "help of %s", match[1])
-			told[match[1]] = match[3]
+			registered[match[1]] = match[3]
 		}
 	}
 	page, err := os.ReadFile("../../docs/operations.md")
@@ -37,13 +37,14 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 		FindAllStringSubmatch(string(page), -1) {
 		explained[row[1]] = strings.NewReplacer("`", "", " ", "").Replace(row[3])
 	}
-	g.Expect(explained).To(Equal(told))
+	g.Expect(explained).To(Equal(registered))
 	for _, name := range regexp.MustCompile(`latchkey_[a-z_]+`).FindAllString(string(page), -1) {
-		g.Expect(told).To(HaveKey(strings.TrimSuffix(name, "_bucket")), "the page speaks of it elsewhere")
+		g.Expect(registered).To(HaveKey(strings.TrimSuffix(name, "_bucket")),
+			"the page mentions this metric in another place")
 	}
 }
 
-// Pictures are added up, and those that were removed are not looked at any more.
+// The collector adds up snapshots, and no longer calls a removed one.
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{snapshots: map[int]func() Snapshot{}}

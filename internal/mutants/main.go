@@ -18,7 +18,7 @@ import (
 var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/monitor"}
 
 func main() {
-	only := flag.String("only", "", "the mutants whose names contain this")
+	only := flag.String("only", "", "run only the mutants whose names contain this text")
 	flag.Parse()
 	if err := run(*only); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -43,17 +43,17 @@ func run(only string) error {
 			if !strings.Contains(filepath.Base(patch), only) {
 				continue
 			}
-			begun := time.Now()
-			caught, by, err := try(machine, patch)
+			start := time.Now()
+			caught, result, err := try(machine, patch)
 			if err != nil {
 				return errors.WithMessage(err, patch)
 			}
 			if !caught {
 				survivors++
-				by = "SURVIVES"
+				result = "SURVIVES"
 			}
-			fmt.Printf("%s %s: %s (%.0f s)\n", machine, strings.TrimSuffix(filepath.Base(patch), ".patch"), by,
-				time.Since(begun).Seconds())
+			fmt.Printf("%s %s: %s (%.0f s)\n", machine, strings.TrimSuffix(filepath.Base(patch), ".patch"), result,
+				time.Since(start).Seconds())
 		}
 	}
 	if survivors > 0 {
@@ -62,11 +62,11 @@ func run(only string) error {
 	return nil
 }
 
-// failed finds the tests that failed.
+// failed matches the names of the tests that failed.
 var failed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
 
-// try runs the tests of a package with a patch, and returns which of them failed.
-func try(machine, patch string) (caught bool, by string, err error) {
+// try runs the tests of a package with a patch, and returns the names of the tests that failed.
+func try(machine, patch string) (caught bool, tests string, err error) {
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return false, "", err
@@ -89,16 +89,16 @@ func try(machine, patch string) (caught bool, by string, err error) {
 		return false, "", errors.Errorf("the mutant does not run: %s", out)
 	}
 	for _, name := range names {
-		by += " " + name[1]
+		tests += " " + name[1]
 	}
-	if by == "" {
-		by = " a panic"
+	if tests == "" {
+		tests = " a panic"
 	}
-	return true, "caught by" + by, nil
+	return true, "caught by" + tests, nil
 }
 
-// patched applies a patch to a copy of the package's files, and returns the overlay that puts them
-// in place.
+// patched applies a patch to a copy of the package's files. patched returns the overlay that makes
+// the build use the copy.
 func patched(machine, patch, dir string) (overlay string, err error) {
 	files, err := filepath.Glob(filepath.Join(machine, "*.go"))
 	if err != nil {
@@ -110,15 +110,15 @@ func patched(machine, patch, dir string) (overlay string, err error) {
 		if err != nil {
 			return "", err
 		}
-		copied := filepath.Join(dir, filepath.Base(file))
-		if err := os.WriteFile(copied, code, 0o600); err != nil {
+		target := filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(target, code, 0o600); err != nil {
 			return "", err
 		}
 		absolute, err := filepath.Abs(file)
 		if err != nil {
 			return "", err
 		}
-		replace[absolute] = copied
+		replace[absolute] = target
 	}
 	absolute, err := filepath.Abs(patch)
 	if err != nil {
@@ -127,7 +127,7 @@ func patched(machine, patch, dir string) (overlay string, err error) {
 	apply := exec.Command("git", "apply", absolute)
 	apply.Dir = dir
 	if out, err := apply.CombinedOutput(); err != nil {
-		return "", errors.Wrapf(err, "applying it: %s", out)
+		return "", errors.Wrapf(err, "applying the patch: %s", out)
 	}
 	content, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A patch that does not apply any more would otherwise be noticed only when all mutants run.
+// Without this test, a patch that no longer applies would go unnoticed until all mutants run.
 func TestEveryPatchApplies(t *testing.T) {
 	g := NewWithT(t)
 	t.Chdir("../..")

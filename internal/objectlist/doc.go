@@ -1,12 +1,12 @@
-// Package objectlist makes lists for objects of any kind and representation.
+// Package objectlist creates empty lists for objects of any kind and representation.
 //
 // # Setup
 //
-// There is none.
+// None.
 //
 // # Usage
 //
-// [New] returns an empty list to read into.
+// [New] returns an empty list, for use with a client's List.
 //
 // # Considerations
 //

@@ -32,7 +32,7 @@ func New(object client.Object, scheme *runtime.Scheme) (client.ObjectList, error
 	}
 	typed, ok := list.(client.ObjectList)
 	if !ok {
-		return nil, errors.Errorf("%T is no list of objects", list)
+		return nil, errors.Errorf("%T is not a client.ObjectList", list)
 	}
 	return typed, nil
 }

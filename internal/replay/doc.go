@@ -1,23 +1,26 @@
-// Package replay makes one informer after another look like one to a handler.
+// Package replay passes the events of successive informers to one handler as if one informer had
+// sent them all.
 //
 // # Setup
 //
-// [New] makes a [Feed] for a handler.
+// [New] returns a [Feed] for a handler.
 //
 // # Usage
 //
-// Add what [Feed.Begin] returns to an informer, and call [Source.TellMissing] when the informer has
-// told its handlers of everything. For the next informer, begin again.
+// Register the [Source] that [Feed.Begin] returns as the event handler of an informer. Call
+// [Source.EmitMissingDeletes] when the informer has delivered all its objects. Call [Feed.Begin]
+// again for the next informer.
 //
 // # Considerations
 //
-//   - Informers come and go: with a connection, with a right, with a kind. What was deleted in
-//     between no informer tells of, for the next one does not know that it was there. So a Feed
-//     knows what its handler was told of, remembers that when an informer ends, and tells of what
-//     the next one has not got.
-//   - It remembers what handlers find the owner of an object by: name, UID, labels, owners. No
-//     content, and no annotations, in which kubectl keeps content too; for the next identity may be
-//     another, or may have lost the right to see more.
-//   - What an informer has in its store and did not deliver when it ended the handler does not
-//     know, so it is not remembered: what counts is what was told.
+//   - An informer ends with its connection, its permission or its kind. The next informer reports
+//     no deletion of an object that disappeared in between, because it never knew the object. A
+//     Feed therefore records which objects its handler knows. The Feed keeps this record when an
+//     informer ends, and emits deletions of the objects that the next informer lacks.
+//   - The record holds what handlers need to find the owner of an object: name, UID, labels and
+//     owner references. The record holds no content, because the next identity may be another, or
+//     may have lost the permission to read the content. The record holds no annotations, because
+//     kubectl keeps content in them.
+//   - The record holds only objects that the handler received. An object that the informer stored,
+//     but did not deliver before the informer ended, is unknown to the handler and not recorded.
 package replay

@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Known is what is remembered of objects that a handler was told of.
+// Known is the record of the objects that a handler received.
 type Known map[client.ObjectKey]Object
 
-// Object is what is remembered of an object.
+// Object is the record of one object.
 type Object struct {
 	gvk             schema.GroupVersionKind // empty for typed objects, as informers have it
 	uid             types.UID
@@ -23,31 +23,31 @@ type Object struct {
 	owners          []metav1.OwnerReference
 }
 
-// Remember returns what is remembered of an object, whose labels and owners are shared.
-func Remember(shown client.Object) Object {
-	return Object{gvk: shown.GetObjectKind().GroupVersionKind(), uid: shown.GetUID(),
-		resourceVersion: shown.GetResourceVersion(),
-		labels:          shown.GetLabels(), owners: shown.GetOwnerReferences()}
+// Remember returns the record of an object. The record shares the object's labels and owners.
+func Remember(object client.Object) Object {
+	return Object{gvk: object.GetObjectKind().GroupVersionKind(), uid: object.GetUID(),
+		resourceVersion: object.GetResourceVersion(),
+		labels:          object.GetLabels(), owners: object.GetOwnerReferences()}
 }
 
-// lastKnown is how client-go tells of a deletion that nobody saw: with an object that has nothing
-// but what is remembered, and shares nothing.
+// lastKnown returns a deletion in the form that client-go uses for a deletion that no watch
+// observed. Its object has the recorded fields only, and shares nothing.
 func (o Object) lastKnown(example client.Object, key client.ObjectKey) toolscache.DeletedFinalStateUnknown {
-	made := reflect.New(reflect.TypeOf(example).Elem()).Interface().(client.Object)
-	made.GetObjectKind().SetGroupVersionKind(o.gvk)
-	made.SetNamespace(key.Namespace)
-	made.SetName(key.Name)
-	made.SetUID(o.uid)
-	made.SetResourceVersion(o.resourceVersion)
-	made.SetLabels(maps.Clone(o.labels))
+	tombstone := reflect.New(reflect.TypeOf(example).Elem()).Interface().(client.Object)
+	tombstone.GetObjectKind().SetGroupVersionKind(o.gvk)
+	tombstone.SetNamespace(key.Namespace)
+	tombstone.SetName(key.Name)
+	tombstone.SetUID(o.uid)
+	tombstone.SetResourceVersion(o.resourceVersion)
+	tombstone.SetLabels(maps.Clone(o.labels))
 	owners := make([]metav1.OwnerReference, len(o.owners))
 	for i := range o.owners {
 		o.owners[i].DeepCopyInto(&owners[i])
 	}
 	if len(owners) > 0 {
-		made.SetOwnerReferences(owners)
+		tombstone.SetOwnerReferences(owners)
 	}
-	return toolscache.DeletedFinalStateUnknown{Key: keyString(key), Obj: made}
+	return toolscache.DeletedFinalStateUnknown{Key: keyString(key), Obj: tombstone}
 }
 
 // keyString is the key of an object in an informer's store.

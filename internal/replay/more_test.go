@@ -8,8 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// What was told as gone is not told again by the next one; and what is known of an object is the
-// latest.
+// The next informer does not repeat a deletion that the handler received, and the record of an
+// object is the latest one.
 func TestRemembersTheLatest(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
@@ -17,21 +17,21 @@ func TestRemembersTheLatest(t *testing.T) {
 	first := f.Begin()
 	first.OnAdd(object("goes", "1"), true)
 	first.OnAdd(object("changes", "1"), true)
-	changed := object("changes", "2") // client-go tells of a recreation that it has not seen so
+	changed := object("changes", "2") // client-go reports a recreation that it did not observe like this
 	changed.Labels, changed.ResourceVersion = map[string]string{"l": "new"}, "7"
 	first.OnUpdate(object("changes", "1"), changed)
 	second := f.Begin()
 	h.Reset()
 	second.OnAdd(changed, true)
-	g.Expect(h.Reset()).To(Equal([]string{"add 2"}), "it is the one that is known")
-	second.TellMissing(nothing)
+	g.Expect(h.Reset()).To(Equal([]string{"add 2"}), "the object is the one on record")
+	second.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen 1"}))
 	g.Expect(h.Last()).To(HaveField("Key", "ns/goes"))
 	known := f.Known()
-	g.Expect(known).To(HaveLen(1), "what is gone is forgotten")
+	g.Expect(known).To(HaveLen(1), "a deleted object leaves the record")
 	g.Expect(known[client.ObjectKey{Namespace: "ns", Name: "changes"}]).To(Equal(Remember(changed)))
 	third := f.Begin()
-	third.TellMissing(nothing)
+	third.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen 2"}))
 	g.Expect(h.Last()).To(HaveField("Key", "ns/changes"))
 }

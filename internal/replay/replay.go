@@ -8,13 +8,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Options say how a handler is called.
+// Options configure how a Feed calls its handler.
 type Options struct {
-	// Known is what the handler was told of by an earlier feed. The new one owns it.
+	// Known is the record of the objects that the handler received from an earlier feed. The new
+	// feed owns the record.
 	Known Known
-	// Call calls f unless the handler must not be called, or note says no. note must be called if f
-	// would be, before it, with nothing in between that could keep f from being called; it does not
-	// block. Defaults to just that.
+	// Call calls note, and then f if note returns true. Call may skip both if the handler must not
+	// be called. Between note and f nothing may prevent the call of f. note does not block.
+	// Defaults to calling note, and then f if note returns true.
 	Call func(note func() bool, f func())
 }
 
@@ -26,10 +27,10 @@ type Feed struct {
 	call    func(note func() bool, f func())
 	turn    chan struct{} // holds a token while the handler is called
 
-	mu      sync.Mutex
-	source  *Source                            // guarded by mu; whose events are passed on, nil for nobody's
-	told    map[client.ObjectKey]client.Object // guarded by mu; what the handler was told of by source
-	missing Known                              // guarded by mu; what it was told of by earlier ones
+	mu        sync.Mutex
+	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
+	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
+	missing   Known                              // guarded by mu; the objects received from earlier sources only
 }
 
 // New returns a feed without a source.
@@ -46,7 +47,8 @@ func New(handler toolscache.ResourceEventHandler, example client.Object, options
 	return f
 }
 
-// Begin returns the handler for the next informer. Events of earlier ones are dropped from now on.
+// Begin returns the handler for the next informer. From now on the Feed drops events of earlier
+// informers.
 func (f *Feed) Begin() *Source {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,14 +57,14 @@ func (f *Feed) Begin() *Source {
 	return f.source
 }
 
-// Pause drops the events of informers there were. A call of the handler that is under way goes on.
+// Pause drops the events of all informers so far. A handler call in progress continues.
 func (f *Feed) Pause() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
 }
 
-// Known pauses the feed and returns what its handler knows of.
+// Known pauses the feed and returns the record of the objects that its handler knows.
 func (f *Feed) Known() Known {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,7 +72,7 @@ func (f *Feed) Known() Known {
 	return maps.Clone(f.missing)
 }
 
-// endLocked turns what the handler was told of by the source into what is missing.
+// endLocked moves the objects that the handler received from the source to the missing objects.
 func (f *Feed) endLocked() {
 	if f.source == nil {
 		return
@@ -78,39 +80,40 @@ func (f *Feed) endLocked() {
 	close(f.source.superseded)
 	f.source = nil
 	if f.missing == nil {
-		f.missing = make(Known, len(f.told))
+		f.missing = make(Known, len(f.delivered))
 	}
-	for key, shown := range f.told {
-		f.missing[key] = Remember(shown)
+	for key, received := range f.delivered {
+		f.missing[key] = Remember(received)
 	}
-	f.told = nil
+	f.delivered = nil
 }
 
 // Source is the handler for one informer.
 type Source struct {
 	feed       *Feed
-	superseded chan struct{} // closed when events of this source are not passed on any more
+	superseded chan struct{} // closed when the feed no longer passes on events of this source
 }
 
 var _ toolscache.ResourceEventHandler = (*Source)(nil)
 
-// Superseded is closed when events of this source are not passed on any more.
+// Superseded returns a channel that is closed when the feed no longer passes on events of this
+// source.
 func (s *Source) Superseded() <-chan struct{} { return s.superseded }
 
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {
-	var gone *toolscache.DeletedFinalStateUnknown
-	s.pass(func() bool { gone = s.toldLocked(object); return true }, func() {
-		if gone != nil {
-			s.feed.handler.OnDelete(*gone)
+	var deletion *toolscache.DeletedFinalStateUnknown
+	s.pass(func() bool { deletion = s.recordLocked(object); return true }, func() {
+		if deletion != nil {
+			s.feed.handler.OnDelete(*deletion)
 		}
 		s.feed.handler.OnAdd(object, isInInitialList)
 	})
 }
 
 // OnUpdate implements toolscache.ResourceEventHandler.
-func (s *Source) OnUpdate(before, object any) {
-	s.pass(func() bool { s.toldLocked(object); return true }, func() { s.feed.handler.OnUpdate(before, object) })
+func (s *Source) OnUpdate(old, object any) {
+	s.pass(func() bool { s.recordLocked(object); return true }, func() { s.feed.handler.OnUpdate(old, object) })
 }
 
 // OnDelete implements toolscache.ResourceEventHandler.
@@ -118,26 +121,27 @@ func (s *Source) OnDelete(object any) {
 	s.pass(func() bool { s.forgetLocked(object); return true }, func() { s.feed.handler.OnDelete(object) })
 }
 
-// TellMissing tells the handler of what was deleted since it was told of it by an earlier informer.
-// Call it once the handler was told of all that is there. has tells whether the informer has an
-// object of that key.
-func (s *Source) TellMissing(has func(key string) bool) {
+// EmitMissingDeletes calls the handler's OnDelete for each object that the handler received from an
+// earlier informer and that this informer does not have. Call EmitMissingDeletes after the handler
+// received all objects of this informer. has reports whether the informer has an object with that
+// key.
+func (s *Source) EmitMissingDeletes(has func(key string) bool) {
 	for _, key := range s.feed.missingNow() {
-		var gone toolscache.DeletedFinalStateUnknown
+		var deletion toolscache.DeletedFinalStateUnknown
 		s.pass(func() bool {
-			before, ok := s.feed.missing[key]
+			previous, ok := s.feed.missing[key]
 			if !ok || has(keyString(key)) {
-				return false // it has come meanwhile
+				return false // the object appeared meanwhile
 			}
 			delete(s.feed.missing, key)
-			gone = before.lastKnown(s.feed.example, key)
+			deletion = previous.lastKnown(s.feed.example, key)
 			return true
-		}, func() { s.feed.handler.OnDelete(gone) })
+		}, func() { s.feed.handler.OnDelete(deletion) })
 	}
 }
 
-// pass calls the handler in its turn, unless another source took over, or note, which is called
-// before that under the feed's mu, says no.
+// pass waits for its turn and calls the handler. pass skips the call if another source took over or
+// if note returns false. pass calls note under the feed's mu, before the handler.
 func (s *Source) pass(note func() bool, call func()) {
 	select {
 	case s.feed.turn <- struct{}{}:
@@ -152,7 +156,7 @@ func (s *Source) pass(note func() bool, call func()) {
 	}, call)
 }
 
-// missingNow are the names of what is missing.
+// missingNow returns the keys of the missing objects.
 func (f *Feed) missingNow() (keys []client.ObjectKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,36 +166,37 @@ func (f *Feed) missingNow() (keys []client.ObjectKey) {
 	return keys
 }
 
-// toldLocked notes that the handler is being told of an object. If it was told of another one of
-// the same name by an earlier informer, that one is returned, for it is gone.
-func (s *Source) toldLocked(object any) *toolscache.DeletedFinalStateUnknown {
-	shown, ok := object.(client.Object)
+// recordLocked records that the handler receives an object. If an earlier informer delivered
+// another object of the same name, recordLocked returns a deletion of that object, because it is
+// gone.
+func (s *Source) recordLocked(object any) *toolscache.DeletedFinalStateUnknown {
+	received, ok := object.(client.Object)
 	if !ok {
 		return nil
 	}
-	key := client.ObjectKeyFromObject(shown)
-	if s.feed.told == nil {
-		s.feed.told = map[client.ObjectKey]client.Object{}
+	key := client.ObjectKeyFromObject(received)
+	if s.feed.delivered == nil {
+		s.feed.delivered = map[client.ObjectKey]client.Object{}
 	}
-	s.feed.told[key] = shown
-	before, ok := s.feed.missing[key]
+	s.feed.delivered[key] = received
+	previous, ok := s.feed.missing[key]
 	if !ok {
 		return nil
 	}
 	delete(s.feed.missing, key)
-	if before.uid == shown.GetUID() {
+	if previous.uid == received.GetUID() {
 		return nil
 	}
-	gone := before.lastKnown(s.feed.example, key)
-	return &gone
+	deletion := previous.lastKnown(s.feed.example, key)
+	return &deletion
 }
 
-// forgetLocked notes that an object is gone.
+// forgetLocked removes an object from the record, because it is gone.
 func (s *Source) forgetLocked(object any) {
 	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
 	}
-	if shown, ok := object.(client.Object); ok {
-		delete(s.feed.told, client.ObjectKeyFromObject(shown))
+	if received, ok := object.(client.Object); ok {
+		delete(s.feed.delivered, client.ObjectKeyFromObject(received))
 	}
 }

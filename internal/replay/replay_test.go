@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// object is a ConfigMap that is known by name and UID.
+// object returns a ConfigMap with a name and a UID.
 func object(name, uid string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
 		Labels: map[string]string{"l": "v"}, Annotations: map[string]string{
@@ -26,15 +26,15 @@ func object(name, uid string) *corev1.ConfigMap {
 		Data: map[string]string{"content": "secret"}}
 }
 
-// newRecorder records events by the objects' UIDs.
+// newRecorder returns a Recorder that records events by the objects' UIDs.
 func newRecorder() *testutil.Recorder {
 	return &testutil.Recorder{Key: func(object client.Object) string { return string(object.GetUID()) }}
 }
 
 func nothing(string) bool { return false }
 
-// The next informer tells what there is, and then the feed what has gone: with what handlers find
-// the owner by.
+// The next informer delivers the objects that exist. Then the feed emits deletions of the objects
+// that are gone, with the fields by which handlers find the owner.
 func TestTellsWhatHasGone(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
@@ -48,27 +48,28 @@ func TestTellsWhatHasGone(t *testing.T) {
 	f.Pause()
 	first.OnAdd(object("late", "late"), false)
 	first.OnDelete(object("goes", "goes"))
-	g.Expect(h.Reset()).To(BeEmpty(), "it is not fed from there any more")
+	g.Expect(h.Reset()).To(BeEmpty(), "the feed drops events of the earlier informer")
 
 	second := f.Begin()
 	second.OnAdd(object("stays", "stays"), true)
 	second.OnAdd(object("is another", "anew"), true)
 	g.Expect(h.Reset()).To(Equal([]string{"add stays", "delete unseen is another", "add anew"}))
-	second.TellMissing(func(key string) bool { return key == "ns/comes" }) // its creation is on the way
+	// the creation of this object is on the way
+	second.EmitMissingDeletes(func(key string) bool { return key == "ns/comes" })
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen goes"}))
 	g.Expect(h.Last()).
 		To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{
 				"l": "v",
 			}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
-	second.TellMissing(func(key string) bool { return key == "ns/comes" })
-	g.Expect(h.Reset()).To(BeEmpty(), "once")
+	second.EmitMissingDeletes(func(key string) bool { return key == "ns/comes" })
+	g.Expect(h.Reset()).To(BeEmpty(), "the feed emits each deletion once")
 	second.OnAdd(object("comes", "comes"), true)
-	second.TellMissing(nothing)
+	second.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"add comes"}))
 }
 
-// What is known goes from one feed to the next, also when the informer in between told nothing.
+// The record passes from one feed to the next, even if the informer in between delivered nothing.
 func TestKnown(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
@@ -80,11 +81,12 @@ func TestKnown(t *testing.T) {
 	g.Expect(known).To(HaveKey(client.ObjectKey{Namespace: "ns", Name: "a"}))
 	h.Reset()
 	next := New(h, &corev1.ConfigMap{}, Options{Known: known}).Begin()
-	next.TellMissing(nothing)
+	next.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen a"}))
 }
 
-// What the handler was not called with it does not know: the caller may say no at the last moment.
+// The record omits objects that the handler did not receive: Options.Call may skip the handler at
+// the last moment.
 func TestCallSaysNo(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
@@ -101,11 +103,11 @@ func TestCallSaysNo(t *testing.T) {
 	source.OnAdd(object("c", "c"), true)
 	source.OnDelete(object("a", "a"))
 	g.Expect(h.Reset()).To(Equal([]string{"add a", "add b"}))
-	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion it was not told of, and b")
+	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion the handler did not receive, and b")
 }
 
-// A handler that hangs is called by one informer at a time; those that are superseded do not wait
-// for it.
+// Only one informer at a time calls a handler that hangs. A superseded informer does not wait for
+// the handler.
 func TestHandlerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -122,7 +124,7 @@ func TestHandlerThatHangs(t *testing.T) {
 			close(ended)
 		}()
 		synctest.Wait()
-		third := f.Begin() // supersedes the second, which must not wait any more
+		third := f.Begin() // supersedes the second informer, which must not wait any more
 		<-ended
 		go third.OnAdd(object("c", "c"), true)
 		synctest.Wait()

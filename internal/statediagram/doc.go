@@ -1,3 +1,3 @@
-// Package statediagram draws what the explorations of the pure machines found, as the state
-// diagrams of docs/architecture.md.
+// Package statediagram draws the state diagrams of docs/architecture.md. The diagrams show the
+// transitions that the explorations of the pure machines found.
 package statediagram

@@ -12,8 +12,8 @@ import (
 // Diagram collects which events lead from one state to another.
 type Diagram map[[2]string]map[string]bool
 
-// Add notes that the event leads from one state to another. A step that stays in its state is not
-// drawn.
+// Add records that the event leads from one state to another. Add ignores a step that stays in its
+// state.
 func (d Diagram) Add(from, to, event string) {
 	if from == to {
 		return
@@ -25,7 +25,7 @@ func (d Diagram) Add(from, to, event string) {
 	d[edge][event] = true
 }
 
-// Mermaid returns the diagram, beginning with the state start.
+// Mermaid returns the diagram in Mermaid's syntax, beginning with the state start.
 func (d Diagram) Mermaid(start string) string {
 	lines := []string{"```mermaid", "stateDiagram-v2", "    [*] --> " + start}
 	var edges []string
@@ -41,8 +41,8 @@ func (d Diagram) Mermaid(start string) string {
 	return strings.Join(append(append(lines, edges...), "```"), "\n")
 }
 
-// Put puts a diagram into a page, between the lines "<!-- name -->" and "<!-- /name -->". If update
-// is false, it returns an error where the page has another one.
+// Put writes a diagram into a page, between the lines "<!-- name -->" and "<!-- /name -->". If
+// update is false and the page has another diagram, Put returns an error instead.
 func Put(page, name, diagram string, update bool) error {
 	content, err := os.ReadFile(page)
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package testenv starts the control plane that the tests of a package share, and finds the
-// goroutines that a test leaves.
+// Package testenv starts the control plane that the tests of a package share, and detects the
+// goroutines that a test leaks.
 package testenv

@@ -15,7 +15,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-// Patience bounds every wait. It is a safety bound for a loaded machine, not a measure.
+// Patience bounds every wait. Patience is a safety bound for a loaded machine, not an expected
+// duration.
 const Patience = 60 * time.Second
 
 // Env is a control plane and its administrator.
@@ -56,11 +57,11 @@ func (e *Env) start(ctx context.Context, options controlplane.Options) (err erro
 	return err
 }
 
-// apiServerWait is the goroutine that waits for the API server's process to end; a test that
-// restarts it makes another.
+// apiServerWait is the goroutine that waits for the API server's process to end. A test that
+// restarts the API server starts another such goroutine.
 const apiServerWait = "sigs.k8s.io/controller-runtime/pkg/internal/testing/process.(*State).Start.func1"
 
-// NewGoroutines returns the options with which goleak finds what is started from now on.
+// NewGoroutines returns the options with which goleak finds the goroutines that start from now on.
 func NewGoroutines(more ...goleak.Option) []goleak.Option {
 	return append([]goleak.Option{goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction(apiServerWait)}, more...)
 }

@@ -16,14 +16,15 @@ type RoundTripperFunc func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f RoundTripperFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-// Recorder is an event handler that keeps a line for each event: "add a", "update a", "delete a",
-// or, for an informer that missed the deletion, "delete unseen a". It is safe for concurrent use.
+// Recorder is an event handler that records a line for each event: "add a", "update a", "delete a",
+// or, for an informer that missed the deletion, "delete unseen a". A Recorder is safe for
+// concurrent use.
 type Recorder struct {
-	// Namespace restricts what is recorded, unless it is empty.
+	// Namespace, if not empty, restricts the recorded events to objects of that namespace.
 	Namespace string
-	// Hang, if not nil, makes each call wait until it is closed.
+	// Hang, if not nil, makes each handler call wait until Hang is closed.
 	Hang chan struct{}
-	// Key says how an object appears; its name unless set.
+	// Key returns the text for an object in a line. Defaults to the object's name.
 	Key func(client.Object) string
 
 	mu     sync.Mutex
@@ -63,14 +64,14 @@ func (r *Recorder) record(verb string, event any) {
 	r.events, r.last = append(r.events, fmt.Sprintf("%s %s", verb, name)), last
 }
 
-// Events returns the events since the last Reset. It is never nil.
+// Events returns the events since the last Reset. The result is never nil.
 func (r *Recorder) Events() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]string{}, r.events...)
 }
 
-// Reset forgets all events, and returns them.
+// Reset returns and removes all events.
 func (r *Recorder) Reset() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +80,7 @@ func (r *Recorder) Reset() []string {
 	return events
 }
 
-// Last returns what the handler was last called with.
+// Last returns the argument of the last recorded handler call.
 func (r *Recorder) Last() any {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package untrusted keeps what servers send from being more than anybody reads.
+// Package untrusted bounds the size of data and texts that come from servers.
 //
 // # Setup
 //
@@ -6,11 +6,12 @@
 //
 // # Usage
 //
-// [Limit] bounds the bodies of answers to short questions, [LimitAll] those of several answers
-// together, [Shorten] the texts that are shown to people, and [Quote] the names that are.
+// [Limit] bounds the bodies of answers to requests whose answer is short. [LimitAll] bounds the
+// bodies of several answers together. [Shorten] bounds texts that people read, and [Quote] names
+// that people read.
 //
 // # Considerations
 //
-//   - A server that a tenant chose may answer as much as it likes, and every text of an error may
-//     be its.
+//   - A server that a tenant chose may send answers of any size, and may be the source of the text
+//     of any error.
 package untrusted

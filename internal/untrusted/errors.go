@@ -9,7 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// shownError is an error in other words than its cause's.
+// shownError is an error with another text than its cause.
 type shownError struct {
 	shown string
 	cause error
@@ -18,13 +18,13 @@ type shownError struct {
 func (e *shownError) Error() string { return e.shown }
 func (e *shownError) Unwrap() error { return e.cause }
 
-// Show returns an error that reads as text, cut after 1 KiB, and has cause in its chain.
+// Show returns an error with that text, cut after 1 KiB, and with cause in its chain.
 func Show(text string, cause error) error {
 	return &shownError{shown: Shorten(text), cause: cause}
 }
 
-// StatusText returns what may be shown of a server's answer if the server's own words may not: the
-// text of its status. ok is false if err is no answer with a status.
+// StatusText returns the standard text for the HTTP status of a server's answer, for use where the
+// server's own text must not appear. ok is false if err is no answer with a status.
 func StatusText(err error) (text string, ok bool) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -33,11 +33,11 @@ func StatusText(err error) (text string, ok bool) {
 	return http.StatusText(int(status.Status().Code)), true
 }
 
-// maxName is how long a name may be that a server states.
+// maxName is the maximum length in bytes of a name that a server reports.
 const maxName = 1024
 
-// IsPresentable reports whether a name that a server states may be shown: it is short, and has no
-// control characters.
+// IsPresentable reports whether a name from a server may be shown: the name has at most 1 KiB and
+// no control characters.
 func IsPresentable(name string) bool {
 	return len(name) <= maxName && !strings.ContainsFunc(name, unicode.IsControl)
 }

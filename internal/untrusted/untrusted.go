@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// maxAnswer is how much of the answer to a question is read: an API server's is a few KiB.
+	// maxAnswer is how many bytes of an answer are read: an API server's answer has a few KiB.
 	maxAnswer = 64 << 10
-	// maxText is how long a text is that is shown to a person.
+	// maxText is the maximum length in bytes of a text that people read.
 	maxText = 1024
 )
 
-// Limit returns a RoundTripper that reads no more than 64 KiB of what a server sends.
+// Limit returns a RoundTripper that reads at most 64 KiB of each answer.
 func Limit(next http.RoundTripper) http.RoundTripper { return limited{next} }
 
 type limited struct{ next http.RoundTripper }
@@ -42,11 +42,12 @@ func (l limited) WrappedRoundTripper() http.RoundTripper { return l.next }
 type Budget struct {
 	Requests int64
 	Bytes    int64
-	Values   int64 // of JSON, by what separates them: a short text may hold many, and each takes memory
+	Values   int64 // JSON values, counted by separators: a short text may hold many, and each takes memory
 }
 
-// LimitAll returns a RoundTripper for as many requests, whose answers are of no more than that
-// together: reading on fails. It may be used from any goroutine.
+// LimitAll returns a RoundTripper that admits limit.Requests requests and bounds the total size of
+// their answers. A request or a read beyond the limit fails. The RoundTripper may be used from any
+// goroutine.
 func LimitAll(next http.RoundTripper, limit Budget) http.RoundTripper {
 	b := &budget{next: next, limit: limit}
 	b.requests.Store(limit.Requests)
@@ -55,7 +56,7 @@ func LimitAll(next http.RoundTripper, limit Budget) http.RoundTripper {
 	return b
 }
 
-// budget is what is left of a Budget.
+// budget has the remainder of a Budget.
 type budget struct {
 	next                    http.RoundTripper
 	limit                   Budget
@@ -65,9 +66,9 @@ type budget struct {
 func (b *budget) RoundTrip(req *http.Request) (*http.Response, error) {
 	if b.requests.Add(-1) < 0 {
 		if req.Body != nil {
-			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
+			_ = req.Body.Close() // a RoundTripper must close the body, also on errors
 		}
-		return nil, errors.Errorf("the API server's answers ask for more than %d requests", b.limit.Requests)
+		return nil, errors.Errorf("the API server's answers require more than %d requests", b.limit.Requests)
 	}
 	resp, err := b.next.RoundTrip(req)
 	if err != nil {
@@ -100,10 +101,10 @@ func (b *budgetedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// maxQuoted is how much is shown of a name that is none.
+// maxQuoted is how many bytes of an invalid name Quote shows.
 const maxQuoted = 64
 
-// Quote quotes a name, in Go's syntax; a long one is cut.
+// Quote quotes a name in Go's syntax and cuts a long name.
 func Quote(name string) string {
 	if len(name) <= maxQuoted {
 		return strconv.Quote(name)
@@ -111,7 +112,7 @@ func Quote(name string) string {
 	return strconv.Quote(strings.ToValidUTF8(name[:maxQuoted], "")+"…") + " (" + strconv.Itoa(len(name)) + " bytes)"
 }
 
-// Shorten cuts a text after 1 KiB: nobody would read the rest.
+// Shorten cuts a text after 1 KiB, because no reader needs more.
 func Shorten(text string) string {
 	if len(text) <= maxText {
 		return text

@@ -40,7 +40,7 @@ func TestLimitAll(t *testing.T) {
 	g.Expect(read()).To(Equal(600))
 	n, err := read()
 	g.Expect(n).To(BeNumerically("<=", 600))
-	if err == nil { // the second one ended within a single Read; the third has nothing left
+	if err == nil { // the second answer ended within a single Read; for the third no bytes are left
 		_, err = read()
 	}
 	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes")))
@@ -82,7 +82,7 @@ func TestStatusText(t *testing.T) {
 	g := NewWithT(t)
 	text, ok := StatusText(errors.WithMessage(apierrors.NewForbidden(schema.GroupResource{}, "secret-name", nil), "get"))
 	g.Expect(ok).To(BeTrue())
-	g.Expect(text).To(Equal("Forbidden"), "and not the server's words")
+	g.Expect(text).To(Equal("Forbidden"), "not the server's own text")
 	_, ok = StatusText(errors.New("connection refused"))
 	g.Expect(ok).To(BeFalse())
 }

@@ -9,40 +9,42 @@ import (
 	"strings"
 )
 
-// KubernetesVersion and EtcdVersion are what test/controlplane builds; a test keeps them equal to
-// its go.mod.
+// KubernetesVersion and EtcdVersion are the versions that test/controlplane builds; a test keeps
+// them equal to its go.mod.
 const (
 	KubernetesVersion = "v1.36.3"
 	EtcdVersion       = "v3.6.8"
 )
 
-// Env is the variable that overrules every other place, as in setup-envtest and controller-runtime.
+// Env is the variable that takes precedence over every other place, as in setup-envtest and
+// controller-runtime.
 const Env = "KUBEBUILDER_ASSETS"
 
-// Programs are what a complete directory holds.
+// Programs are the programs in a complete directory.
 var Programs = []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-manager"}
 
-// ErrMissing is in the chain of what Find returns when no directory has all the programs.
+// ErrMissing is in the chain of the error that Find returns when no directory has all the programs.
 var ErrMissing = errors.New("control plane programs not found")
 
 // Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store
 // of setup-envtest, then the cache of this user that "make controlplane" fills.
 //
-// A $KUBEBUILDER_ASSETS that lacks a program is an error: whoever set it means it. The store of
-// setup-envtest often lacks kube-controller-manager and is then passed over.
+// A $KUBEBUILDER_ASSETS that lacks a program is an error, because the user chose that directory.
+// The store of setup-envtest often lacks kube-controller-manager; Find skips the store then.
 func Find() (string, error) {
 	if dir := os.Getenv(Env); dir != "" {
 		if missing := lacking(dir); len(missing) > 0 {
-			return "", fmt.Errorf("%w: %s=%s lacks %s; unset it, and \"make controlplane\" builds what is missing elsewhere",
-				ErrMissing, Env, dir, strings.Join(missing, ", "))
+			return "",
+				fmt.Errorf("%w: %s=%s lacks %s; unset the variable and run \"make controlplane\" to build the programs",
+					ErrMissing, Env, dir, strings.Join(missing, ", "))
 		}
 		return dir, nil
 	}
-	built, err := Dir()
+	cacheDir, err := Dir()
 	if err != nil {
 		return "", err
 	}
-	for _, dir := range append(envtestStore(), built) {
+	for _, dir := range append(envtestStore(), cacheDir) {
 		if len(lacking(dir)) == 0 {
 			return dir, nil
 		}
@@ -50,8 +52,8 @@ func Find() (string, error) {
 	return "", fmt.Errorf("%w: run \"make controlplane\" once (about 5 minutes), or set %s", ErrMissing, Env)
 }
 
-// Dir is where "make controlplane" puts the programs: a directory of this user's cache, named for
-// their versions.
+// Dir returns the directory to which "make controlplane" writes the programs: a directory in this
+// user's cache, named for their versions.
 func Dir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -61,7 +63,7 @@ func Dir() (string, error) {
 		fmt.Sprintf("kubernetes-%s-etcd-%s-%s-%s", KubernetesVersion, EtcdVersion, runtime.GOOS, runtime.GOARCH)), nil
 }
 
-// envtestStore lists the directories of setup-envtest's store that hold our minor version.
+// envtestStore returns the directories of setup-envtest's store that hold our minor version.
 func envtestStore() []string {
 	data := os.Getenv("XDG_DATA_HOME")
 	if data == "" {

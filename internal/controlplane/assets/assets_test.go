@@ -9,7 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// fill makes a directory with programs.
+// fill creates a directory with programs.
 func fill(t *testing.T, dir string, programs ...string) string {
 	t.Helper()
 	g := NewWithT(t)
@@ -20,7 +20,7 @@ func fill(t *testing.T, dir string, programs ...string) string {
 	return dir
 }
 
-// home makes an empty home, in which nothing is found.
+// home creates an empty home directory, in which Find finds no programs.
 func home(t *testing.T) string {
 	dir := t.TempDir()
 	t.Setenv("HOME", dir)
@@ -35,32 +35,34 @@ func TestFindInOrder(t *testing.T) {
 	dir := home(t)
 	_, err := Find()
 	g.Expect(err).To(MatchError(ErrMissing))
-	g.Expect(err).To(MatchError(ContainSubstring("make controlplane")), "it names the command")
+	g.Expect(err).To(MatchError(ContainSubstring("make controlplane")), "the error names the command")
 
-	built, err := Dir()
+	cacheDir, err := Dir()
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(built).To(HavePrefix(filepath.Join(dir, ".cache", "latchkey")))
-	fill(t, built, Programs...)
-	g.Expect(Find()).To(Equal(built))
+	g.Expect(cacheDir).To(HavePrefix(filepath.Join(dir, ".cache", "latchkey")))
+	fill(t, cacheDir, Programs...)
+	g.Expect(Find()).To(Equal(cacheDir))
 
 	store := filepath.Join(dir, ".local", "share", "kubebuilder-envtest", "k8s")
 	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
-	suffix := built[strings.LastIndex(built, EtcdVersion)+len(EtcdVersion):]
+	suffix := cacheDir[strings.LastIndex(cacheDir, EtcdVersion)+len(EtcdVersion):]
 	partial := fill(t, filepath.Join(store, minor+".0"+suffix), "kube-apiserver", "etcd", "kubectl")
-	g.Expect(Find()).To(Equal(built), "%s lacks kube-controller-manager", partial)
+	g.Expect(Find()).To(Equal(cacheDir), "%s lacks kube-controller-manager", partial)
 	whole := fill(t, filepath.Join(store, minor+".9"+suffix), Programs...)
 	fill(t, filepath.Join(store, "1.20.0"+suffix), Programs...)
-	g.Expect(Find()).To(Equal(whole), "and not another minor version")
+	g.Expect(Find()).To(Equal(whole), "not another minor version")
 
 	set := fill(t, filepath.Join(dir, "set"), Programs...)
 	t.Setenv(Env, set)
 	g.Expect(Find()).To(Equal(set))
 	t.Setenv(Env, partial)
 	_, err = Find()
-	g.Expect(err).To(MatchError(ContainSubstring("lacks kube-controller-manager")), "whoever sets it means it")
+	g.Expect(err).To(MatchError(ContainSubstring("lacks kube-controller-manager")),
+		"the variable takes precedence even if its directory is incomplete")
 }
 
-// The versions here name the cache; what is built is in the other module's go.mod.
+// The versions here name the cache directory; the other module's go.mod determines the versions
+// that are built.
 func TestVersionsAreThoseThatAreBuilt(t *testing.T) {
 	g := NewWithT(t)
 	goMod, err := os.ReadFile("../../../test/controlplane/go.mod")

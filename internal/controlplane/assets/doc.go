@@ -2,13 +2,15 @@
 //
 // # Setup
 //
-// Nothing, where $KUBEBUILDER_ASSETS or setup-envtest's store has them; else "make controlplane".
+// None if $KUBEBUILDER_ASSETS or setup-envtest's store has the programs; otherwise
+// "make controlplane".
 //
 // # Usage
 //
-// [Find] returns the directory, or an error that says what to do.
+// [Find] returns the directory, or an error that contains the command to run.
 //
 // # Considerations
 //
-// It depends on nothing but the standard library, so that asking is quick.
+// The package depends on the standard library only, so that a program with it builds and starts
+// quickly.
 package assets

@@ -1,5 +1,6 @@
-// Command ensure prints the directory with the control plane's programs and builds them first if no
-// place has them. Run it from the root of the repository; "make controlplane" does.
+// Command ensure prints the directory with the control plane's programs, and builds the programs
+// first if no directory has them. Run the command from the root of the repository, or run "make
+// controlplane".
 package main
 
 import (

@@ -122,7 +122,7 @@ func TestBurstsOfErrors(t *testing.T) {
 	states := map[scopedcache.State]int{}
 	c := u.startWithConfig(t, proxy.config,
 		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond,
-			Observe: func(_ scopedcache.State, now scopedcache.ScopeState) {
+			OnStateChange: func(_ scopedcache.State, now scopedcache.ScopeState) {
 				mu.Lock()
 				defer mu.Unlock()
 				states[now.State]++

@@ -33,7 +33,7 @@ func TestFlappingRights(t *testing.T) {
 	var revokedIn sync.Map // by namespace
 	c := u.start(t,
 		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second,
-			Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+			OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 				switch {
 				case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
 					revoked.Add(1)

@@ -50,7 +50,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 		create(t, configMap(ns, "first"))
 		c := u.start(t,
 			scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond, WatchRBAC: true,
-				Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+				OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 					mu.Lock()
 					defer mu.Unlock()
 					states[now.State]++

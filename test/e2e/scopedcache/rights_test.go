@@ -165,7 +165,7 @@ func TestEventsOfRBAC(t *testing.T) {
 		var synced, forbidden atomic.Int64
 		events, err := scopedcache.NewRBACWatcher(watcher.config, cache.Options{HTTPClient: httpClient},
 			scopedcache.Options{AccessReviewInterval: shortInterval,
-				Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+				OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 					switch {
 					case before == scopedcache.Syncing && now.State == scopedcache.Synced:
 						synced.Add(1)
