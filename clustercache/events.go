@@ -28,7 +28,7 @@ const maxNote = 1024
 // recorder that blocks delays no other consumer.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
 	w := eventWriter{state: c.set.State, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
-	c.sources.Listen(ctx, known{c.set}, 0, w.changed)
+	c.sources.Listen(ctx, sourceAdapter{c.set}, 0, w.changed)
 }
 
 // eventWriter records Events on extensions. One goroutine uses it.

@@ -107,7 +107,7 @@ func TestMayBeOurs(t *testing.T) {
 	r := &reconciler{labelled: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
 	ours := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{WatchLabel: "ours"}}}
 	theirs := &corev1.ConfigMap{}
-	p := r.mayBeOurs()
+	p := r.watchFilterPredicate()
 	g.Expect(p.Create(event.CreateEvent{Object: ours})).To(BeTrue())
 	g.Expect(p.Create(event.CreateEvent{Object: theirs})).To(BeFalse())
 	g.Expect(p.Generic(event.GenericEvent{Object: ours})).To(BeTrue())

@@ -114,8 +114,8 @@ func (o *Options) hasWatchLabel(object client.Object) bool {
 	return o.WatchFilterValue == "" || object.GetLabels()[WatchLabel] == o.WatchFilterValue
 }
 
-// wants reports whether an object gets a connection.
-func (o *Options) wants(object client.Object) bool {
+// matches reports whether an object gets a connection.
+func (o *Options) matches(object client.Object) bool {
 	return o.hasWatchLabel(object) && (o.Filter == nil || o.Filter(object))
 }
 
@@ -173,7 +173,7 @@ func (o *Options) validate() error {
 				"Options.Cache.ByObject[%T]: Namespaces must not be set; reads determine what is cached", object)
 		}
 	}
-	if err := o.tryCache(); err != nil {
+	if err := o.validateCacheOptions(); err != nil {
 		return errors.WithMessage(err, "Options.Cache")
 	}
 	for _, object := range o.Client.Cache.DisableFor {
@@ -199,8 +199,8 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// tryCache creates a cache with the options of the connections. Creating it sends no request.
-func (o *Options) tryCache() error {
+// validateCacheOptions creates a cache with the options of the connections. Creating it sends no request.
+func (o *Options) validateCacheOptions() error {
 	trial, err := scopedcache.New(&rest.Config{},
 		cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil),
 			ByObject: o.Cache.ByObject})

@@ -64,6 +64,6 @@ func TestWants(t *testing.T) {
 		"label, but filtered":     {Options{WatchFilterValue: "blue", Filter: no}, false},
 		"filter, but other label": {Options{WatchFilterValue: "green", Filter: yes}, false},
 	} {
-		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(tc.options.wants(labelled)).To(Equal(tc.want)) })
+		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(tc.options.matches(labelled)).To(Equal(tc.want)) })
 	}
 }

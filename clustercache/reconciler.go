@@ -43,13 +43,13 @@ type reconciler struct {
 	resolver credential.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
 	labelled func(client.Object) bool // whether the label selects the object; cheap
-	wants    func(client.Object) bool // whether label and filter select the object
+	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
 
 	references references // from extensions to ServiceAccounts
 	forbidden  forbidden  // extensions that wait until the host operator has a permission
 
-	beside func(context.Context) // runs concurrently with the set, if not nil
+	runAlongside func(context.Context) // runs concurrently with the set, if not nil
 	// set when the controller starts, before the first Reconcile
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
@@ -69,7 +69,7 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, options co
 		return err
 	}
 	if err := c.Watch(source.Kind(host.GetCache(), r.object, &handler.EnqueueRequestForObject{},
-		r.mayBeOurs())); err != nil {
+		r.watchFilterPredicate())); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
@@ -90,8 +90,8 @@ func (r *reconciler) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
-	if r.beside != nil {
-		running.Go(func() { r.beside(ctx) })
+	if r.runAlongside != nil {
+		running.Go(func() { r.runAlongside(ctx) })
 	}
 	defer running.Wait()
 	return r.set.Run(ctx)
@@ -110,9 +110,9 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 // controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
 
-// mayBeOurs drops events of other operators' extensions before they are queued. Events of an
+// watchFilterPredicate drops events of other operators' extensions before they are queued. Events of an
 // extension that was ours until now pass.
-func (r *reconciler) mayBeOurs() predicate.Predicate {
+func (r *reconciler) watchFilterPredicate() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },
 		UpdateFunc:  func(e event.UpdateEvent) bool { return r.labelled(e.ObjectOld) || r.labelled(e.ObjectNew) },
@@ -210,7 +210,7 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause) // for the log
 		}
 	}()
-	return r.wants(object), nil
+	return r.matches(object), nil
 }
 
 // resolve calls Options.AllowIdentity and Options.Credentials. A panic allows and provides nothing.

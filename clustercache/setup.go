@@ -54,7 +54,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		resolver: resolver,
 		allow:    allow,
 		labelled: options.hasWatchLabel,
-		wants:    options.wants,
+		matches:  options.matches,
 		kind:     kind.GroupKind(),
 	}
 	rbacEvents, err := options.rbacEvents(mgr)
@@ -71,7 +71,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	})
 	cc := &clusterCache{set: r.set, sources: hub}
 	if options.EventRecorder != nil {
-		r.beside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
+		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
 	}
 	if err := r.addTo(mgr, options.Cluster, controllerOptions); err != nil {
 		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")

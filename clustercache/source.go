@@ -59,15 +59,15 @@ func (c *clusterCache) GetExtensionSource(controllerName string, mapFunc handler
 	for _, opt := range opts {
 		opt.ApplyToGetExtensionSource(&options)
 	}
-	return extensionsource.New(c.sources, known{c.set},
+	return extensionsource.New(c.sources, sourceAdapter{c.set},
 		extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
 		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }
 
-// known returns the extensions of a set for the sources.
-type known struct{ *accessor.Set }
+// sourceAdapter gives the extensions of a set for the sources.
+type sourceAdapter struct{ *accessor.Set }
 
-func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
+func (k sourceAdapter) Unhealthy() (list []extensionsource.Unhealthy) {
 	k.EachUnhealthy(func(object client.Object, since time.Time) {
 		list = append(list, extensionsource.Unhealthy{Object: object, Since: since})
 	})

@@ -89,7 +89,7 @@ func (b builder) build(ctx context.Context, dst string, programs []string) (err 
 	return nil
 }
 
-// lock waits for whoever builds dst now, and says so.
+// lock waits for another process that builds dst now, and reports that it waits.
 func (b builder) lock(ctx context.Context, lock *flock.Flock) error {
 	if locked, err := lock.TryLock(); err != nil || locked {
 		return err

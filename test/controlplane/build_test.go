@@ -150,7 +150,7 @@ func TestKilledBuild(t *testing.T) {
 	if _, err := stdout.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	// Who comes meanwhile waits, and gives up when it is told to.
+	// A second build waits for the first, and gives up when its context ends.
 	impatient, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	var compiled atomic.Int32

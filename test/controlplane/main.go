@@ -3,7 +3,7 @@
 //
 //	go run . -o DIR
 //
-// DIR appears whole or not at all: everything is built beside it and renamed into place. Builds of
+// DIR appears whole or not at all: everything is built beside DIR and renamed into place. Builds of
 // the same DIR wait for each other (a file lock), so that the second finds the work done, and what
 // a killed build left behind is swept away by the next. The commands to build lie in cmd/.
 //

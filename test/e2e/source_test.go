@@ -21,7 +21,7 @@ type listener struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 	mu   sync.Mutex
-	told []string // guarded by mu
+	events []string // guarded by mu
 }
 
 func listen(t *testing.T, o *operator, panics string) *listener {
@@ -39,7 +39,7 @@ func listen(t *testing.T, o *operator, panics string) *listener {
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.told = append(l.told, description)
+		l.events = append(l.events, description)
 		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -51,7 +51,7 @@ func listen(t *testing.T, o *operator, panics string) *listener {
 func (l *listener) heard() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]string(nil), l.told...)
+	return append([]string(nil), l.events...)
 }
 
 func TestExtensionSource(t *testing.T) {
