@@ -7,16 +7,21 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Anonymous copies what names a server from config and nothing that names a user or limits one: no
-// client certificate, token, token file, basic auth, exec or auth provider, impersonation,
-// transport, wrapper, dialer, proxy function or rate limiter. CAFile is read, so that the result
-// depends on no file, and Host becomes a whole URL, so that it does not depend on what was left
-// out. Tokens are not for everybody on the way to see: a server without TLS is refused unless it is
-// on loopback.
+// Anonymous returns a config with only those fields of config that identify the API server. The
+// result has no field that identifies or limits a user: no client certificate, token, token file,
+// basic auth, exec or auth provider, impersonation, transport, wrapper, dialer, proxy function or
+// rate limiter.
+//
+// Anonymous reads CAFile, so the result depends on no file. Host becomes a complete URL, so the
+// result does not depend on the fields that are left out.
+//
+// Anonymous returns an error for a server without TLS, unless the server is on loopback: no one on
+// the network path may see a token. An address with a user or password, and a CAFile that is empty
+// or cannot be read, are errors too.
 func Anonymous(config *rest.Config) (*rest.Config, error) {
 	server, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		// the cause quotes it, and it may hold a password
+		// the cause quotes the address, which may hold a password
 		return nil, errors.New("the API server's address cannot be parsed")
 	}
 	switch {

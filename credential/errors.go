@@ -8,69 +8,71 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Errors that say why an extension has no credential, for errors.Is.
+// Reasons why an extension has no credential, for errors.Is.
 var (
 	// ErrInvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
 	ErrInvalidReference = errors.New("invalid reference")
-	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or no longer with the UID that
-	// was seen.
+	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or has another UID than before.
 	ErrServiceAccountNotFound = errors.New("ServiceAccount not found")
-	// ErrTokenRequestFailed: the API server answered, but gave no token.
+	// ErrTokenRequestFailed: the API server responded, but issued no token.
 	ErrTokenRequestFailed = errors.New("token request failed")
-	// ErrInvalidCredential: what was provided cannot be used as a credential.
+	// ErrInvalidCredential: the provided token, certificate, kubeconfig or config cannot be used as
+	// a credential.
 	ErrInvalidCredential = errors.New("invalid credential")
-	// ErrNotAllowed: the extension may not use what it names.
+	// ErrNotAllowed: the extension may not use the ServiceAccount or Secret that it names.
 	ErrNotAllowed = errors.New("not allowed")
-	// ErrOperatorForbidden: the host operator may not read what it takes to find out.
-	ErrOperatorForbidden = errors.New("the host operator may not")
-	// ErrPending: what holds the credential was not read yet; there will be another Resolve.
+	// ErrOperatorForbidden: the host operator lacks a permission that it needs to read the
+	// credential or its ServiceAccount.
+	ErrOperatorForbidden = errors.New("the host operator lacks a permission")
+	// ErrPending: the Secret with the credential is not read yet. Another Resolve follows.
 	ErrPending = errors.New("not read yet")
 )
 
-// errClosed is what requests get that come after the credential was given up.
+// errClosed is the error of requests after Close of their credential.
 var errClosed = errors.Wrap(ErrInvalidCredential, "the credential was closed")
 
-// NoTokenError is the error of a request for which there is no valid token of its ServiceAccount,
-// although its connection lives. The request was not sent. Return the error and let your queue try
-// again: TokenRequests are tried again by themselves, and if they go on failing the connection ends
-// with the reason. Values are shared: do not change them.
+// NoTokenError is the error of a request for which the ServiceAccount has no valid token, although
+// the connection still exists. The request was not sent. Return the error, and let your queue
+// retry: TokenRequests are retried automatically. If they continue to fail, the connection ends
+// with the reason. Several callers may share one value: do not change it.
 type NoTokenError struct {
-	// ServiceAccount whose token is missing.
+	// ServiceAccount is the ServiceAccount without a valid token.
 	ServiceAccount types.NamespacedName
-	// Expired is the end of the last token, zero if none is held.
+	// Expired is the time at which the last token expired, zero if there is no last token.
 	Expired time.Time
-	// Cause is why there is no other.
+	// Cause is the reason why there is no newer token.
 	Cause error
 }
 
-// Error implements error. It never holds a secret.
+// Error implements error. The text never contains a secret.
 func (e *NoTokenError) Error() string {
 	if e.Expired.IsZero() {
 		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Cause)
 	}
-	return fmt.Sprintf("serviceaccount %s has no valid token (the last ended at %s): %s", e.ServiceAccount,
+	return fmt.Sprintf("serviceaccount %s has no valid token (the last token expired at %s): %s", e.ServiceAccount,
 		e.Expired.UTC().Format(time.RFC3339), e.Cause)
 }
 
 // Unwrap returns the cause.
 func (e *NoTokenError) Unwrap() error { return e.Cause }
 
-// joined is cause, recognised by errors.Is as kind too.
-type joined struct{ kind, cause error }
+// classifiedError wraps cause. errors.Is reports true for kind as well as for cause.
+type classifiedError struct{ kind, cause error }
 
-func (j *joined) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
-func (j *joined) Unwrap() []error { return []error{j.kind, j.cause} }
+func (j *classifiedError) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
+func (j *classifiedError) Unwrap() []error { return []error{j.kind, j.cause} }
 
-// operatorForbidden is ErrOperatorForbidden, with what the host operator lacks and where it is
-// granted.
+// operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks) and
+// the role that grants it.
 func operatorForbidden(cause error, lacks, role string) error {
-	return errors.Wrapf(&joined{kind: ErrOperatorForbidden, cause: cause}, "the host operator needs %s (%s)", lacks, role)
+	return errors.Wrapf(&classifiedError{kind: ErrOperatorForbidden, cause: cause}, "the host operator needs %s (%s)",
+		lacks, role)
 }
 
-// invalid is ErrInvalidCredential with its reason, and its cause if there is one.
+// invalid returns an ErrInvalidCredential with the reason what, and with cause if cause is not nil.
 func invalid(cause error, what string) error {
 	if cause == nil {
 		return errors.Wrap(ErrInvalidCredential, what)
 	}
-	return errors.Wrap(&joined{kind: ErrInvalidCredential, cause: cause}, what)
+	return errors.Wrap(&classifiedError{kind: ErrInvalidCredential, cause: cause}, what)
 }

@@ -24,33 +24,34 @@ import (
 const (
 	maxRSABits = 8192
 	maxKeyPEM  = 16 << 10
-	maxToken   = 32 << 10 // as much as an API server takes of headers, and more
+	maxToken   = 32 << 10 // more than the headers that an API server accepts
 )
 
-// proof is a secret as it was provided: a token or a client certificate. It never changes.
+// proof is a secret as it was provided: a token or a client certificate. A proof never changes.
 type proof struct {
 	token       secret
 	certificate func() *tls.Certificate
-	version     string // differs for different secrets, and tells nothing of them
+	version     string // differs for different secrets, and reveals nothing about them
 }
 
-// newProof takes the one credential that there is. The error tells nothing of it.
+// newProof returns the proof for a token or a client certificate, of which exactly one must be set.
+// The error contains no part of the secret.
 func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 	hasCertificate := len(certPEM)+len(keyPEM) > 0
 	switch {
 	case token == "" && !hasCertificate:
-		return proof{}, invalid(nil, "it holds neither a token nor a client certificate")
+		return proof{}, invalid(nil, "neither a token nor a client certificate is set")
 	case token != "" && hasCertificate:
 		return proof{},
 			invalid(nil,
-				"it holds a token and a client certificate, and the API server would believe the certificate; leave one of "+
-					"them out")
+				"a token and a client certificate are both set, and the API server would use the certificate; remove one of "+
+					"them")
 	case token != "":
 		if len(token) > maxToken {
 			return proof{}, invalid(nil, fmt.Sprintf("the token has more than %d bytes", maxToken))
 		}
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return proof{}, invalid(nil, "the token holds characters that no token has; is there a line break at its end?")
+			return proof{}, invalid(nil, "the token contains invalid characters; check for a line break at its end")
 		}
 		return proof{token: newSecret(token), version: digest([]byte("token"), []byte(token))}, nil
 	}
@@ -66,8 +67,8 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 			return proof{}, invalid(err, "the client certificate")
 		}
 	}
-	// The time that a signature takes grows with the cube of the size, and nothing can interrupt
-	// it.
+	// The time for a signature grows with the cube of the key size, and nothing can interrupt a
+	// signature.
 	if public, ok := certificate.Leaf.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
 		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
@@ -76,13 +77,14 @@ func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
 	}, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
 }
 
-// maxAuthorities is how many certificates a bundle of authorities may have: as many as Mozilla's,
-// and more.
+// maxAuthorities is the maximum number of certificates in a bundle of authorities. Mozilla's bundle
+// has fewer.
 const maxAuthorities = 500
 
-// checkAuthorities returns what is wrong with a bundle of certificate authorities: an RSA key that
-// takes long to verify with, which nothing can interrupt, or too many of them. crypto/tls bounds
-// the keys that a server sends and not those that it is verified by.
+// checkAuthorities returns an error for a bundle of certificate authorities with too many
+// certificates, or with a large RSA key. Verification with a large RSA key takes long, and nothing
+// can interrupt it. crypto/tls limits the size of the keys that a server sends, but not of the keys
+// in the bundle.
 func checkAuthorities(bundle []byte) error {
 	found := 0
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
@@ -91,7 +93,7 @@ func checkAuthorities(bundle []byte) error {
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			continue // crypto/x509 passes over it too
+			continue // crypto/x509 also skips the certificate
 		}
 		if public, ok := certificate.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
 			return errors.Errorf("has a key of more than %d bits", maxRSABits)
@@ -106,91 +108,92 @@ func checkAuthorities(bundle []byte) error {
 	return nil
 }
 
-// digest tells contents apart.
+// digest returns a hash that differs for different contents.
 func digest(contents ...[]byte) string {
 	all := sha256.New()
 	for _, content := range contents {
-		_, _ = all.Write([]byte(strconv.Itoa(len(content)) + "\x00")) // a hash takes everything
+		_, _ = all.Write([]byte(strconv.Itoa(len(content)) + "\x00")) // a hash never returns an error
 		_, _ = all.Write(content)
 	}
 	return hex.EncodeToString(all.Sum(nil))
 }
 
-// open returns the credential.
-func (p proof) open() Credential { return newFixed(p) }
+// open returns a credential that uses the proof.
+func (p proof) open() Credential { return newStaticCredential(p) }
 
-func newFixed(p proof) *fixed {
-	f := &fixed{}
-	f.held.Store(&p)
+func newStaticCredential(p proof) *staticCredential {
+	f := &staticCredential{}
+	f.proof.Store(&p)
 	if p.certificate != nil {
 		f.expires = p.certificate().Leaf.NotAfter
 	} else {
-		f.expires = endOf(p.token())
+		f.expires = expiryOf(p.token())
 	}
 	return f
 }
 
-// targetKey names a target, as part of a key.
+// targetKey identifies a target, as part of a Resolution.Key.
 func targetKey(reach *rest.Config) string {
 	return strings.Join([]string{reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData),
 		strconv.FormatBool(reach.Insecure)}, "\x00")
 }
 
-// fixed is a credential that nobody here can renew.
-type fixed struct {
-	held    atomic.Pointer[proof] // nil once it was closed
+// staticCredential is a credential that this process cannot renew.
+type staticCredential struct {
+	proof   atomic.Pointer[proof] // nil after Close
 	expires time.Time
 }
 
-var _ Credential = (*fixed)(nil)
+var _ Credential = (*staticCredential)(nil)
 
-func (*fixed) sealed()           {}
-func (*fixed) Discard(time.Time) {}
-func (f *fixed) Close()          { f.held.Store(nil) }
-func (f *fixed) TransportRequirement() TransportRequirement {
-	if held := f.held.Load(); held != nil {
-		return TransportRequirement{Certificate: held.certificate}
+func (*staticCredential) sealed()           {}
+func (*staticCredential) Discard(time.Time) {}
+func (f *staticCredential) Close()          { f.proof.Store(nil) }
+func (f *staticCredential) TransportRequirement() TransportRequirement {
+	if p := f.proof.Load(); p != nil {
+		return TransportRequirement{Certificate: p.certificate}
 	}
 	return TransportRequirement{}
 }
 
-func (f *fixed) Prepare(context.Context) error {
-	if f.held.Load() == nil {
+func (f *staticCredential) Prepare(context.Context) error {
+	if f.proof.Load() == nil {
 		return errClosed
 	}
 	return nil
 }
 
-// Expires is the end of a client certificate, or what a token says of itself if it is a JWT.
-func (f *fixed) Expires() time.Time { return f.expires }
+// Expires returns the end of validity of a client certificate, or the exp claim of a token that is
+// a JWT.
+func (f *staticCredential) Expires() time.Time { return f.expires }
 
 // get implements tokenSource.
-func (f *fixed) get(context.Context) (*issued, error) {
-	held := f.held.Load()
-	if held == nil {
+func (f *staticCredential) get(context.Context) (*issuedToken, error) {
+	p := f.proof.Load()
+	if p == nil {
 		return nil, errClosed
 	}
-	return &issued{value: held.token}, nil
+	return &issuedToken{value: p.token}, nil
 }
 
 // refused implements tokenSource.
-func (*fixed) refused(context.Context, *issued) *issued { return nil }
+func (*staticCredential) replacement(context.Context, *issuedToken) *issuedToken { return nil }
 
-func (f *fixed) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	if held := f.held.Load(); held != nil && held.certificate != nil {
-		return &certified{credential: f, next: next}
+func (f *staticCredential) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	if p := f.proof.Load(); p != nil && p.certificate != nil {
+		return &certificateTransport{credential: f, next: next}
 	}
 	return &bearer{tokens: f, next: next}
 }
 
-// certified is a RoundTripper that removes everything that names a user from requests; the
-// handshake named one.
-type certified struct {
-	credential *fixed
+// certificateTransport is a RoundTripper that removes every header that names a user. The TLS
+// handshake already authenticated the user.
+type certificateTransport struct {
+	credential *staticCredential
 	next       http.RoundTripper
 }
 
-func (c *certified) RoundTrip(req *http.Request) (*http.Response, error) {
+func (c *certificateTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := c.credential.Prepare(req.Context()); err != nil {
 		closeBody(req)
 		return nil, err
@@ -204,12 +207,12 @@ func (c *certified) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// WrappedRoundTripper lets client-go find the TLS settings below.
-func (c *certified) WrappedRoundTripper() http.RoundTripper { return c.next }
+// WrappedRoundTripper lets client-go find the TLS settings of the wrapped transport.
+func (c *certificateTransport) WrappedRoundTripper() http.RoundTripper { return c.next }
 
-// endOf is when a token ends by its own account, zero if it is no JWT or does not say. It is for
-// people; nobody verified it.
-func endOf(token string) time.Time {
+// expiryOf returns the exp claim of a token, zero if the token is not a JWT or has no such claim.
+// The value is only for display, because the token's signature is not verified.
+func expiryOf(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
 		return time.Time{}

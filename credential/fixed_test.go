@@ -20,7 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// clientCertificate makes a self-signed one that lives for an hour.
+// clientCertificate creates a self-signed certificate that is valid for an hour.
 func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -44,14 +44,14 @@ func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 func TestClientCertificate(t *testing.T) {
 	g := NewWithT(t)
 	certPEM, keyPEM := clientCertificate(t, "red")
-	made, err := newProof("", certPEM, keyPEM)
+	p, err := newProof("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
-	c := made.open()
+	c := p.open()
 	g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
 	g.Expect(c.TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
 	g.Expect(c.Expires()).To(Equal(c.TransportRequirement().Certificate().Leaf.NotAfter))
 
-	// The certificate names the user; no header may name another.
+	// The certificate identifies the user. No header may name another user.
 	req := httptest.NewRequest(http.MethodGet, "/", nil)
 	req.Header.Set("Authorization", "Bearer other")
 	req.Header.Set("Impersonate-User", "other")
@@ -70,11 +70,11 @@ func TestClientCertificate(t *testing.T) {
 
 	other, err := newProof("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(other.version).To(Equal(made.version))
+	g.Expect(other.version).To(Equal(p.version))
 	certPEM, keyPEM = clientCertificate(t, "red")
 	other, err = newProof("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(other.version).NotTo(Equal(made.version))
+	g.Expect(other.version).NotTo(Equal(p.version))
 }
 
 func TestEndOfAToken(t *testing.T) {
@@ -82,21 +82,21 @@ func TestEndOfAToken(t *testing.T) {
 	jwt := func(claims string) string {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
 	}
-	g.Expect(endOf(jwt(`{"exp":1893456000}`))).To(Equal(time.Unix(1893456000, 0)))
+	g.Expect(expiryOf(jwt(`{"exp":1893456000}`))).To(Equal(time.Unix(1893456000, 0)))
 	for _, token := range []string{"", "opaque", "a.b.c", jwt(`{}`), jwt(`{"exp":"soon"}`), jwt(`{"exp":-1}`),
 		jwt(`{"exp":1e300}`), jwt(`[]`)} {
-		g.Expect(endOf(token)).To(BeZero(), token)
+		g.Expect(expiryOf(token)).To(BeZero(), token)
 	}
 }
 
-// What was closed holds no secret any more.
+// After Close a credential holds no secret.
 func TestClosedCredentialForgets(t *testing.T) {
 	g := NewWithT(t)
-	made, err := newProof("hunter2", nil, nil)
+	p, err := newProof("hunter2", nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	c := made.open().(*fixed)
+	c := p.open().(*staticCredential)
 	c.Close()
-	g.Expect(c.held.Load()).To(BeNil())
+	g.Expect(c.proof.Load()).To(BeNil())
 	g.Expect(c.TransportRequirement()).To(BeZero())
 	_, err = send(t, c)
 	g.Expect(err).To(MatchError(ErrInvalidCredential))

@@ -10,18 +10,19 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// cloneForIdentity copies a request, without what names a user and without what is for the next
-// proxy only (RFC 9110, section 7.6.1): a proxy removes every header that Connection names, also
-// one that says whose the request is.
+// cloneForIdentity copies a request without the headers that name a user and without hop-by-hop
+// headers (RFC 9110, section 7.6.1). Hop-by-hop headers must go because a proxy removes every
+// header that Connection names, and Connection could name the header with the identity.
 func cloneForIdentity(req *http.Request) *http.Request {
 	clone := utilnet.CloneRequest(req)
 	stripIdentity(clone.Header)
 	stripHopByHop(clone)
-	clone.Host = "" // that of the URL
+	clone.Host = "" // the host of the URL is used
 	return clone
 }
 
-// headerName is how headers are compared. Some proxies take an underscore for a hyphen.
+// headerName returns the form of a header name in which this package compares names. Some proxies
+// treat an underscore as a hyphen.
 func headerName(key string) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimSpace(key), "_", "-"))
 }
@@ -34,7 +35,7 @@ func stripIdentity(header http.Header) {
 			strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-") {
 			delete(header, key)
 		}
-		if name == "sec-websocket-protocol" { // which may offer a token
+		if name == "sec-websocket-protocol" { // a WebSocket protocol may carry a token
 			header[key] = slices.DeleteFunc(slices.Clone(header[key]), func(value string) bool {
 				return strings.Contains(strings.ToLower(value), "base64url.bearer.authorization.k8s.io.")
 			})
@@ -42,14 +43,13 @@ func stripIdentity(header http.Header) {
 	}
 }
 
-// isHopByHop reports whether a header is for the next proxy only, beside Connection and Upgrade.
+// isHopByHop reports whether a header is hop-by-hop. Connection and Upgrade are not included.
 func isHopByHop(name string) bool {
 	return slices.Contains([]string{"te", "trailer", "keep-alive", "transfer-encoding", "http2-settings"}, name) ||
 		strings.HasPrefix(name, "proxy-")
 }
 
-// connectionOptions returns what Connection says, in lower case, and which protocols Upgrade
-// offers.
+// connectionOptions returns the options of Connection and the protocols of Upgrade, in lower case.
 func connectionOptions(header http.Header) (options, upgrades []string) {
 	for key, values := range header {
 		name := headerName(key)
@@ -71,7 +71,8 @@ func connectionOptions(header http.Header) (options, upgrades []string) {
 	return options, upgrades
 }
 
-// hopByHop names what a request has for the next proxy, but for upgrade, close and keep-alive.
+// hopByHop returns the names of the hop-by-hop headers and options of a request, except upgrade,
+// close and keep-alive.
 func hopByHop(req *http.Request) (found []string) {
 	options, upgrades := connectionOptions(req.Header)
 	for _, option := range options {
@@ -94,10 +95,11 @@ func hopByHop(req *http.Request) (found []string) {
 	return found
 }
 
-// stripHopByHop leaves of it one of upgrade, close and keep-alive. req is changed.
+// stripHopByHop removes the hop-by-hop headers of req, in place. Of the Connection options only one
+// remains: upgrade, close or keep-alive.
 func stripHopByHop(req *http.Request) {
 	options, upgrades := connectionOptions(req.Header)
-	// HTTP/2 without TLS would be a tunnel past whatever looks at requests.
+	// An upgrade to HTTP/2 without TLS (h2c) would bypass every proxy that inspects requests.
 	upgrade := slices.Contains(options, "upgrade") && len(upgrades) > 0 && !slices.Contains(upgrades, "h2c")
 	for key := range req.Header {
 		name := headerName(key)

@@ -18,7 +18,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// credentials are one of each kind, with what a request as it must carry at the API server.
+// credentials returns one credential of each kind, and the headers that its requests must carry at
+// the API server.
 func credentials() map[string]struct {
 	credential Credential
 	carries    http.Header
@@ -27,22 +28,25 @@ func credentials() map[string]struct {
 		credential Credential
 		carries    http.Header
 	}{
-		"token": {newFixed(proof{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
-		"impersonation": {&impersonated{as: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}},
+		"token": {newStaticCredential(proof{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
+		"impersonation": {&impersonationCredential{
+			headers: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}},
+		},
 			http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}}},
-		"certificate": {certificateOfNobody(), http.Header{}},
+		"certificate": {certificateWithoutUser(), http.Header{}},
 	}
 }
 
-// certificateOfNobody is a client certificate, as far as headers are concerned.
-func certificateOfNobody() Credential {
-	f := &fixed{}
-	f.held.Store(&proof{certificate: func() *tls.Certificate { return &tls.Certificate{} }})
+// certificateWithoutUser returns a credential with an empty client certificate, which is sufficient
+// for tests of headers.
+func certificateWithoutUser() Credential {
+	f := &staticCredential{}
+	f.proof.Store(&proof{certificate: func() *tls.Certificate { return &tls.Certificate{} }})
 	return f
 }
 
-// throughProxy sends a request as the credential through a reverse proxy, and returns what arrives
-// behind it, nil if it was not sent.
+// throughProxy sends a request with the credential through a reverse proxy. The result is the
+// request that arrives behind the proxy, nil if none was sent.
 func throughProxy(credential Credential, req *http.Request) (arrived *http.Request, err error) {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {},
@@ -63,13 +67,14 @@ func throughProxy(credential Credential, req *http.Request) (arrived *http.Reque
 	return arrived, err
 }
 
-// A proxy removes what Connection names. It must not remove whose a request is.
+// A proxy removes every header that Connection names. The headers with the identity must not be
+// removed.
 func TestConnectionHeaders(t *testing.T) {
 	for name, tc := range map[string]struct {
 		header  http.Header
 		trailer http.Header
-		want    string // of Connection, before the proxy
-		clean   bool   // there is nothing to be refused
+		want    string // the Connection header before the proxy
+		clean   bool   // the request has nothing to refuse
 	}{
 		"none": {http.Header{}, nil, "", true},
 		"an upgrade": {http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}}, nil, "Upgrade",
@@ -84,16 +89,16 @@ func TestConnectionHeaders(t *testing.T) {
 		"the token": {http.Header{"Connection": {"Authorization"}}, nil, "", false},
 		"both, with an upgrade": {http.Header{"Connection": {"Upgrade, Impersonate-User", "Authorization"},
 			"Upgrade": {"websocket"}}, nil, "Upgrade", false},
-		"a key that is not canonic": {http.Header{"connection": {"Impersonate-User, Authorization"}}, nil, "", false},
-		"an underscore":             {http.Header{"Proxy_Connection": {"Impersonate-User"}}, nil, "", false},
-		"Keep-Alive":                {http.Header{"Keep-Alive": {"timeout=5"}}, nil, "", false},
-		"TE":                        {http.Header{"Te": {"trailers"}}, nil, "", false},
-		"Proxy-Authorization":       {http.Header{"Proxy-Authorization": {"Basic x"}}, nil, "", false},
-		"a Trailer header":          {http.Header{"Trailer": {"Impersonate-User"}}, nil, "", false},
-		"trailers":                  {http.Header{}, http.Header{"Impersonate-User": {"other"}}, "", false},
+		"a key that is not canonical": {http.Header{"connection": {"Impersonate-User, Authorization"}}, nil, "", false},
+		"an underscore":               {http.Header{"Proxy_Connection": {"Impersonate-User"}}, nil, "", false},
+		"Keep-Alive":                  {http.Header{"Keep-Alive": {"timeout=5"}}, nil, "", false},
+		"TE":                          {http.Header{"Te": {"trailers"}}, nil, "", false},
+		"Proxy-Authorization":         {http.Header{"Proxy-Authorization": {"Basic x"}}, nil, "", false},
+		"a Trailer header":            {http.Header{"Trailer": {"Impersonate-User"}}, nil, "", false},
+		"trailers":                    {http.Header{}, http.Header{"Impersonate-User": {"other"}}, "", false},
 		"HTTP/2 without TLS": {http.Header{"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"},
 			"Http2-Settings": {"x"}}, nil, "", false},
-		"an upgrade that names none": {http.Header{"Connection": {"Upgrade"}}, nil, "", true},
+		"an upgrade without a protocol": {http.Header{"Connection": {"Upgrade"}}, nil, "", true},
 	} {
 		for kind, c := range credentials() {
 			t.Run(name+" with "+kind, func(t *testing.T) {
@@ -118,8 +123,8 @@ func TestConnectionHeaders(t *testing.T) {
 	}
 }
 
-// checkHeaders checks that what arrives behind a proxy is the credential's identity alone, or
-// nothing arrives.
+// checkHeaders checks that a request arrives behind a proxy with the credential's identity and no
+// other, or does not arrive.
 func checkHeaders(t *testing.T, kind string, credential Credential, carries http.Header, req *http.Request) {
 	t.Helper()
 	arrived, err := throughProxy(credential, req)
@@ -130,7 +135,7 @@ func checkHeaders(t *testing.T, kind string, credential Credential, carries http
 		return
 	}
 	if arrived == nil {
-		return // the proxy refused it
+		return // the proxy refused the request
 	}
 	for key, values := range arrived.Header {
 		name := headerName(key)
@@ -154,8 +159,8 @@ func checkHeaders(t *testing.T, kind string, credential Credential, carries http
 	}
 }
 
-// Whatever headers a caller sets: behind a proxy a request is that identity's alone, or there is
-// none.
+// With any headers of the caller, a request arrives behind a proxy with the credential's identity
+// and no other, or does not arrive.
 func FuzzRequestHeaders(f *testing.F) {
 	for _, lines := range []string{
 		"Connection: Impersonate-User", "Connection: Upgrade, Impersonate-User\nUpgrade: websocket",

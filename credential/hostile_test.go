@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// hostileEnv makes the test binary parse the hostile kubeconfigs and print what that cost.
+// hostileEnv makes the test binary parse the hostile kubeconfigs and print the cost.
 const hostileEnv = "LATCHKEY_PARSE_HOSTILE"
 
 func TestMain(m *testing.M) {
@@ -34,11 +34,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hostileSecrets is how many there are.
+// hostileSecrets is the number of hostile kubeconfigs.
 const hostileSecrets = 200
 
-// hostileKubeconfig is one of them: what would cost a parser much memory or time, in 16 KiB to 1
-// MiB.
+// hostileKubeconfig returns one of them: 16 KiB to 1 MiB that could cost a parser much memory or
+// time.
 func hostileKubeconfig(i int) (what string, content []byte) {
 	random := rand.New(rand.NewPCG(uint64(i), 0))
 	size := 16<<10 + random.IntN(1<<20-16<<10)
@@ -51,7 +51,7 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 	var text string
 	switch i % 23 {
 	case 0:
-		what, text = "aliases of one long text", "x: &a "+strings.Repeat("y", size/2)+"\nusers: ["+
+		what, text = "aliases of one long string", "x: &a "+strings.Repeat("y", size/2)+"\nusers: ["+
 			strings.Repeat("*a, ", size/8)+"*a]\n"
 	case 1:
 		what = "aliases of aliases"
@@ -85,9 +85,9 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 	case 13:
 		what, text = "escapes", good+`x: "`+fill(`\u0041`)+`"`
 	case 14:
-		what, text = "a text of many lines", good+"x: |\n"+fill(" a\n")
+		what, text = "a string of many lines", good+"x: |\n"+fill(" a\n")
 	case 15:
-		what, text = "a folded text", good+"x: >\n"+fill(" a\n\n")
+		what, text = "a folded string", good+"x: >\n"+fill(" a\n\n")
 	case 16:
 		what, text = "a long token", strings.Replace(good, "token: t", "token: "+fill("t"), 1)
 	case 17:
@@ -96,18 +96,18 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 				base64.StdEncoding.EncodeToString(
 					[]byte(strings.Repeat("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n", size/80))), 1)
 	case 18:
-		what = "another encoding"
+		what = "UTF-16"
 		content = []byte{0xff, 0xfe}
 		for _, unit := range utf16.Encode([]rune(strings.Repeat("[a,", size/6))) {
 			content = append(content, byte(unit), byte(unit>>8))
 		}
 		return what, content
 	case 19:
-		what, text = "a map of as many indicators as may be", strings.Repeat("a:         \n", 4000)
+		what, text = "a map of as many indicators as allowed", strings.Repeat("a:         \n", 4000)
 	case 20:
-		what, text = "a list of as many indicators as may be", strings.Repeat("- a        \n", 4000)
+		what, text = "a list of as many indicators as allowed", strings.Repeat("- a        \n", 4000)
 	case 21:
-		what, text = "what JSON escapes", good+"x: \""+fill("<")+"\""
+		what, text = "characters that JSON escapes", good+"x: \""+fill("<")+"\""
 	default:
 		what = "noise"
 		var b strings.Builder
@@ -120,16 +120,16 @@ func hostileKubeconfig(i int) (what string, content []byte) {
 	return what, []byte(text)
 }
 
-// hostileCost is what parsing them costs.
+// hostileCost is the cost of parsing the hostile kubeconfigs.
 type hostileCost struct {
-	What      []string // each of them is
+	What      []string // description of each
 	Size      []int    // in bytes
 	Default   []uint64 // bytes allocated for each, with the default of MaxSize
 	Lenient   []uint64 // the same with a MaxSize of 1 MiB
-	Accepted  []bool   // of the latter
+	Accepted  []bool   // with the latter
 	PeakKiB   int      // VmHWM of the process
 	Race      bool
-	Goroutine int // how many parsed at the same time, in the end
+	Goroutine int // goroutines that parsed concurrently, at the end
 }
 
 func parseHostile() (cost hostileCost) {
@@ -150,7 +150,7 @@ func parseHostile() (cost hostileCost) {
 		cost.Default, cost.Lenient, cost.Accepted = append(cost.Default, byDefault), append(cost.Lenient, byLenient),
 			append(cost.Accepted, err == nil)
 	}
-	// All at once, as when a manager starts.
+	// Parse all of them concurrently, as at the start of a manager.
 	s := newSecrets(nil, lenient.parse)
 	s.wake = func(client.ObjectKey) {}
 	var parsing sync.WaitGroup
@@ -176,8 +176,8 @@ func parseHostile() (cost hostileCost) {
 	return cost
 }
 
-// A tenant decides what is in its Secret. A child process without the race detector, whose own
-// memory would be most of what is measured, parses what is there to hurt.
+// A tenant controls the content of its Secret. A child process parses the hostile kubeconfigs. The
+// child runs without the race detector, whose own memory would be most of the measured memory.
 func TestHostileKubeconfigs(t *testing.T) {
 	g := NewWithT(t)
 	binary := filepath.Join(t.TempDir(), "credential.test")
@@ -200,7 +200,7 @@ func TestHostileKubeconfigs(t *testing.T) {
 			worst = i
 		}
 	}
-	g.Expect(cost.Accepted).To(ContainElement(true), "some are merely long")
+	g.Expect(cost.Accepted).To(ContainElement(true), "some kubeconfigs are long, but valid")
 	g.Expect(cost.PeakKiB).To(And(BeNumerically(">", 1024), BeNumerically("<=", 256<<10)))
 	t.Logf("%d kubeconfigs of %d KiB in all: peak RSS %d MiB; the worst, %s, allocates %d times its size",
 		len(cost.Size), sizes>>10, cost.PeakKiB>>10, cost.What[worst], cost.Lenient[worst]/uint64(cost.Size[worst]))

@@ -15,33 +15,34 @@ import (
 
 // ImpersonationOptions configure Impersonation. The zero value is for ClusterExtensions.
 type ImpersonationOptions struct {
-	// NamespacePath and NamePath are as in ServiceAccountOptions.
+	// NamespacePath and NamePath have the same meaning as in ServiceAccountOptions.
 	NamespacePath, NamePath string
-	// UID sends the ServiceAccount's UID along (Impersonate-Uid), so that it is in the audit log.
-	// The host operator then needs "impersonate" on uids in authentication.k8s.io, and constrained
-	// impersonation does not work.
+	// UID adds the ServiceAccount's UID to requests (Impersonate-Uid), so that the audit log has
+	// it. The host operator then needs "impersonate" on uids in authentication.k8s.io, and
+	// constrained impersonation does not work.
 	UID bool
-	// Groups sends the groups of a ServiceAccount along (Impersonate-Group). An API server adds
-	// them by itself. The host operator then needs "impersonate" on groups, and constrained
-	// impersonation does not work.
+	// Groups adds the groups of a ServiceAccount to requests (Impersonate-Group). Without Groups,
+	// an API server adds these groups by itself. The host operator then needs "impersonate" on
+	// groups, and constrained impersonation does not work.
 	Groups bool
 }
 
-// Impersonation is the provider for host operators that may impersonate: every extension names a
-// ServiceAccount of the cluster it lives in, and its requests go with the host operator's own
-// credential and Impersonate-User. There is no token that could be stolen or expire; the audit log
-// names the host operator as user and the ServiceAccount as impersonatedUser.
+// Impersonation is the provider for host operators that may impersonate. Every extension names a
+// ServiceAccount of the cluster that contains the extension. Its requests carry the host operator's
+// own credential and Impersonate-User. There is no token that could be stolen or expire. The audit
+// log names the host operator as user and the ServiceAccount as impersonatedUser.
 //
-// An API server believes any name and UID that it is told, so that the ServiceAccount exists, and
-// which UID it has, comes from the watch of ServiceAccounts: when the ServiceAccount is deleted,
-// the connection ends. Requests go through the HTTP client of the cluster of the extensions, and
-// share its TCP connections. A client that dials by itself, as client-go's exec and port-forward
-// do, would need the host operator's credential, and is refused.
+// An API server accepts any name and UID in an impersonation header. Therefore the watch of
+// ServiceAccounts determines whether the ServiceAccount exists and which UID it has. When the
+// ServiceAccount is deleted, the connection ends. Requests go through the HTTP client of the
+// cluster of the extensions, and share its TCP connections. A client that opens its own
+// connections, as client-go's exec and port-forward do, would need the host operator's credential,
+// so it is refused.
 //
-// The host operator needs "impersonate" on serviceaccounts, best by resourceNames, or what
-// constrained impersonation has in its place (config/rbac-examples), and list and watch on
-// serviceaccounts. While the API server denies the impersonation the reason is Unauthorized. Its
-// config must not impersonate anybody already.
+// The host operator needs "impersonate" on serviceaccounts, preferably limited by resourceNames, or
+// the permissions for constrained impersonation (config/rbac-examples). The host operator also
+// needs list and watch on serviceaccounts. While the API server denies the impersonation, the
+// reason is Unauthorized. The host operator's config must not impersonate another user already.
 func Impersonation(options ImpersonationOptions) Provider {
 	return impersonation(options)
 }
@@ -51,9 +52,10 @@ type impersonation ImpersonationOptions
 func (impersonation) sealed() {}
 
 func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
-	if own := host.GetConfig().Impersonate; own.UserName != "" || own.UID != "" || len(own.Groups)+len(own.Extra) > 0 {
+	if configured := host.GetConfig().Impersonate; configured.UserName != "" || configured.UID != "" ||
+		len(configured.Groups)+len(configured.Extra) > 0 {
 		return nil,
-			errors.New("the host operator's own config impersonates somebody, and an API server does not impersonate twice")
+			errors.New("the host operator's own config impersonates a user, and an API server accepts only one impersonation")
 	}
 	carrier := host.GetHTTPClient().Transport
 	if carrier == nil {
@@ -66,92 +68,93 @@ func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	resolver.credential = func(id tokenID, resolved *Resolution) {
 		resolved.Key = "impersonated\x00" + resolved.Key
 		resolved.Impersonated = true
-		as := http.Header{transport.ImpersonateUserHeader: {resolved.Expected.Username}}
+		headers := http.Header{transport.ImpersonateUserHeader: {resolved.Expected.Username}}
 		if o.UID {
-			as.Set(transport.ImpersonateUIDHeader, string(id.uid))
+			headers.Set(transport.ImpersonateUIDHeader, string(id.uid))
 		}
 		if o.Groups {
-			as[transport.ImpersonateGroupHeader] = []string{
+			headers[transport.ImpersonateGroupHeader] = []string{
 				"system:serviceaccounts", "system:serviceaccounts:" + id.serviceAccount.Namespace, "system:authenticated",
 			}
 		}
-		resolved.open = func() Credential { return &impersonated{as: as, carrier: carrier} }
+		resolved.open = func() Credential { return &impersonationCredential{headers: headers, carrier: carrier} }
 	}
 	return resolver, nil
 }
 
-// impersonated is the host operator's credential, with the headers that make it somebody else's.
-type impersonated struct {
-	as      http.Header
+// impersonationCredential is the host operator's credential, with headers that select another
+// identity.
+type impersonationCredential struct {
+	headers http.Header
 	carrier http.RoundTripper
 	closed  atomic.Bool
 }
 
-var _ Credential = (*impersonated)(nil)
+var _ Credential = (*impersonationCredential)(nil)
 
-func (*impersonated) sealed()            {}
-func (*impersonated) Expires() time.Time { return time.Time{} }
-func (*impersonated) Discard(time.Time)  {}
-func (i *impersonated) Close()           { i.closed.Store(true) }
-func (i *impersonated) TransportRequirement() TransportRequirement {
+func (*impersonationCredential) sealed()            {}
+func (*impersonationCredential) Expires() time.Time { return time.Time{} }
+func (*impersonationCredential) Discard(time.Time)  {}
+func (i *impersonationCredential) Close()           { i.closed.Store(true) }
+func (i *impersonationCredential) TransportRequirement() TransportRequirement {
 	return TransportRequirement{Transport: i.carrier}
 }
-func (i *impersonated) Prepare(context.Context) error {
+func (i *impersonationCredential) Prepare(context.Context) error {
 	switch {
 	case i.closed.Load():
 		return errClosed
-	case i.as.Get(transport.ImpersonateUserHeader) == "":
-		// The API server would serve the host operator.
-		return invalid(nil, "nobody to impersonate")
+	case i.headers.Get(transport.ImpersonateUserHeader) == "":
+		// Without a user the API server would serve the request as the host operator.
+		return invalid(nil, "no user to impersonate")
 	}
 	return nil
 }
 
-func (i *impersonated) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	return &impersonating{credential: i, next: next}
+func (i *impersonationCredential) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	return &impersonationTransport{credential: i, next: next}
 }
 
-// impersonating is a RoundTripper that adds to every request whom it is for, and removes whom else
-// it names.
-type impersonating struct {
-	credential *impersonated
+// impersonationTransport is a RoundTripper that adds the impersonation headers to every request,
+// and removes every other header that names a user.
+type impersonationTransport struct {
+	credential *impersonationCredential
 	next       http.RoundTripper
 }
 
-func (i *impersonating) RoundTrip(req *http.Request) (*http.Response, error) {
+func (i *impersonationTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := i.credential.Prepare(req.Context()); err != nil {
 		closeBody(req)
 		return nil, err
 	}
 	if found := hopByHop(req); len(found) > 0 {
-		// A proxy that removed the headers of the impersonation would leave a request of the host
-		// operator.
+		// If a proxy removed the impersonation headers, the API server would serve the request as
+		// the host operator.
 		closeBody(req)
 		return nil,
-			errors.Errorf("a request with %s is not sent under impersonation: such headers are for the next proxy only, "+
-				"and could have it remove others; leave them out", strings.Join(found, ", "))
+			errors.Errorf("a request with %s is not sent under impersonation: with hop-by-hop headers "+
+				"a proxy could remove the impersonation headers; remove them from the request", strings.Join(found, ", "))
 	}
-	as := cloneForIdentity(req)
-	for name, values := range i.credential.as {
-		as.Header[name] = append([]string(nil), values...)
+	clone := cloneForIdentity(req)
+	for name, values := range i.credential.headers {
+		clone.Header[name] = append([]string(nil), values...)
 	}
-	resp, err := i.next.RoundTrip(as)
+	resp, err := i.next.RoundTrip(clone)
 	if err != nil {
 		if text := err.Error(); redactBearer(text) != text {
 			err = errors.New(redactBearer(text))
 		}
 		return nil, err
 	}
-	resp.Request = req // and not one that carries the host operator's credential
+	resp.Request = req // not the clone, which carries the host operator's credential
 	redactResponse(resp, redactBearer)
 	return resp, nil
 }
 
 var bearerToken = regexp.MustCompile(`(?i)(bearer\s+)[a-z0-9._~+/=-]+`)
 
-// redactBearer removes whatever follows "Bearer": the host operator's token may come from a file or
-// a program, so it is not known here.
+// redactBearer removes the word after "Bearer". The host operator's token may come from a file or a
+// program, so this package does not know the token itself.
 func redactBearer(text string) string { return bearerToken.ReplaceAllString(text, "${1}[redacted]") }
 
-// WrappedRoundTripper lets client-go find the TLS settings below.
-func (i *impersonating) WrappedRoundTripper() http.RoundTripper { return i.next }
+// WrappedRoundTripper lets client-go find the TLS settings of the wrapped transport.
+func (i *impersonationTransport) WrappedRoundTripper() http.RoundTripper { return i.next }

@@ -19,8 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client answers with what
-// it is sent.
+// hostOf is a cluster in which every ServiceAccount exists, and whose HTTP client uses the given
+// transport.
 type hostOf struct {
 	cluster.Cluster
 	config    *rest.Config
@@ -29,16 +29,16 @@ type hostOf struct {
 
 func (h hostOf) GetConfig() *rest.Config     { return h.config }
 func (h hostOf) GetHTTPClient() *http.Client { return &http.Client{Transport: h.transport} }
-func (h hostOf) GetCache() cache.Cache       { return allThere{} }
+func (h hostOf) GetCache() cache.Cache       { return fullCache{} }
 
-type allThere struct{ cache.Cache }
+type fullCache struct{ cache.Cache }
 
-func (allThere) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+func (fullCache) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
 	return nil, errors.New("there are none")
 }
 
-func (allThere) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-	return everybody{}.Get(ctx, key, object, opts...)
+func (fullCache) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+	return allServiceAccounts{}.Get(ctx, key, object, opts...)
 }
 
 func TestImpersonation(t *testing.T) {
@@ -56,9 +56,9 @@ func TestImpersonation(t *testing.T) {
 		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
 			"spec": map[string]any{"namespace": "team", "serviceAccount": map[string]any{"name": "red"}}}})
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(resolved.Expected.UID).To(BeEmpty(), "the API server only repeats what it is told")
+		g.Expect(resolved.Expected.UID).To(BeEmpty(), "the API server only repeats the headers of the impersonation")
 		g.Expect(resolved.UID).To(BeEquivalentTo("uid-of-team/red"))
-		g.Expect(resolved.Key).To(ContainSubstring("uid-of-team/red"), "another UID is another connection")
+		g.Expect(resolved.Key).To(ContainSubstring("uid-of-team/red"), "another UID needs another connection")
 		c := resolved.Open()
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
@@ -84,23 +84,23 @@ func TestImpersonation(t *testing.T) {
 		To(Equal(http.Header{"Impersonate-User": {user}, "Impersonate-Uid": {"uid-of-team/red"},
 			"Impersonate-Group": {"system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"}}))
 
-	// With nobody to impersonate the API server would serve the host operator.
-	nobody := &impersonated{as: http.Header{"Impersonate-User": {""}}, carrier: transport}
-	_, err := nobody.RoundTripper(transport).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+	// Without a user to impersonate, the API server would serve the request as the host operator.
+	unnamed := &impersonationCredential{headers: http.Header{"Impersonate-User": {""}}, carrier: transport}
+	_, err := unnamed.RoundTripper(transport).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
-	g.Expect(sent).To(BeNil(), "nothing leaves")
+	g.Expect(sent).To(BeNil(), "no request is sent")
 
 	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport}, Kind{})
-	g.Expect(err).To(MatchError(ContainSubstring("impersonates somebody")))
+	g.Expect(err).To(MatchError(ContainSubstring("config impersonates a user")))
 	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)}, Kind{})
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
 }
 
-// The host operator's token may come from anywhere, so whatever follows "Bearer" is removed from
-// what is echoed.
+// The host operator's token may come from anywhere, so the word after "Bearer" is removed from
+// responses and errors.
 func TestImpersonationRedactsTheHostsToken(t *testing.T) {
 	g := NewWithT(t)
-	c := &impersonated{as: http.Header{"Impersonate-User": {"u"}}}
+	c := &impersonationCredential{headers: http.Header{"Impersonate-User": {"u"}}}
 	echo := func(resp *http.Response, err error) (*http.Response, error) {
 		return c.RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 			return resp, err

@@ -23,17 +23,18 @@ import (
 type Kind struct {
 	// GroupVersionKind of the extensions.
 	schema.GroupVersionKind
-	// Namespaced says whether the extensions have namespaces.
+	// Namespaced reports whether the kind is namespaced.
 	Namespaced bool
 
-	fields fieldSchema // of its objects; anything if they are not known
+	fields fieldSchema // of the kind's objects; nil or anything if unknown
 }
 
-// KindOf asks the API server about an object's kind. If the kind is not served,
-// meta.IsNoMatchError(err) is true; other errors mean that the scheme does not know the object, or
-// that the API server did not answer. Fields are those of the Go type, or of the schema at
-// /openapi/v3 if the object is unstructured. Where the schema cannot be had the log of ctx says so,
-// and nothing is checked against it.
+// KindOf returns the Kind of object, which it requests from the API server. The fields come from
+// the Go type, or from the schema at /openapi/v3 if the object is unstructured. If the schema is
+// not available, KindOf logs this with the logger of ctx, and field paths are not checked.
+//
+// If the API server does not serve the kind, meta.IsNoMatchError(err) is true. Any other error
+// means that the scheme does not know the object, or that the API server did not respond.
 func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Kind, error) {
 	gvk, err := apiutil.GVKForObject(object, host.GetScheme())
 	if err != nil {
@@ -49,20 +50,20 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 		return kind, nil
 	}
 	if kind.fields, err = publishedFields(ctx, host, gvk); err != nil {
-		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema is not to be had", "kind", gvk,
+		ctrl.LoggerFrom(ctx).Info("Field paths are not checked: the kind's schema is not available", "kind", gvk,
 			"error", err.Error())
 		kind.fields = anything{}
 	} else if spec, _ := kind.fields.field("spec"); spec == (anything{}) {
-		ctrl.LoggerFrom(ctx).Info("Field paths are not checked, for the kind's schema lets its objects have any field",
+		ctrl.LoggerFrom(ctx).Info("Field paths are not checked: the kind's schema accepts any field",
 			"kind", gvk)
 	}
 	return kind, nil
 }
 
-// schemaTimeout bounds the question for a schema.
+// schemaTimeout limits the request for a schema.
 const schemaTimeout = 10 * time.Second
 
-// publishedFields are those that the API server publishes for a kind.
+// publishedFields returns the fields of a kind from the API server's OpenAPI document.
 func publishedFields(ctx context.Context, host cluster.Cluster, gvk schema.GroupVersionKind) (fieldSchema, error) {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
@@ -81,7 +82,7 @@ func publishedFields(ctx context.Context, host cluster.Cluster, gvk schema.Group
 	return fieldsInOpenAPI(content, gvk)
 }
 
-// fieldsInOpenAPI finds the kind in an OpenAPI v3 document.
+// fieldsInOpenAPI returns the fields of a kind from an OpenAPI v3 document.
 func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (fieldSchema, error) {
 	var document struct {
 		Components struct{ Schemas map[string]map[string]any }
@@ -92,8 +93,8 @@ func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (fieldSchema, 
 	for _, found := range document.Components.Schemas {
 		kinds, _ := found["x-kubernetes-group-version-kind"].([]any)
 		if slices.ContainsFunc(kinds, func(kind any) bool {
-			named, _ := kind.(map[string]any)
-			return named["group"] == gvk.Group && named["version"] == gvk.Version && named["kind"] == gvk.Kind
+			declared, _ := kind.(map[string]any)
+			return declared["group"] == gvk.Group && declared["version"] == gvk.Version && declared["kind"] == gvk.Kind
 		}) {
 			return fieldsOfSchema(found, document.Components.Schemas), nil
 		}
@@ -101,44 +102,44 @@ func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (fieldSchema, 
 	return nil, errors.Errorf("/openapi/v3 does not have %s", gvk)
 }
 
-// fieldSchema is what is known of a value in API objects.
+// fieldSchema describes a value in API objects.
 type fieldSchema interface {
-	// field returns the value of that field, false if there is none.
+	// field returns the schema of the named field, false if there is no such field.
 	field(name string) (fieldSchema, bool)
-	// names are those of all fields, sorted.
+	// names returns the names of all known fields, sorted.
 	names() []string
 	// isText reports whether the value is a string.
 	isText() bool
 }
 
-// anything is a value of which nothing is known.
+// anything describes a value with an unknown schema.
 type anything struct{}
 
 func (anything) field(string) (fieldSchema, bool) { return anything{}, true }
 func (anything) names() []string                  { return nil }
 func (anything) isText() bool                     { return true }
 
-// known is a value whose fields are known.
-type known struct {
-	text  bool
-	named map[string]func() fieldSchema
-	other func() fieldSchema // those of any other name; nil if there are none
+// knownFields describes a value with a known schema.
+type knownFields struct {
+	text   bool
+	byName map[string]func() fieldSchema
+	rest   func() fieldSchema // fields with any other name; nil if not allowed
 }
 
-func (k known) isText() bool { return k.text }
+func (k knownFields) isText() bool { return k.text }
 
-func (k known) field(name string) (fieldSchema, bool) {
-	if value, ok := k.named[name]; ok {
+func (k knownFields) field(name string) (fieldSchema, bool) {
+	if value, ok := k.byName[name]; ok {
 		return value(), true
 	}
-	if k.other != nil {
-		return k.other(), true
+	if k.rest != nil {
+		return k.rest(), true
 	}
 	return nil, false
 }
 
-func (k known) names() (names []string) {
-	for name := range k.named {
+func (k knownFields) names() (names []string) {
+	for name := range k.byName {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -147,7 +148,7 @@ func (k known) names() (names []string) {
 
 var marshaler = reflect.TypeFor[json.Marshaler]()
 
-// fieldsOf are those of a Go type as encoding/json has them.
+// fieldsOf returns the fields of a Go type as encoding/json names them.
 func fieldsOf(goType reflect.Type) fieldSchema {
 	for goType.Kind() == reflect.Pointer {
 		goType = goType.Elem()
@@ -157,18 +158,18 @@ func fieldsOf(goType reflect.Type) fieldSchema {
 		goType.Kind() == reflect.Interface:
 		return anything{}
 	case goType.Kind() == reflect.String:
-		return known{text: true}
+		return knownFields{text: true}
 	case goType.Kind() == reflect.Map:
-		return known{other: func() fieldSchema { return fieldsOf(goType.Elem()) }}
+		return knownFields{rest: func() fieldSchema { return fieldsOf(goType.Elem()) }}
 	case goType.Kind() == reflect.Struct:
-		k := known{named: map[string]func() fieldSchema{}}
+		k := knownFields{byName: map[string]func() fieldSchema{}}
 		k.addFieldsOf(goType)
 		return k
 	}
-	return known{}
+	return knownFields{}
 }
 
-func (k known) addFieldsOf(goType reflect.Type) {
+func (k knownFields) addFieldsOf(goType reflect.Type) {
 	for i := range goType.NumField() {
 		field := goType.Field(i)
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
@@ -184,14 +185,14 @@ func (k known) addFieldsOf(goType reflect.Type) {
 			if name == "" {
 				name = field.Name
 			}
-			k.named[name] = func() fieldSchema { return fieldsOf(field.Type) }
+			k.byName[name] = func() fieldSchema { return fieldsOf(field.Type) }
 		}
 	}
 }
 
-// fieldsOfSchema are those of an OpenAPI v3 schema.
+// fieldsOfSchema returns the fields of an OpenAPI v3 schema.
 func fieldsOfSchema(node map[string]any, all map[string]map[string]any) fieldSchema {
-	for range 100 { // references, of which a broken document may have a circle
+	for range 100 { // limits references, which may form a cycle in an invalid document
 		if parts, ok := node["allOf"].([]any); ok && len(parts) == 1 && node["properties"] == nil {
 			node, _ = parts[0].(map[string]any)
 		}
@@ -207,31 +208,31 @@ func fieldsOfSchema(node map[string]any, all map[string]map[string]any) fieldSch
 			return fieldsOfSchema(schema, all)
 		}
 	}
-	k := known{text: node["type"] == "string", named: map[string]func() fieldSchema{}}
+	k := knownFields{text: node["type"] == "string", byName: map[string]func() fieldSchema{}}
 	properties, _ := node["properties"].(map[string]any)
 	for name, property := range properties {
-		k.named[name] = sub(property)
+		k.byName[name] = sub(property)
 	}
 	switch more := node["additionalProperties"].(type) {
 	case map[string]any:
-		k.other = sub(more)
+		k.rest = sub(more)
 	case bool:
 		if more {
-			k.other = func() fieldSchema { return anything{} }
+			k.rest = func() fieldSchema { return anything{} }
 		}
 	}
 	lax := node["x-kubernetes-preserve-unknown-fields"] == true || node["x-kubernetes-embedded-resource"] == true
 	switch {
-	case lax && len(k.named) > 0:
-		k.other = func() fieldSchema { return anything{} }
-	case lax, node["x-kubernetes-int-or-string"] == true, node["type"] == nil && len(k.named) == 0 && k.other == nil:
+	case lax && len(k.byName) > 0:
+		k.rest = func() fieldSchema { return anything{} }
+	case lax, node["x-kubernetes-int-or-string"] == true, node["type"] == nil && len(k.byName) == 0 && k.rest == nil:
 		return anything{}
 	}
 	return k
 }
 
-// path splits the dotted path of an option and checks that the kind has such a field, with a text
-// in it. A leading dot, as kubectl and CRDs write it, is allowed.
+// path splits the dotted path of an option. The path may have a leading dot, as in kubectl and
+// CRDs. An error means that the kind has no such field, or that the field is not a string.
 func (k Kind) path(option, dotted string) ([]string, error) {
 	path, err := fieldPath(dotted)
 	if err != nil {
@@ -255,12 +256,12 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 		value = next
 	}
 	if !value.isText() {
-		return nil, errors.Errorf("%s: field %s of %s is no string", option, strings.Join(path, "."), k.name())
+		return nil, errors.Errorf("%s: field %s of %s is not a string", option, strings.Join(path, "."), k.name())
 	}
 	return path, nil
 }
 
-// root is what is known of an object of the kind.
+// root returns the schema of an object of the kind.
 func (k Kind) root() fieldSchema {
 	if k.fields == nil {
 		return anything{}
@@ -268,23 +269,23 @@ func (k Kind) root() fieldSchema {
 	return k.fields
 }
 
-// field returns what is known of a field of an object of the kind, false if there is none.
+// field returns the schema of a field of an object of the kind, false if there is no such field.
 func (k Kind) field(name string) (fieldSchema, bool) { return k.root().field(name) }
 
-// declares reports whether the kind is known to have that field.
+// declares reports whether the kind's schema is known and declares the field at path.
 func (k Kind) declares(path ...string) bool {
 	value := k.fields
 	for _, name := range path {
-		inner, ok := value.(known)
-		if !ok || inner.named[name] == nil {
+		inner, ok := value.(knownFields)
+		if !ok || inner.byName[name] == nil {
 			return false
 		}
-		value = inner.named[name]()
+		value = inner.byName[name]()
 	}
 	return true
 }
 
-// name is the kind for people.
+// name returns the kind for log and error messages.
 func (k Kind) name() string {
 	return k.GroupKind().String()
 }

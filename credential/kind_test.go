@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// published is as an API server publishes the schema of a CustomResourceDefinition.
+// published is the schema of a CustomResourceDefinition as an API server publishes it.
 const published = `{"components": {"schemas": {
 	"com.example.v1.Tenant": {
 		"type": "object",
@@ -55,22 +55,22 @@ func TestFieldPathsAreChecked(t *testing.T) {
 		"a typo": {custom, "spec.serviceAcount.name",
 			"Tenant.example.com has no field spec.serviceAcount.name (spec has any, circle, labels, port, " +
 				"serviceAccount, size)"},
-		"a typo at the top":           {custom, "sepc.x", "has no field sepc.x (it has metadata, spec)"},
-		"a field of a text":           {custom, "spec.serviceAccount.name.x", "(spec.serviceAccount.name has no fields)"},
-		"no text":                     {custom, "spec.size", "field spec.size of Tenant.example.com is no string"},
-		"a map":                       {custom, "spec.serviceAccount", "is no string"},
-		"a label":                     {custom, "spec.labels.sa", ""},
-		"below what is not described": {custom, "spec.any.thing", ""},
-		"a number or a text":          {custom, "spec.port", ""},
-		"a circle":                    {custom, "spec.circle.x", ""},
-		"no schema":                   {Kind{}, "spec.x", ""},
-		"of a Go type":                {pods, "spec.serviceAccountName", ""},
-		"a typo in a Go type":         {pods, "spec.serviceAccountname", "Pod has no field spec.serviceAccountname"},
-		"of embedded fields":          {pods, "metadata.namespace", ""},
-		"a Go number":                 {pods, "spec.terminationGracePeriodSeconds", "is no string"},
-		"a Go list":                   {pods, "spec.containers", "is no string"},
-		"in a map of a Go type":       {configMaps, "data.sa", ""},
-		"metadata have no spec": {metadata, "spec.serviceAccountName",
+		"a typo at the top":          {custom, "sepc.x", "has no field sepc.x (it has metadata, spec)"},
+		"a field of a string":        {custom, "spec.serviceAccount.name.x", "(spec.serviceAccount.name has no fields)"},
+		"not a string":               {custom, "spec.size", "field spec.size of Tenant.example.com is not a string"},
+		"a map":                      {custom, "spec.serviceAccount", "is not a string"},
+		"a label":                    {custom, "spec.labels.sa", ""},
+		"below an undescribed field": {custom, "spec.any.thing", ""},
+		"a number or a string":       {custom, "spec.port", ""},
+		"a circle":                   {custom, "spec.circle.x", ""},
+		"no schema":                  {Kind{}, "spec.x", ""},
+		"in a Go type":               {pods, "spec.serviceAccountName", ""},
+		"a typo in a Go type":        {pods, "spec.serviceAccountname", "Pod has no field spec.serviceAccountname"},
+		"in embedded fields":         {pods, "metadata.namespace", ""},
+		"a Go number":                {pods, "spec.terminationGracePeriodSeconds", "is not a string"},
+		"a Go list":                  {pods, "spec.containers", "is not a string"},
+		"in a map in a Go type":      {configMaps, "data.sa", ""},
+		"metadata without spec": {metadata, "spec.serviceAccountName",
 			"has no field spec.serviceAccountName (it has apiVersion, kind, metadata)"},
 		"annotations of metadata": {metadata, "metadata.annotations.sa", ""},
 		"nothing":                 {custom, ".", "is no dotted path"},
@@ -91,15 +91,17 @@ func TestFieldPathsAreChecked(t *testing.T) {
 	NewWithT(t).Expect(err).To(HaveOccurred())
 }
 
-// Where a ServiceAccount's namespace is named must not depend on a guess.
+// The field with a ServiceAccount's namespace must not be guessed.
 func TestDefaultOfNamespacePath(t *testing.T) {
-	inBoth := known{named: map[string]func() fieldSchema{"spec": func() fieldSchema {
-		return known{named: map[string]func() fieldSchema{"namespace": func() fieldSchema { return known{text: true} }}}
+	inBoth := knownFields{byName: map[string]func() fieldSchema{"spec": func() fieldSchema {
+		return knownFields{
+			byName: map[string]func() fieldSchema{"namespace": func() fieldSchema { return knownFields{text: true} }},
+		}
 	}, "metadata": func() fieldSchema { return anything{} }}}
-	inMetadata := known{
-		named: map[string]func() fieldSchema{"metadata": func() fieldSchema {
+	inMetadata := knownFields{
+		byName: map[string]func() fieldSchema{"metadata": func() fieldSchema {
 			return anything{}
-		}, "spec": func() fieldSchema { return known{} }},
+		}, "spec": func() fieldSchema { return knownFields{} }},
 	}
 	for name, tc := range map[string]struct {
 		kind    Kind
@@ -110,15 +112,16 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 		"cluster-scoped": {Kind{}, "", []string{"spec", "namespace"}, ""},
 		"namespaced": {Kind{Namespaced: true, fields: inMetadata}, "",
 			[]string{"metadata", "namespace"}, ""},
-		"namespaced, of unknown fields": {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil,
+		"namespaced, unknown fields": {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil,
 			"its schema does not say whether it has a field spec.namespace too"},
-		"the same, which says where": {Kind{Namespaced: true}, "metadata.namespace",
+		"namespaced, unknown fields, metadata.namespace set": {Kind{Namespaced: true}, "metadata.namespace",
 			[]string{"metadata", "namespace"}, ""},
-		"namespaced, with a spec.namespace": {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil,
-			"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace"},
-		"the same, which says which": {Kind{Namespaced: true, fields: inBoth}, "spec.namespace",
+		"namespaced, with spec.namespace": {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil,
+			"set NamespacePath to the field with the ServiceAccount's namespace: metadata.namespace or spec.namespace"},
+		"namespaced, with spec.namespace, spec.namespace set": {Kind{Namespaced: true, fields: inBoth}, "spec.namespace",
 			[]string{"spec", "namespace"}, ""},
-		"the same, which says the other": {Kind{Namespaced: true, fields: inBoth}, "metadata.namespace",
+		"namespaced, with spec.namespace, metadata.namespace set": {Kind{Namespaced: true, fields: inBoth},
+			"metadata.namespace",
 			[]string{"metadata", "namespace"}, ""},
 		"cluster-scoped without such fields": {Kind{fields: fieldsOf(reflect.TypeFor[*rbacv1.ClusterRole]()),
 			GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},

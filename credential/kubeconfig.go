@@ -18,75 +18,90 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// SecretReference names a key of a Secret.
+// SecretReference identifies a key of a Secret.
 type SecretReference struct{ Namespace, Name, Key string }
 
-// String is "namespace/name, key".
+// String returns "<namespace>/<name>, key <key>".
 func (r SecretReference) String() string { return r.Namespace + "/" + r.Name + ", key " + r.Key }
 
-// KubeconfigOptions configure KubeconfigSecrets. The zero value is Cluster API's convention: key
-// "value" of the Secret "<name>-kubeconfig" beside the extension.
+// KubeconfigOptions configures KubeconfigSecrets. The zero value follows Cluster API's convention:
+// key "value" of the Secret "<name>-kubeconfig" in the extension's namespace.
 type KubeconfigOptions struct {
-	// Namespace of the Secrets; empty is the extension's own. Extensions of a cluster-scoped kind
-	// need one. With it Allow must be set.
+	// Namespace of the Secrets. Empty means the extension's namespace. Extensions of a
+	// cluster-scoped kind need a Namespace. If Namespace is set, Allow must be set too.
 	Namespace string
 	// NamePath is a dotted path to the field of an extension that names its Secret, such as
-	// "spec.kubeconfig.name". Empty is the extension's name and "-kubeconfig".
+	// "spec.kubeconfig.name". Empty means the extension's name plus "-kubeconfig".
 	NamePath string
-	// Key of the Secret; empty is "value".
+	// Key of the Secret. Defaults to "value".
 	Key string
-	// Reference, if set, says which Secret an extension means, instead of the fields above.
-	// Namespace, Name and Key must all be set in what it returns. Its error is shown to people; one
-	// that wraps ErrNotAllowed says so. It must not do I/O. It decides who acts as whom: return no
-	// Secret that the author of the extension must not use, or set Allow too.
+	// Reference, if set, returns the Secret of an extension, and replaces the fields above. The
+	// result must have Namespace, Name and Key. The text of an error is shown to users. An error
+	// that wraps ErrNotAllowed means that the extension may not use the Secret.
+	//
+	// Reference decides which identity an extension acts as. Return no Secret that the author of
+	// the extension must not use, or set Allow too. Reference must not do I/O.
 	Reference func(client.Object) (SecretReference, error)
-	// Allow says whether an extension may use that Secret; an error means no and is shown to
-	// people. Whoever may write an extension acts as the user of the kubeconfig that it names, so
-	// without Allow only Secrets of the extension's own namespace are used, and Namespace is
-	// refused. What Reference returns is used without Allow in any namespace: it is the author's
-	// own guard. SecretsGuardedByAdmission states that an admission policy, such as that in
-	// config/admission-kubeconfigs, guards them. It must not do I/O; if it panics, the answer is
-	// no.
+	// Allow decides whether an extension may use a Secret. An error means no, and the error's text
+	// is shown to users. A panic means no, too.
+	//
+	// Anyone who may write an extension acts as the user of the kubeconfig that the extension
+	// names. Therefore, without Allow, only Secrets of the extension's own namespace are used, and
+	// Namespace is refused. A Secret that Reference returns is used without Allow in any namespace,
+	// because Reference is already the author's own guard.
+	//
+	// SecretsGuardedByAdmission is an Allow for operators whose extensions are guarded by an
+	// admission policy, such as that in config/admission-kubeconfigs. Allow must not do I/O.
 	Allow func(ctx context.Context, object client.Object, secret SecretReference) error
-	// AllowInsecure accepts insecure-skip-tls-verify: whoever is between the operator and the API
-	// server can then take the credential and answer what they like.
+	// AllowInsecure accepts insecure-skip-tls-verify. Anyone on the network path between the
+	// operator and the API server can then steal the credential and forge responses.
 	AllowInsecure bool
-	// MaxSize is how many bytes a kubeconfig may have. Defaults to 128 KiB; no Secret holds more
-	// than 1 MiB. Parsing allocates at most about 100 times the size, or 1 MiB for a short one, and
-	// one is parsed at a time. MaxSize does not raise the other limits: 4096 YAML indicators, and
-	// from 256 on no more than one for 12 bytes (the bytes -?:,[]{}#&*!|>'"%@ and the backtick,
-	// wherever they stand; a cluster, its context and its user have about 30 together), 32 levels,
-	// no anchors and no aliases.
+	// MaxSize is the maximum size of a kubeconfig in bytes. Defaults to 128 KiB. No Secret holds
+	// more than 1 MiB. Parsing allocates at most about 100 times the size, or 1 MiB for a short
+	// kubeconfig. Only one kubeconfig is parsed at a time.
+	//
+	// MaxSize does not change the other limits:
+	//
+	//   - At most 4096 YAML indicators: the bytes -?:,[]{}#&*!|>'"%@ and the backtick, in any
+	//     position. From 256 indicators on, at most one per 12 bytes. A cluster, its context and
+	//     its user have about 30 indicators together.
+	//   - At most 32 levels.
+	//   - No anchors and no aliases.
 	MaxSize int
 }
 
 // defaultMaxSize is the default of KubeconfigOptions.MaxSize.
 const defaultMaxSize = 128 << 10
 
-// SecretsGuardedByAdmission is an Allow that allows everything. It states that the API server lets
-// nobody name a Secret that they may not read.
+// SecretsGuardedByAdmission is a KubeconfigOptions.Allow that allows every Secret. Use this
+// function only if admission at the API server prevents users from naming a Secret that they may
+// not read.
 func SecretsGuardedByAdmission(context.Context, client.Object, SecretReference) error { return nil }
 
-// KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later: every
-// extension has a kubeconfig in a Secret of the cluster it lives in, with a token or client
-// certificate as data. The current-context is used. What would run programs, open files, or name
-// yet another user is refused by name: exec, auth-provider, tokenFile and every other file
-// reference, username and password, impersonation, proxy-url, and insecure-skip-tls-verify unless
-// allowed. A kubeconfig that is large, deeply nested, or has YAML anchors or aliases is refused
-// too: see KubeconfigOptions.MaxSize.
+// KubeconfigSecrets is the provider for remote API servers, Kubernetes 1.28 and later. Every
+// extension has a kubeconfig in a Secret of the cluster that contains the extension. The kubeconfig
+// has a token or client certificate as data. KubeconfigSecrets uses the current-context.
 //
-// Only the Secrets that extensions refer to are watched, each by its name, so the host operator's
-// list and watch on secrets can be narrowed by resourceNames. A token or certificate that changes
-// is taken up in place once the API server has stated that it is the same user's; watches go on.
-// Another server, certificate authority or user is another connection. A kubeconfig that cannot be
-// used leaves the connection as it is while it works, and the state's Message says so. To cut an
-// extension off, delete the Secret, or its key: that ends the connection.
+// A kubeconfig that would run a program, open a file, or name yet another user is refused, and the
+// error names the field: exec, auth-provider, tokenFile and every other file reference, username
+// and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed. A kubeconfig
+// that is large, deeply nested, or has YAML anchors or aliases is refused too: see
+// KubeconfigOptions.MaxSize.
 //
-// With a client certificate, clients that dial by themselves, as client-go's exec and port-forward
-// do, are refused.
+// Only the Secrets that extensions refer to are watched, each by its name. The host operator's list
+// and watch on secrets can therefore be limited by resourceNames.
 //
-// The operator connects to whatever server a kubeconfig names, from where it runs: who may write
-// those Secrets can make it send requests there.
+// A changed token or certificate is used without a new connection, after the API server has stated
+// that the same user owns it; watches continue. Another server, certificate authority or user needs
+// another connection. If a new kubeconfig cannot be used, the connection continues as long as its
+// credential works, and the state's Message has the reason. To disconnect an extension, delete the
+// Secret or its key.
+//
+// With a client certificate, clients that open their own connections, as client-go's exec and
+// port-forward do, are refused.
+//
+// The operator connects from its own network to every server that a kubeconfig names. Anyone who
+// may write these Secrets can make the operator send requests to a server of their choice.
 func KubeconfigSecrets(options KubeconfigOptions) Provider { return kubeconfigSecrets(options) }
 
 type kubeconfigSecrets KubeconfigOptions
@@ -102,17 +117,17 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind Kind) (Resolver, erro
 		}
 	}
 	if o.Reference != nil && (o.Namespace != "" || o.NamePath != "" || o.Key != "") {
-		return nil, errors.New("Reference says which Secret is meant, so Namespace, NamePath and Key must be empty")
+		return nil, errors.New("Reference returns the Secret, so Namespace, NamePath and Key must be empty")
 	}
 	if o.Namespace != "" && o.Allow == nil {
 		return nil,
-			errors.New("with Namespace, whoever may write an extension could act as the user of any kubeconfig there: " +
-				"decide in Allow, or " +
-				"guard the extensions by admission and set SecretsGuardedByAdmission")
+			errors.New(
+				"with Namespace, anyone who may write an extension could act as the user of any kubeconfig in that " +
+					"namespace: set Allow, or guard the extensions by admission and set Allow to SecretsGuardedByAdmission")
 	}
 	if o.Reference == nil && o.Namespace == "" && !kind.Namespaced {
 		return nil,
-			errors.Errorf("%s is cluster-scoped, so Namespace must say where its Secrets are, or Reference which they are",
+			errors.Errorf("%s is cluster-scoped: set Namespace to the namespace of its Secrets, or set Reference",
 				kind.name())
 	}
 	if o.MaxSize < 0 {
@@ -176,7 +191,7 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	return resolved, nil
 }
 
-// sourceOf names a Secret for people, empty if none is named.
+// sourceOf returns the Resolution.Source for a Secret, empty if ref names none.
 func sourceOf(ref SecretReference) string {
 	if ref == (SecretReference{}) {
 		return ""
@@ -184,12 +199,12 @@ func sourceOf(ref SecretReference) string {
 	return "secret " + ref.String()
 }
 
-// allow asks whether the object may use the Secret.
+// allow returns an ErrNotAllowed if the object may not use the Secret.
 func (r *kubeconfigResolver) allow(ctx context.Context, object client.Object, ref SecretReference) error {
 	switch {
 	case r.options.Allow != nil:
 		if err := r.options.Allow(ctx, object, ref); err != nil {
-			return errors.Wrapf(&joined{kind: ErrNotAllowed, cause: err}, "using secret %s", ref)
+			return errors.Wrapf(&classifiedError{kind: ErrNotAllowed, cause: err}, "using secret %s", ref)
 		}
 	case ref.Namespace != object.GetNamespace() && r.options.Reference == nil:
 		return errors.Wrapf(ErrNotAllowed, "using secret %s of another namespace", ref)
@@ -197,25 +212,29 @@ func (r *kubeconfigResolver) allow(ctx context.Context, object client.Object, re
 	return nil
 }
 
-// reference says which Secret the object means.
+// reference returns the Secret that the object refers to.
 func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReference, err error) {
 	if r.options.Reference != nil {
 		if ref, err = r.options.Reference(object); err != nil {
 			if errors.Is(err, ErrNotAllowed) {
 				return SecretReference{}, err
 			}
-			return SecretReference{}, errors.Wrap(&joined{kind: ErrInvalidReference, cause: err}, "which Secret it means")
+			return SecretReference{},
+				errors.Wrap(&classifiedError{kind: ErrInvalidReference, cause: err}, "resolving the Secret reference")
 		}
 	} else if ref, err = r.referenceByConvention(object); err != nil {
 		return SecretReference{}, err
 	}
 	switch {
 	case len(validation.IsDNS1123Label(ref.Namespace)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no namespace", untrusted.Quote(ref.Namespace))
+		return SecretReference{},
+			errors.Wrapf(ErrInvalidReference, "%s is not a valid namespace", untrusted.Quote(ref.Namespace))
 	case len(validation.IsDNS1123Subdomain(ref.Name)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no name of a Secret", untrusted.Quote(ref.Name))
+		return SecretReference{},
+			errors.Wrapf(ErrInvalidReference, "%s is not a valid name of a Secret", untrusted.Quote(ref.Name))
 	case len(validation.IsConfigMapKey(ref.Key)) > 0:
-		return SecretReference{}, errors.Wrapf(ErrInvalidReference, "%s is no key of a Secret", untrusted.Quote(ref.Key))
+		return SecretReference{},
+			errors.Wrapf(ErrInvalidReference, "%s is not a valid key of a Secret", untrusted.Quote(ref.Key))
 	}
 	return ref, nil
 }
@@ -239,28 +258,28 @@ func (r *kubeconfigResolver) referenceByConvention(object client.Object) (Secret
 	return ref, err
 }
 
-// kubeconfig is what is used of a kubeconfig.
+// kubeconfig has the parts of a kubeconfig that are used.
 type kubeconfig struct {
 	reach *rest.Config // the server, without a credential
 	proof proof
 }
 
-// kubeconfigLimits say which kubeconfigs are accepted.
+// kubeconfigLimits determines which kubeconfigs are accepted.
 type kubeconfigLimits struct {
 	allowInsecure bool
 	maxSize       int // in bytes
 }
 
-// parse reads a kubeconfig as data: it runs nothing and opens nothing, and takes memory in
-// proportion to the size. The error, ErrInvalidCredential, says what to change and holds nothing
-// secret.
+// parse reads a kubeconfig as data: no program runs and no file is opened. The error is an
+// ErrInvalidCredential, which names the part to change and contains no secret. Memory is
+// proportional to the size.
 func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	if len(content) > l.maxSize {
 		return kubeconfig{},
 			invalid(nil,
 				fmt.Sprintf(
-					"it has %d bytes, more than the %d allowed; keep the current context, its cluster and its user only, or "+
-						"raise KubeconfigOptions.MaxSize", len(content), l.maxSize))
+					"the size is %d bytes, more than the %d allowed; keep only the current context, its cluster and its "+
+						"user, or "+"raise KubeconfigOptions.MaxSize", len(content), l.maxSize))
 	}
 	plain, err := plainJSON(content)
 	if err != nil {
@@ -268,53 +287,53 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	}
 	config, err := clientcmd.Load(plain)
 	if err != nil {
-		return kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig") // the cause quotes what it read
+		return kubeconfig{}, invalid(nil, "the content cannot be parsed as a kubeconfig") // the cause quotes the content
 	}
 	current, ok := config.Contexts[config.CurrentContext]
 	if !ok || current == nil {
-		return kubeconfig{}, invalid(nil, "its current-context names no context of it")
+		return kubeconfig{}, invalid(nil, "the current-context names a context that does not exist")
 	}
 	server, ok := config.Clusters[current.Cluster]
 	if !ok || server == nil {
-		return kubeconfig{}, invalid(nil, "its current context names no cluster of it")
+		return kubeconfig{}, invalid(nil, "the current context names a cluster that does not exist")
 	}
 	user, ok := config.AuthInfos[current.AuthInfo]
 	if !ok || user == nil {
-		return kubeconfig{}, invalid(nil, "its current context names no user of it")
+		return kubeconfig{}, invalid(nil, "the current context names a user that does not exist")
 	}
 	if server.Server == "" {
-		return kubeconfig{}, invalid(nil, "its cluster has no server")
+		return kubeconfig{}, invalid(nil, "the cluster has no server")
 	}
-	if fields := refused(server, user, l.allowInsecure); len(fields) > 0 {
+	if fields := refusedFields(server, user, l.allowInsecure); len(fields) > 0 {
 		return kubeconfig{},
-			invalid(nil, "it uses "+strings.Join(fields, ", ")+
-				", which is refused; it may have server, certificate-authority-data, tls-server-name, and token, or "+
+			invalid(nil, "refused fields: "+strings.Join(fields, ", ")+
+				"; allowed are server, certificate-authority-data, tls-server-name, and token, or "+
 				"client-certificate-data with client-key-data")
 	}
 	if authorities := server.CertificateAuthorityData; len(authorities) > 0 {
 		if err := checkAuthorities(authorities); err != nil {
-			return kubeconfig{}, invalid(nil, "its certificate-authority-data "+err.Error())
+			return kubeconfig{}, invalid(nil, "certificate-authority-data "+err.Error())
 		}
 	}
 	reach, err := Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
 		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,
 	}})
 	if err != nil || !strings.HasPrefix(reach.Host, "https://") {
-		return kubeconfig{}, invalid(nil, "its server must be an https:// address without user and password")
+		return kubeconfig{}, invalid(nil, "server must be an https:// address without user and password")
 	}
 	if reach.Insecure && len(reach.CAData) > 0 {
 		return kubeconfig{},
-			invalid(nil, "it has insecure-skip-tls-verify and a certificate authority; leave one of them out")
+			invalid(nil, "insecure-skip-tls-verify and certificate-authority-data are both set; remove one of them")
 	}
-	made, err := newProof(user.Token, user.ClientCertificateData, user.ClientKeyData)
+	p, err := newProof(user.Token, user.ClientCertificateData, user.ClientKeyData)
 	if err != nil {
 		return kubeconfig{}, err
 	}
-	return kubeconfig{reach: reach, proof: made}, nil
+	return kubeconfig{reach: reach, proof: p}, nil
 }
 
-// refused names the fields that a kubeconfig must not have.
-func refused(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, allowInsecure bool) (fields []string) {
+// refusedFields returns the names of the fields that are set but refused.
+func refusedFields(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, allowInsecure bool) (fields []string) {
 	for _, field := range []struct {
 		name string
 		set  bool

@@ -31,12 +31,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// limits are the default ones.
+// limits returns the default limits.
 func limits(allowInsecure bool) kubeconfigLimits {
 	return kubeconfigLimits{allowInsecure: allowInsecure, maxSize: defaultMaxSize}
 }
 
-// kubeconfigWith is a good one but for what change does.
+// kubeconfigWith returns a valid kubeconfig, with the changes that change makes.
 func kubeconfigWith(t testing.TB,
 	change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
@@ -60,7 +60,7 @@ func kubeconfigWith(t testing.TB,
 	return content
 }
 
-// canary is a file that hangs whoever opens it.
+// canary returns the name of a FIFO. A process that opens the FIFO hangs.
 func canary(t testing.TB) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "canary")
@@ -93,7 +93,7 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 		server.CertificateAuthorityData, server.InsecureSkipTLSVerify = nil, true
 	})
 	_, err = limits(false).parse(insecure)
-	g.Expect(err).To(MatchError(ContainSubstring("it uses insecure-skip-tls-verify")))
+	g.Expect(err).To(MatchError(ContainSubstring("refused fields: insecure-skip-tls-verify")))
 	parsed, err = limits(true).parse(insecure)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(parsed.reach.Insecure).To(BeTrue())
@@ -114,7 +114,7 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		"exec": {func(_ config, _ cluster, u user) {
 			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1",
 				InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
-		}, "it uses exec"},
+		}, "refused fields: exec"},
 		"an auth provider": {func(_ config, _ cluster, u user) {
 			u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"}
 		}, "auth-provider"},
@@ -143,36 +143,36 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		}, "neither a token nor a client certificate"},
 		"two credentials": {func(_ config, _ cluster, u user) {
 			u.ClientCertificateData, u.ClientKeyData = certPEM, keyPEM
-		}, "leave one of them out"},
+		}, "remove one of them"},
 		"half a certificate": {func(_ config, _ cluster, u user) {
 			u.Token, u.ClientCertificateData = "", certPEM
 		}, "the client certificate"},
-		"a token with a newline": {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "is there a line break"},
+		"a token with a newline": {func(_ config, _ cluster, u user) { u.Token = "hunter2\n" }, "check for a line break"},
 		"no server":              {func(_ config, c cluster, _ user) { c.Server = "" }, "no server"},
 		"clear text": {func(_ config, c cluster, _ user) {
 			c.Server = "http://far.example"
 		}, "must be an https:// address"},
-		"clear text to ourselves": {func(_ config, c cluster, _ user) {
+		"clear text to loopback": {func(_ config, c cluster, _ user) {
 			c.Server = "http://127.0.0.1:8001"
 		}, "must be an https:// address"},
-		"a token without end": {func(_ config, _ cluster, u user) {
+		"a token that is too long": {func(_ config, _ cluster, u user) {
 			u.Token = strings.Repeat("x", maxToken+1)
 		}, "more than 32768 bytes"},
-		"a key without end": {func(_ config, _ cluster, u user) {
+		"a key that is too long": {func(_ config, _ cluster, u user) {
 			u.Token, u.ClientCertificateData, u.ClientKeyData = "", certPEM, make([]byte, maxKeyPEM+1)
 		}, "more than 16384 bytes"},
-		"a key that takes long": {func(_ config, _ cluster, u user) {
+		"a key that is slow to sign with": {func(_ config, _ cluster, u user) {
 			u.Token = ""
 			u.ClientCertificateData, u.ClientKeyData = hugeRSA(t)
 		}, "more than 8192 bits"},
-		"an authority whose key takes long": {func(_ config, c cluster, _ user) {
+		"an authority whose key is slow to verify with": {func(_ config, c cluster, _ user) {
 			c.CertificateAuthorityData, _ = hugeRSA(t)
 		}, "certificate-authority-data has a key of more than 8192 bits"},
-		"one among others": {func(_ config, c cluster, _ user) {
+		"a slow authority among others": {func(_ config, c cluster, _ user) {
 			huge, _ := hugeRSA(t)
 			c.CertificateAuthorityData = append(c.CertificateAuthorityData, huge...)
 		}, "certificate-authority-data has a key of more than 8192 bits"},
-		"authorities without end": {func(_ config, c cluster, _ user) {
+		"too many authorities": {func(_ config, c cluster, _ user) {
 			c.CertificateAuthorityData = bytes.Repeat(c.CertificateAuthorityData, maxAuthorities+1)
 		}, "more than"},
 		"a password in the URL": {func(_ config, c cluster, _ user) {
@@ -186,8 +186,12 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		}, "holds no certificate"},
 		"no context":      {func(k config, _ cluster, _ user) { k.CurrentContext = "" }, "current-context"},
 		"another context": {func(k config, _ cluster, _ user) { k.CurrentContext = "other" }, "current-context"},
-		"no such cluster": {func(k config, _ cluster, _ user) { k.Contexts["it"].Cluster = "other" }, "no cluster"},
-		"no such user":    {func(k config, _ cluster, _ user) { k.Contexts["it"].AuthInfo = "other" }, "no user"},
+		"no such cluster": {func(k config, _ cluster, _ user) {
+			k.Contexts["it"].Cluster = "other"
+		}, "a cluster that does not exist"},
+		"no such user": {func(k config, _ cluster, _ user) {
+			k.Contexts["it"].AuthInfo = "other"
+		}, "a user that does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -224,15 +228,15 @@ func TestSecretReference(t *testing.T) {
 		return SecretReference{"a", object.GetName(), "c"}, nil
 	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
 	for problem, options := range map[string]KubeconfigOptions{
-		"data.none is not set":  {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
-		"is no key of a Secret": {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
-		"is no namespace": {Reference: func(client.Object) (SecretReference, error) {
+		"data.none is not set":           {Namespace: "all", NamePath: "data.none", Allow: SecretsGuardedByAdmission},
+		"is not a valid key of a Secret": {Namespace: "all", Key: "a/b", Allow: SecretsGuardedByAdmission},
+		"is not a valid namespace": {Reference: func(client.Object) (SecretReference, error) {
 			return SecretReference{"a/b", "c", "d"}, nil
 		}},
-		"is no name": {Reference: func(client.Object) (SecretReference, error) {
+		"is not a valid name": {Reference: func(client.Object) (SecretReference, error) {
 			return SecretReference{"a", "../c", "d"}, nil
 		}},
-		"which Secret it means": {Reference: func(client.Object) (SecretReference, error) {
+		"resolving the Secret reference": {Reference: func(client.Object) (SecretReference, error) {
 			return SecretReference{}, errors.New("no")
 		}},
 	} {
@@ -242,7 +246,7 @@ func TestSecretReference(t *testing.T) {
 	}
 	for _, options := range []KubeconfigOptions{
 		{NamePath: "a..b"},
-		{Namespace: "all"}, // without a word on who may
+		{Namespace: "all"}, // without Allow
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
 		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
@@ -251,7 +255,8 @@ func TestSecretReference(t *testing.T) {
 	}
 }
 
-// Whoever names a kubeconfig acts as its user, so somebody must have said that it may.
+// An extension acts as the user of the kubeconfig that it names, so the author must have allowed
+// the Secret.
 func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	resolve := func(options KubeconfigOptions) error {
@@ -266,9 +271,11 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	no := func(_ context.Context, object client.Object, secret SecretReference) error {
 		return errors.Errorf("%s is not for %s", secret, object.GetName())
 	}
-	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrPending), "its own namespace needs no word")
+	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrPending),
+		"a Secret in the extension's namespace needs no Allow")
 	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrPending))
-	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).To(MatchError(ErrPending), "the author chose it")
+	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).
+		To(MatchError(ErrPending), "the author's Reference chose the Secret")
 	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no},
 		{Reference: elsewhere, Allow: no},
 		{Reference: func(client.Object) (SecretReference, error) {
@@ -280,7 +287,8 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	}
 }
 
-// What is checked for anchors is what is used, and nothing else is refused with them.
+// The document that is checked for anchors is also the document that is used. Text that only looks
+// like an anchor is not refused.
 func TestKubeconfigsInYAML(t *testing.T) {
 	with := func(more, token string) []byte {
 		return []byte("current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
@@ -292,27 +300,27 @@ func TestKubeconfigsInYAML(t *testing.T) {
 		want    string // the token, or the problem
 	}{
 		"plain":                     {with("", "t"), "Bearer t"},
-		"an ampersand in a text":    {with("x: 'a &b *c'\ny: a &b *c\n", `"&t*"`), "Bearer &t*"},
-		"a block of them":           {with("x: |\n  &a\n  *a\n", "t*&"), "Bearer t*&"},
-		"a comment with them":       {with("# &a *a\n", "t"), "Bearer t"},
+		"an ampersand in a string":  {with("x: 'a &b *c'\ny: a &b *c\n", `"&t*"`), "Bearer &t*"},
+		"indicators in a block":     {with("x: |\n  &a\n  *a\n", "t*&"), "Bearer t*&"},
+		"indicators in a comment":   {with("# &a *a\n", "t"), "Bearer t"},
 		"a token like a number":     {with("", "0123"), "Bearer 0123"},
 		"a token like a date":       {with("", "2026-01-01"), "Bearer 2026-01-01"},
-		"a token like a truth":      {with("", "'true'"), "Bearer true"},
-		"what no one knows":         {with("preferences: {colors: true, other: ~}\n", "t"), "Bearer t"},
+		"a token like a boolean":    {with("", "'true'"), "Bearer true"},
+		"unknown fields":            {with("preferences: {colors: true, other: ~}\n", "t"), "Bearer t"},
 		"an alias":                  {with("x: &a y\nz: *a\n", "t"), "anchor or alias"},
 		"an anchor without aliases": {with("x: &a y\n", "t"), "anchor or alias"},
 		"an anchor at a key":        {with("&a x: y\n", "t"), "anchor or alias"},
 		"an alias as a key":         {with("x: &a y\n*a : z\n", "t"), "anchor or alias"},
 		"a merge":                   {with("x: &a {b: c}\nz: {<<: *a}\n", "t"), "anchor or alias"},
 		"an anchor at the top":      {append([]byte("&a\n"), with("", "t")...), "anchor or alias"},
-		"a list as a key":           {with("? [a]\n: b\n", "t"), "a key is no text"},
+		"a list as a key":           {with("? [a]\n: b\n", "t"), "a key is not a string"},
 		"deep": {with("x: "+strings.Repeat("[", 40)+strings.Repeat("]", 40)+"\n", "t"),
 			"nested deeper"},
 		"many values":    {with("x: ["+strings.Repeat("a,", maxIndicators)+"]\n", "t"), "too many values"},
 		"too long":       {with("# "+strings.Repeat("x", defaultMaxSize), "t"), "more than the 131072 allowed"},
 		"not a map":      {[]byte("[]"), "cannot be parsed"},
 		"empty":          {[]byte("---\n"), "current-context"},
-		"a comment only": {[]byte("# x"), "it is empty"},
+		"a comment only": {[]byte("# x"), "the content is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -328,7 +336,7 @@ func TestKubeconfigsInYAML(t *testing.T) {
 	}
 }
 
-// A kubeconfig of many clusters, as kubectl keeps them, is not refused for what else is in it.
+// A kubeconfig of many clusters, as kubectl writes it, is not refused for its other clusters.
 func TestKubeconfigOfManyClusters(t *testing.T) {
 	g := NewWithT(t)
 	content := kubeconfigWith(t,
@@ -343,10 +351,10 @@ func TestKubeconfigOfManyClusters(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// hugeRSA is a certificate whose key would take seconds to sign with.
+// hugeRSA returns a certificate with a key that needs seconds for a signature.
 func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
 	t.Helper()
-	// Two Mersenne primes, so that nobody has to look for any.
+	// Two Mersenne primes, so that the test does not have to search for primes.
 	p := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4423), big.NewInt(1))
 	q := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4253), big.NewInt(1))
 	e := 65537
@@ -363,10 +371,10 @@ func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
 }
 
-// Whatever is in a kubeconfig: no panic, nothing is run, no file is opened, nothing that could do
-// so comes out, and an error never quotes it.
+// For any content of a kubeconfig, parse does not panic, run a program, or open a file. The result
+// contains nothing that could run a program or open a file. An error quotes no content.
 func FuzzKubeconfig(f *testing.F) {
-	// Short ones: the fuzzer shortens whatever teaches it something, and takes a minute for a long
+	// The seeds are short: the fuzzer minimizes interesting inputs, and needs a minute for a long
 	// one.
 	kubeconfig := func(cluster, user string) string {
 		return `{"current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],"clusters":[{"name":"k","cluster":{` + cluster + `}}],"users":[{"name":"u","user":{` + user + `}}]}`
@@ -391,7 +399,7 @@ func FuzzKubeconfig(f *testing.F) {
 		f.Add([]byte(content), false)
 		f.Add([]byte(content), true)
 	}
-	for i := range 23 { // the beginning of each kind of those that were written to hurt
+	for i := range 23 { // the beginning of each kind of hostile kubeconfig
 		_, content := hostileKubeconfig(i)
 		f.Add(content[:min(len(content), 200)], false)
 	}
@@ -402,7 +410,7 @@ func FuzzKubeconfig(f *testing.F) {
 		runtime.ReadMemStats(&before)
 		_, _ = limits(allowInsecure).parse(content)
 		runtime.ReadMemStats(&after)
-		// What other goroutines of the fuzzer allocate meanwhile is in it too.
+		// The difference includes the allocations of the fuzzer's other goroutines.
 		if allocated := after.TotalAlloc - before.TotalAlloc; allocated > uint64(16<<20+1000*len(content)) {
 			t.Errorf("parsing %d bytes allocated %d", len(content), allocated)
 		}
@@ -414,7 +422,7 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	parsed, err := limits(allowInsecure).parse(content)
 	if err != nil {
 		if !errors.Is(err, ErrInvalidCredential) {
-			t.Errorf("%v is no ErrInvalidCredential", err)
+			t.Errorf("%v is not an ErrInvalidCredential", err)
 		}
 		return
 	}
@@ -430,7 +438,7 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	server, user := config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
 	if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" ||
 		user.ClientKey != "" || server.CertificateAuthority != "" {
-		t.Errorf("accepted what runs programs or opens files")
+		t.Errorf("accepted a field that runs a program or opens a file")
 	}
 	if user.Impersonate != "" || user.Username != "" || user.Password != "" {
 		t.Errorf("accepted another user")
@@ -440,7 +448,7 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 		t.Errorf("the target holds %v", fields)
 	}
 	if parsed.reach.Insecure && !allowInsecure {
-		t.Errorf("accepted a server without verification")
+		t.Errorf("accepted insecure-skip-tls-verify")
 	}
 	if !strings.HasPrefix(parsed.reach.Host, "https://") && !strings.HasPrefix(parsed.reach.Host, "http://") {
 		t.Errorf("accepted the server %q", parsed.reach.Host)
@@ -454,7 +462,7 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	c.Close()
 }
 
-// Whatever a tenant writes into an extension: no panic, and what comes out names exactly one
+// For any content of an extension, Resolve does not panic, and the result names exactly one
 // ServiceAccount.
 func FuzzResolve(f *testing.F) {
 	for _, content := range []string{
@@ -475,19 +483,19 @@ func FuzzResolve(f *testing.F) {
 		}
 		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
 			namePath:        []string{"spec", "serviceAccount", "name"},
-			serviceAccounts: everybody{}, target: &rest.Config{
+			serviceAccounts: allServiceAccounts{}, target: &rest.Config{
 				Host: "https://server",
 			}, credential: func(tokenID, *Resolution) {}}
 		resolved, err := r.Resolve(t.Context(), object)
 		if err != nil {
 			if !errors.Is(err, ErrInvalidReference) {
-				t.Errorf("%v is no ErrInvalidReference", err)
+				t.Errorf("%v is not an ErrInvalidReference", err)
 			}
 			return
 		}
 		named := resolved.ServiceAccount
 		if len(validation.IsDNS1123Label(named.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(named.Name)) > 0 {
-			t.Errorf("%q is no ServiceAccount", named)
+			t.Errorf("%q is not a valid ServiceAccount", named)
 		}
 		if resolved.Expected.Username != "system:serviceaccount:"+named.Namespace+":"+named.Name {
 			t.Errorf("%q is expected to be %q", named, resolved.Expected.Username)
@@ -499,15 +507,16 @@ func FuzzResolve(f *testing.F) {
 	})
 }
 
-// everybody is a cluster in which every ServiceAccount exists.
-type everybody struct{ client.Reader }
+// allServiceAccounts reads from a cluster in which every ServiceAccount exists.
+type allServiceAccounts struct{ client.Reader }
 
-func (everybody) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+func (allServiceAccounts) Get(_ context.Context, key client.ObjectKey, object client.Object,
+	_ ...client.GetOption) error {
 	object.SetUID(types.UID("uid-of-" + key.String()))
 	return nil
 }
 
-// TestCanary shows that the fuzz test would notice a file being opened.
+// TestCanary checks that the fuzz test detects an opened file.
 func TestCanary(t *testing.T) {
 	opened := make(chan error, 1)
 	name := canary(t)

@@ -2,5 +2,5 @@
 
 package credential
 
-// raceEnabled says whether this binary has the race detector in it.
+// raceEnabled reports whether this binary was built with the race detector.
 const raceEnabled = false

@@ -14,11 +14,11 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// Provider is where credentials come from. It is configuration; Bind brings it to life. It is
-// sealed.
+// Provider is the configuration for one source of credentials. Bind returns the Resolver that uses
+// this configuration. The interface is sealed.
 type Provider interface {
-	// Bind returns a Resolver that works on the cluster in which the extensions live, of that kind.
-	// It does no I/O, and fails on options that no extension could be resolved with.
+	// Bind returns a Resolver for the extensions of the given kind on the host cluster. Bind
+	// returns an error for options with which no extension could be resolved. Bind does no I/O.
 	Bind(host cluster.Cluster, kind Kind) (Resolver, error)
 
 	sealed()
@@ -27,96 +27,105 @@ type Provider interface {
 // Resolver turns an extension into a credential. Its methods may be called from any goroutine.
 type Resolver interface {
 	// ServiceAccount returns the ServiceAccount that the object names, zero if this kind of
-	// credential names none. It looks at nothing but the object. The error is ErrInvalidReference.
+	// credential uses no ServiceAccounts. ServiceAccount reads only the object. The error is
+	// ErrInvalidReference.
 	ServiceAccount(object client.Object) (types.NamespacedName, error)
 
-	// UsesServiceAccounts reports whether ServiceAccount ever returns one. If so, whoever calls
-	// Resolve does it again when the ServiceAccount changes.
+	// UsesServiceAccounts reports whether ServiceAccount can return a ServiceAccount. If true, the
+	// caller of Resolve must call Resolve again when the ServiceAccount changes.
 	UsesServiceAccounts() bool
 
-	// Resolve says what the object is to connect as. It is called on every reconcile and reads
-	// caches only. errors.Is tells the reason.
+	// Resolve returns the target and the identity of the object's connection. For the reason of an
+	// error, use errors.Is. Resolve is called on every reconcile and reads only caches.
 	Resolve(ctx context.Context, object client.Object) (Resolution, error)
 
-	// Forget tells that the extension is gone, and that nothing needs to be kept for it.
+	// Forget drops all data about an extension that is gone.
 	Forget(extension client.ObjectKey)
 
-	// Run keeps up to date what Resolve reads, until ctx is done; call it once. wake is called for
-	// extensions whose Resolve may answer differently than before. It must not block.
+	// Run updates the data that Resolve reads, until ctx is done. Call Run once. Run calls wake for
+	// each extension for which Resolve may return another result than before. wake must not block.
 	Run(ctx context.Context, wake func(extension client.ObjectKey))
 
 	sealed()
 }
 
-// Resolution is whom an extension is to act as, and where.
+// Resolution is the identity that an extension is to act as, and the API server to connect to.
 type Resolution struct {
-	// Key is equal for two results exactly when a connection made for one serves the other: the
-	// target is the same, and so is the identity, as far as it is known before the API server has
-	// stated it.
+	// Key is equal for two Resolutions exactly when one connection can serve both. Their targets
+	// are then equal, and so are their identities, as far as known before the API server states the
+	// identity.
 	Key string
-	// Version changes when the secret behind the same Key does. A connection takes up the new one
-	// once the API server has stated that it is the same identity's.
+	// Version changes when the secret behind the same Key changes. A connection starts to use the
+	// new secret after the API server has stated that the secret belongs to the same identity.
 	Version string
-	// Source names where the credential comes from: a ServiceAccount or a Secret, for people. It is
-	// set even where Resolve fails for another reason.
+	// Source is the origin of the credential for messages: a ServiceAccount or a Secret. Source is
+	// set even if Resolve fails for another reason.
 	Source string
-	// KeepCurrent is set with ErrInvalidCredential if what is at Source now cannot be used,
-	// although an earlier credential from there, while it works, still can.
+	// KeepCurrent is set with ErrInvalidCredential if the current content of Source cannot be used.
+	// The connection may continue with an earlier credential from Source, as long as that
+	// credential works.
 	KeepCurrent bool
-	// Target reaches the API server and holds no credential.
+	// Target is the config for the API server, without a credential.
 	Target *rest.Config
-	// Expected is the identity that the server must state. Fields that cannot be known beforehand
+	// Expected is the identity that the API server must state. Fields that are not known in advance
 	// are empty.
 	Expected healthprobe.Identity
-	// UID is that of the identity where the server does not state it, as under impersonation.
+	// UID is the UID of the identity. UID is used where the API server does not state the UID, as
+	// under impersonation.
 	UID types.UID
-	// Impersonated is set if the server was asked to take the host operator for the identity: a
-	// server that denies it even the question who we are then denies the impersonation.
+	// Impersonated is set if requests impersonate the identity with the host operator's credential.
+	// If the API server denies even the SelfSubjectReview, the host operator lacks permission to
+	// impersonate.
 	Impersonated bool
-	// UntrustedServer is set if the target may be chosen by whoever provides the credential: what
-	// it answers is not shown.
+	// UntrustedServer is set if the provider of the credential may choose the target. The responses
+	// of such a server are not shown.
 	UntrustedServer bool
-	// ServiceAccount is whom the object names, zero if nobody. It is set even where Resolve fails
-	// for another reason.
+	// ServiceAccount is the ServiceAccount that the object names, zero if the object names none.
+	// ServiceAccount is set even if Resolve fails for another reason.
 	ServiceAccount types.NamespacedName
 
 	open func() Credential
 }
 
-// Open returns the credential. Whoever opens it closes it.
+// Open returns the credential. The caller must close it.
 func (r Resolution) Open() Credential { return r.open() }
 
-// Credential proves one identity. Its methods may be called from any goroutine.
+// Credential proves one identity to an API server. Its methods may be called from any goroutine.
 type Credential interface {
-	// Prepare obtains what requests need, so that a failure shows before the first of them. It uses
-	// what is still valid. errors.Is tells the reason.
+	// Prepare obtains the secret that requests need, so that a failure shows before the first
+	// request. Prepare reuses a secret that is still valid. For the reason of an error, use
+	// errors.Is.
 	Prepare(ctx context.Context) error
-	// RoundTripper returns next with this identity, and no other, on every request. Where there is
-	// no valid secret the request fails and nothing is sent. A request that is refused with a 401
-	// is sent once more where there is a newer secret and its body can be read again. What a server
-	// or proxy echoes of the secret, in headers, errors or bodies of errors, is removed.
+	// RoundTripper returns a RoundTripper that sends every request through next with this identity,
+	// and with no other.
+	//
+	// If there is no valid secret, the request fails and is not sent. A request that gets a 401 is
+	// sent once more if there is a newer secret and the body can be read again. If a server or
+	// proxy quotes the secret in headers, errors or error bodies, the RoundTripper removes it.
 	RoundTripper(next http.RoundTripper) http.RoundTripper
-	// TransportRequirement is what next must be, beside reaching the target.
+	// TransportRequirement returns what next must provide, in addition to a connection to the
+	// target.
 	TransportRequirement() TransportRequirement
-	// Expires is when the secret now in use expires, zero if it does not or that is not known.
+	// Expires returns the expiry of the current secret, zero if the secret does not expire or its
+	// expiry is unknown.
 	Expires() time.Time
-	// Discard forgets a secret that was obtained before the given time, because the server did not
-	// accept it.
+	// Discard drops a secret that was obtained before the given time, because the API server did
+	// not accept that secret.
 	Discard(before time.Time)
-	// Close gives the secret up. Requests after that fail.
+	// Close drops the secret. Later requests fail.
 	Close()
 
 	sealed()
 }
 
-// TransportRequirement says what must carry the requests of a credential. Zero is anything that
-// reaches the target.
+// TransportRequirement describes the transport that a credential needs. The zero value accepts any
+// transport to the target.
 type TransportRequirement struct {
-	// Certificate returns the client certificate to show in TLS handshakes.
+	// Certificate, if set, returns the client certificate for TLS handshakes.
 	Certificate func() *tls.Certificate
-	// Transport carries the requests itself.
+	// Transport, if set, is the transport that must carry the requests.
 	Transport http.RoundTripper
 }
 
-// Shared reports whether the transport that the target's members share will do.
+// Shared reports whether the transport that all members of a target share is sufficient.
 func (c TransportRequirement) Shared() bool { return c.Certificate == nil && c.Transport == nil }

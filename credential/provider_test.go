@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// host is a cluster of which only the config is asked.
+// host is a cluster of which only the config is used.
 type host struct {
 	cluster.Cluster
 	config *rest.Config
@@ -34,7 +34,7 @@ type host struct {
 func (h host) GetConfig() *rest.Config     { return h.config }
 func (h host) GetHTTPClient() *http.Client { return &http.Client{} }
 
-// everything is a config in which every field names a user, limits one, or runs code.
+// everything returns a config in which every field names a user, limits one, or runs code.
 func everything(t *testing.T) *rest.Config {
 	ca := filepath.Join(t.TempDir(), "ca.crt")
 	if err := os.WriteFile(ca, []byte("authorities"), 0o600); err != nil {
@@ -70,7 +70,7 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 	g.Expect(anonymous).To(Equal(&rest.Config{
 		Host: "https://server", APIPath: "/prefix",
 		TLSClientConfig: rest.TLSClientConfig{ServerName: "name", CAData: []byte("authorities")},
-	}), "and nothing else; the authorities were read from their file")
+	}), "no other field is kept; the authorities were read from their file")
 	for problem, config := range map[string]*rest.Config{
 		"no such file":         {TLSClientConfig: rest.TLSClientConfig{CAFile: "/does/not/exist"}},
 		"is empty":             {Host: "https://server", TLSClientConfig: rest.TLSClientConfig{CAFile: os.DevNull}},
@@ -89,7 +89,7 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(anonymous.Host).To(Equal(want))
 	}
-	// What made it TLS is a certificate that is gone now; TLS it stays.
+	// The certificate that implied TLS is removed, but the scheme stays https.
 	anonymous, err = Anonymous(&rest.Config{Host: "server:6443",
 		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
 	g.Expect(err).NotTo(HaveOccurred())
@@ -111,7 +111,7 @@ func TestRESTConfigMapper(t *testing.T) {
 		return func(base *rest.Config) (*rest.Config, error) { base.BearerToken = token; return base, nil }
 	}
 
-	t.Run("gets and gives no credential but the one it set", func(t *testing.T) {
+	t.Run("the mapper gets no credential, and the result has only the mapper's credential", func(t *testing.T) {
 		g := NewWithT(t)
 		resolved, err := resolve(t, func(base *rest.Config) (*rest.Config, error) {
 			anonymous, err := Anonymous(everything(t))
@@ -150,23 +150,24 @@ func TestRESTConfigMapper(t *testing.T) {
 			return withToken("a")(base)
 		})).To(Equal(a))
 		cert, key := clientCertificate(t, "mapped")
-		certified := both(func(base *rest.Config) (*rest.Config, error) {
+		withCertificate := both(func(base *rest.Config) (*rest.Config, error) {
 			base.CertData, base.KeyData = cert, key
 			return base, nil
 		})
-		g.Expect(certified[0]).To(Equal(a[0]))
-		g.Expect(certified[1]).NotTo(Equal(a[1]))
+		g.Expect(withCertificate[0]).To(Equal(a[0]))
+		g.Expect(withCertificate[1]).NotTo(Equal(a[1]))
 	})
-	t.Run("the host's own credential is known also where it is in files that change", func(t *testing.T) {
+	t.Run("the host's own credential is recognized even in files that change", func(t *testing.T) {
 		g := NewWithT(t)
-		own := everything(t)
+		hostConfig := everything(t)
 		file := func(content []byte) string {
 			name := filepath.Join(t.TempDir(), "file")
 			g.Expect(os.WriteFile(name, content, 0o600)).To(Succeed())
 			return name
 		}
 		cert, key := clientCertificate(t, "own")
-		own.BearerTokenFile, own.CertFile, own.KeyFile = file([]byte("rotated\n")), file(cert), file(key)
+		hostConfig.BearerTokenFile, hostConfig.CertFile, hostConfig.KeyFile = file([]byte("rotated\n")), file(cert),
+			file(key)
 		for _, set := range []func(*rest.Config){
 			func(c *rest.Config) { c.BearerToken = "t" },
 			func(c *rest.Config) { c.BearerToken = "rotated" },
@@ -176,7 +177,7 @@ func TestRESTConfigMapper(t *testing.T) {
 				error) {
 				set(base)
 				return base, nil
-			}).Bind(host{config: own}, Kind{})
+			}).Bind(host{config: hostConfig}, Kind{})
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = resolver.Resolve(t.Context(), object)
 			g.Expect(err).To(MatchError(ContainSubstring("host operator's own credential")))
@@ -184,11 +185,11 @@ func TestRESTConfigMapper(t *testing.T) {
 		}
 	})
 	for name, m := range map[string]func(*rest.Config) (*rest.Config, error){
-		"an error":             func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
-		"nothing":              func(*rest.Config) (*rest.Config, error) { return nil, nil },
-		"no credential":        func(base *rest.Config) (*rest.Config, error) { return base, nil },
-		"the host's token":     withToken("t"),
-		"a token that is none": withToken("a\n"),
+		"an error":         func(*rest.Config) (*rest.Config, error) { return nil, errors.New("no") },
+		"no config":        func(*rest.Config) (*rest.Config, error) { return nil, nil },
+		"no credential":    func(base *rest.Config) (*rest.Config, error) { return base, nil },
+		"the host's token": withToken("t"),
+		"an invalid token": withToken("a\n"),
 		"two credentials": func(base *rest.Config) (*rest.Config, error) {
 			base.CertData, base.KeyData = clientCertificate(t, "x")
 			return withToken("mine")(base)
@@ -214,19 +215,19 @@ func TestRESTConfigMapper(t *testing.T) {
 		})
 	}
 
-	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new one makes this
-	// fail.
+	// Every field of a rest.Config is accepted, ignored or rejected, by name. A new field makes
+	// this test fail.
 	accepted := []string{"Host", "APIPath", "BearerToken", "TLSClientConfig.CAData", "TLSClientConfig.ServerName",
 		"TLSClientConfig.Insecure", "TLSClientConfig.CertData", "TLSClientConfig.KeyData"}
 	ignored := []string{"ContentConfig", "UserAgent", "DisableCompression", "QPS", "Burst", "WarningHandler",
 		"WarningHandlerWithContext", "Timeout"}
-	known := map[string]bool{}
+	classified := map[string]bool{}
 	for _, field := range append(append(accepted, ignored...), notAccepted(everything(t))...) {
-		known[field] = true
+		classified[field] = true
 	}
-	check := func(prefix string, of reflect.Type) {
-		for i := range of.NumField() {
-			if name := prefix + of.Field(i).Name; name != "TLSClientConfig" && !known[name] {
+	check := func(prefix string, structType reflect.Type) {
+		for i := range structType.NumField() {
+			if name := prefix + structType.Field(i).Name; name != "TLSClientConfig" && !classified[name] {
 				t.Errorf("rest.Config.%s is neither accepted nor rejected", name)
 			}
 		}
@@ -249,16 +250,16 @@ func TestServiceAccountReference(t *testing.T) {
 	}{
 		"both": {object: spec("team", "red"),
 			want: types.NamespacedName{Namespace: "team", Name: "red"}},
-		"dots are fine in a name": {object: spec("team", "red.v2"),
+		"a name with a dot": {object: spec("team", "red.v2"),
 			want: types.NamespacedName{Namespace: "team", Name: "red.v2"}},
 		"no namespace": {object: spec("", "red"), problem: "spec.namespace is not set"},
 		"no name": {object: object(map[string]any{"spec": map[string]any{"namespace": "team"}}),
 			problem: "spec.serviceAccount.name is not set"},
 		"no spec":                 {object: object(map[string]any{}), problem: "spec.namespace is not set"},
 		"not a string":            {object: spec("team", int64(7)), problem: "spec.serviceAccount.name"},
-		"a path":                  {object: spec("team", "../../nodes/x"), problem: "is no name"},
-		"a path in the namespace": {object: spec("team/serviceaccounts", "red"), problem: "is no namespace"},
-		"a scalar on the way":     {object: object(map[string]any{"spec": "none"}), problem: "spec.namespace"},
+		"a path":                  {object: spec("team", "../../nodes/x"), problem: "is not a valid name"},
+		"a path in the namespace": {object: spec("team/serviceaccounts", "red"), problem: "is not a valid namespace"},
+		"a scalar in the path":    {object: object(map[string]any{"spec": "none"}), problem: "spec.namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -285,7 +286,8 @@ func TestServiceAccountReference(t *testing.T) {
 	})
 }
 
-// What a tenant writes into a reference is in errors, states and logs, and is cut there.
+// A reference, which a tenant writes, appears in errors, states and logs. Long references are
+// truncated there.
 func TestLongReferences(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	serviceAccounts := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
@@ -295,7 +297,7 @@ func TestLongReferences(t *testing.T) {
 		"a namespace": map[string]any{"namespace": long, "name": "n"},
 		"a name":      map[string]any{"namespace": "n", "name": long},
 		"a map":       map[string]any{"namespace": "n", "name": map[string]any{"x": long}},
-		"no map":      []any{long},
+		"not a map":   []any{long},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -317,7 +319,7 @@ func TestServiceAccountOptions(t *testing.T) {
 		return err
 	}
 	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).
-		To(MatchError(ContainSubstring("grants 10m0s at the least")))
+		To(MatchError(ContainSubstring("minimum of 10m0s")))
 	g.Expect(bind(ServiceAccountOptions{NamePath: "spec..name"})).To(MatchError(ContainSubstring("NamePath")))
 	g.Expect(bind(ServiceAccountOptions{NamespacePath: "."})).To(MatchError(ContainSubstring("NamespacePath")))
 	path, err := fieldPath(".spec.a")

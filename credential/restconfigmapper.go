@@ -18,25 +18,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// FromRESTConfigMapper is the provider for everything that the others do not cover: mapper sets a
-// credential on the config that it is given, which reaches the API server of the extensions, holds
-// no credential, and is a copy. It may be called from any goroutine and must only read caches.
+// FromRESTConfigMapper is the provider for credentials that no other provider supports. mapper sets
+// a credential on its config argument, and returns the config. The argument is a copy, connects to
+// the API server of the extensions, and has no credential. mapper may be called from any goroutine
+// and must read only caches.
 //
-// Accepted are Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and exactly
-// one credential: BearerToken, or TLSClientConfig.CertData and KeyData. It must not be the host
-// operator's own. Timeout, QPS, Burst, UserAgent, ContentConfig, DisableCompression and warning
-// handlers are ignored: connections have their own. Everything else is an error that names the
-// field: it could run programs, open files, switch verification off, or smuggle in another
-// identity.
+// mapper may set Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and must set
+// exactly one credential: BearerToken, or TLSClientConfig.CertData and KeyData. The host operator's
+// own credential is refused. Timeout, QPS, Burst, UserAgent, ContentConfig, DisableCompression and
+// warning handlers are ignored, because connections have their own. Any other field is an error
+// that names the field: the field could run a program, open a file, disable verification, or add
+// another identity.
 //
-// The identity is learned from the first probe and pinned. A new token or certificate is taken up
-// in place once the API server has stated the same identity for it; if it states another, or the
-// target changed, the extension gets a new connection. An error ends the connection: return what
-// you returned before if you mean "not known now". The same state must give the same token: one
-// that is made anew with every call is a new credential with every call. mapper is called whenever
-// the extension changes and before each probe and connect, so a token that changed elsewhere is
-// noticed within IdentityInterval. The text of its errors is shown to people: keep secrets out of
-// it.
+// The first probe determines the identity, which is then pinned. A new token or certificate is used
+// without a new connection after the API server has stated the same identity for it. If the API
+// server states another identity, or the target changed, the extension gets a new connection.
+//
+// An error of mapper ends the connection. If mapper does not know the current credential, return
+// the previous one. The same state must give the same token: a token that is created anew with each
+// call counts as a new credential each time. The text of mapper's errors is shown to users, so
+// errors must not contain secrets.
+//
+// mapper is called whenever the extension changes and before each probe and connect. A token that
+// changed elsewhere is therefore noticed within IdentityInterval.
 func FromRESTConfigMapper(mapper func(context.Context, client.Object, *rest.Config) (*rest.Config, error)) Provider {
 	return restConfigMapper(mapper)
 }
@@ -53,19 +57,19 @@ func (m restConfigMapper) Bind(host cluster.Cluster, _ Kind) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mapperResolver{mapper: m, base: base, own: &ownCredential{config: host.GetConfig()}}, nil
+	return &mapperResolver{mapper: m, base: base, hostCredential: &ownCredential{config: host.GetConfig()}}, nil
 }
 
 type mapperResolver struct {
-	mapper restConfigMapper
-	base   *rest.Config
-	own    *ownCredential // which no extension may get
+	mapper         restConfigMapper
+	base           *rest.Config
+	hostCredential *ownCredential // no extension may get this credential
 }
 
 // Forget implements Resolver.
 func (*mapperResolver) Forget(client.ObjectKey) {}
 
-// Run implements Resolver; a mapper has no way to tell of changes.
+// Run implements Resolver. A mapper has no way to report changes.
 func (*mapperResolver) Run(context.Context, func(client.ObjectKey)) {}
 
 func (*mapperResolver) sealed() {}
@@ -97,10 +101,10 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or "+
 			"TLSClientConfig.CertData and KeyData")
 	}
-	if r.own.is(mapped) {
+	if r.hostCredential.matches(mapped) {
 		return Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
 	}
-	made, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
+	p, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
 	if err != nil {
 		return Resolution{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}
@@ -113,51 +117,50 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	switch {
 	case err != nil:
 		return Resolution{}, invalid(err, "the RESTConfigMapper's config")
-	case made.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
+	case p.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
 		return Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: made.version, Target: reach,
-		UntrustedServer: reach.Host != r.base.Host, open: made.open}, nil
+	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: p.version, Target: reach,
+		UntrustedServer: reach.Host != r.base.Host, open: p.open}, nil
 }
 
-// ownCredential knows that of the host operator: token or client key, also what its files held
-// since the start.
+// ownCredential recognizes the host operator's own credential: its token or client key, including
+// all that its files have contained since the start.
 type ownCredential struct {
 	config *rest.Config
 
-	mu    sync.Mutex
-	read  time.Time       // guarded by mu; the files, last
-	known map[string]bool // guarded by mu; digests of tokens and of public keys
+	mu      sync.Mutex
+	read    time.Time       // guarded by mu; when the files were last read
+	digests map[string]bool // guarded by mu; digests of tokens and of public keys
 }
 
-// ownFilesEvery is how often the host operator's files are looked at.
+// ownFilesEvery is the shortest interval between two reads of the host operator's files.
 const ownFilesEvery = 10 * time.Second
 
-// is reports whether the config carries the host operator's own token or client key, in whatever
-// form.
-func (o *ownCredential) is(c *rest.Config) bool {
+// matches reports whether the config has the host operator's own token or client key, in any form.
+func (o *ownCredential) matches(c *rest.Config) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.known == nil {
-		o.known = map[string]bool{}
+	if o.digests == nil {
+		o.digests = map[string]bool{}
 		o.addLocked(o.config.BearerToken, o.config.CertData)
 	}
 	if now := time.Now(); now.Sub(o.read) >= ownFilesEvery {
 		o.read = now
-		token, _ := os.ReadFile(cmp.Or(o.config.BearerTokenFile, os.DevNull)) // one that cannot be read is not in use
+		token, _ := os.ReadFile(cmp.Or(o.config.BearerTokenFile, os.DevNull)) // a file that cannot be read is not in use
 		certificate, _ := os.ReadFile(cmp.Or(o.config.CertFile, os.DevNull))
 		o.addLocked(string(token), certificate)
 	}
-	return c.BearerToken != "" && o.known[tokenDigest(c.BearerToken)] || len(c.CertData) > 0 &&
-		o.known[publicKeyDigest(c.CertData)]
+	return c.BearerToken != "" && o.digests[tokenDigest(c.BearerToken)] || len(c.CertData) > 0 &&
+		o.digests[publicKeyDigest(c.CertData)]
 }
 
 func (o *ownCredential) addLocked(token string, certPEM []byte) {
 	if strings.TrimSpace(token) != "" {
-		o.known[tokenDigest(token)] = true
+		o.digests[tokenDigest(token)] = true
 	}
 	if key := publicKeyDigest(certPEM); key != "" {
-		o.known[key] = true
+		o.digests[key] = true
 	}
 }
 
@@ -165,7 +168,8 @@ func tokenDigest(token string) string {
 	return digest([]byte("token"), []byte(strings.TrimSpace(token)))
 }
 
-// publicKeyDigest names the key of the first certificate, "" if there is none.
+// publicKeyDigest returns a digest of the first certificate's public key, "" if there is no
+// certificate.
 func publicKeyDigest(certPEM []byte) string {
 	for block, rest := pem.Decode(certPEM); block != nil; block, rest = pem.Decode(rest) {
 		if certificate, err := x509.ParseCertificate(block.Bytes); err == nil {
@@ -175,7 +179,7 @@ func publicKeyDigest(certPEM []byte) string {
 	return ""
 }
 
-// notAccepted names the fields that a mapper must not set.
+// notAccepted returns the names of the fields that are set but that a mapper must not set.
 func notAccepted(c *rest.Config) (fields []string) {
 	for _, field := range []struct {
 		name string

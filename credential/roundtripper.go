@@ -11,7 +11,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// secret is a token behind a closure: fmt prints a func as an address, whatever the verb.
+// secret is a token in a closure: fmt prints a func as an address, for every verb.
 type secret func() string
 
 func newSecret(token string) secret { return func() string { return token } }
@@ -24,19 +24,20 @@ func (s secret) redact(text string) string {
 	return strings.ReplaceAll(text, s(), "[redacted]")
 }
 
-// tokenSource is where a bearer gets its tokens.
+// tokenSource provides the tokens of a bearer.
 type tokenSource interface {
-	// get returns a token to send.
-	get(context.Context) (*issued, error)
-	// refused returns another one than the API server refused, nil if there is none.
-	refused(context.Context, *issued) *issued
+	// get returns a token for a request.
+	get(context.Context) (*issuedToken, error)
+	// replacement returns another token than the given one, which the API server refused; nil if
+	// there is none.
+	replacement(context.Context, *issuedToken) *issuedToken
 }
 
-// bearer is a RoundTripper that sends every request with the token of one identity and with nothing
-// else that could name a user. A request that is refused with a 401 is sent once more if there is a
-// newer token. So a write may be sent twice but is applied once: a 401 of an API server says that
-// the request was not applied (RFC 9110, section 15.5.2). What runs behind its proxy may mean
-// something else by it.
+// bearer is a RoundTripper that sends every request with the token of one identity, and with no
+// other header that could name a user. A request that gets a 401 is sent once more if there is a
+// newer token. A write may then be sent twice, but is applied once: an API server's 401 means that
+// the request was not applied (RFC 9110, section 15.5.2). A server behind the API server's proxy
+// may use 401 with another meaning.
 type bearer struct {
 	tokens tokenSource
 	next   http.RoundTripper
@@ -52,17 +53,17 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || resp.StatusCode != http.StatusUnauthorized {
 		return resp, err
 	}
-	again, ok := replay(req)
+	repeat, ok := replay(req)
 	if !ok || mayHaveBeenApplied(req) {
 		return resp, nil
 	}
-	newer := b.tokens.refused(req.Context(), token)
+	newer := b.tokens.replacement(req.Context(), token)
 	if newer == nil {
-		closeBody(again)
+		closeBody(repeat)
 		return resp, nil
 	}
 	drain(resp)
-	resp, err = b.send(again, newer)
+	resp, err = b.send(repeat, newer)
 	if resp != nil {
 		resp.Request = req
 	}
@@ -70,22 +71,22 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // send sends the request as the token's identity.
-func (b *bearer) send(req *http.Request, token *issued) (*http.Response, error) {
+func (b *bearer) send(req *http.Request, token *issuedToken) (*http.Response, error) {
 	authenticated := cloneForIdentity(req)
 	authenticated.Header.Set("Authorization", "Bearer "+token.value())
 	resp, err := b.next.RoundTrip(authenticated)
 	if err != nil {
-		if text := err.Error(); token.value.redact(text) != text { // a server that speaks no HTTP is quoted
+		if text := err.Error(); token.value.redact(text) != text { // net/http quotes a response that is not HTTP
 			err = errors.New(token.value.redact(text))
 		}
 		return nil, err
 	}
-	resp.Request = req // and not the one that carries the token
+	resp.Request = req // not the clone, which carries the token
 	redactResponse(resp, token.value.redact)
 	return resp, nil
 }
 
-// replay returns the request with its body from the start, and whether that is possible.
+// replay returns a copy of the request with an unread body, and whether that is possible.
 func replay(req *http.Request) (*http.Request, bool) {
 	if req.Body == nil || req.Body == http.NoBody {
 		return req, true
@@ -97,13 +98,13 @@ func replay(req *http.Request) (*http.Request, bool) {
 	if err != nil {
 		return nil, false
 	}
-	again := utilnet.CloneRequest(req)
-	again.Body = body
-	return again, true
+	repeat := utilnet.CloneRequest(req)
+	repeat.Body = body
+	return repeat, true
 }
 
 // mayHaveBeenApplied reports whether the request is a write through the API server's proxy to a
-// Pod, Service or Node.
+// Pod, Service or Node. Such a write may have been applied despite a 401.
 func mayHaveBeenApplied(req *http.Request) bool {
 	return req.Method != http.MethodGet && req.Method != http.MethodHead &&
 		slices.Contains(strings.Split(req.URL.Path, "/"), "proxy")
@@ -116,22 +117,26 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// drain reads the rest of an answer that nobody wants, so that its connection can be used again.
+// drain reads the rest of an unused response, so that its TCP connection can be reused.
 func drain(resp *http.Response) {
 	_, _ = io.CopyN(io.Discard, resp.Body, maxDrained)
 	_ = resp.Body.Close()
 }
 
-// maxDrained is how much of an unwanted answer is read.
+// maxDrained is the number of bytes that drain reads at most.
 const maxDrained = 64 << 10
 
-// maxRedacted is how much of the body of an error is looked through, and kept.
+// maxRedacted is the number of bytes of an error body that are redacted and kept. The rest is
+// dropped.
 const maxRedacted = 1 << 20
 
-// redactResponse removes the secret from what a server, or a proxy before it, quotes of the
-// request: headers, which client-go logs as warnings, the bodies of errors, whose text ends in
-// errors, states and logs, and the answers to the questions who we are and what we may, which do
-// too. Trailers are dropped.
+// redactResponse removes the secret where a server, or a proxy before it, quotes the request:
+//
+//   - in headers, which client-go logs as warnings,
+//   - in the bodies of errors, whose text appears in errors, states and logs,
+//   - in the responses to identity and access reviews, for the same reason.
+//
+// Trailers are dropped.
 func redactResponse(resp *http.Response, redact func(string) string) {
 	for _, values := range resp.Header {
 		for i := range values {
@@ -144,12 +149,12 @@ func redactResponse(resp *http.Response, redact func(string) string) {
 		return
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}
-	resp.ContentLength = -1 // it may get shorter
+	resp.ContentLength = -1 // redaction may make the body shorter
 	resp.Header.Del("Content-Length")
 }
 
-// isReview reports whether the answer is words of the server about who we are and what we may,
-// which are shown.
+// isReview reports whether the request is an identity or access review. The server's text in the
+// response of a review is shown to users.
 func isReview(path string) bool {
 	return strings.Contains(path, "/apis/authentication.k8s.io/") || strings.Contains(path, "/apis/authorization.k8s.io/")
 }
@@ -158,8 +163,8 @@ func isReview(path string) bool {
 type redactedBody struct {
 	body   io.ReadCloser
 	redact func(string) string
-	text   *strings.Reader // nil before the first Read
-	err    error           // of reading body, nil if it ended
+	text   *strings.Reader // nil until the first Read
+	err    error           // of reading body, nil at its end
 }
 
 func (r *redactedBody) Read(p []byte) (int, error) {
@@ -176,5 +181,5 @@ func (r *redactedBody) Read(p []byte) (int, error) {
 
 func (r *redactedBody) Close() error { return r.body.Close() }
 
-// WrappedRoundTripper lets client-go find the TLS settings below.
+// WrappedRoundTripper lets client-go find the TLS settings of the wrapped transport.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }

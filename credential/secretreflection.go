@@ -18,8 +18,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// secretReflection is the store of a reflector of a Secret. What comes after its ctx has ended is
-// dropped: another reflector may have taken its place.
+// secretReflection is the store of the reflector of one Secret. Events after the end of ctx are
+// dropped, because another reflector may have replaced this one.
 type secretReflection struct {
 	*watchedSecret
 	ctx context.Context // ends under all.mu, or with the provider
@@ -42,17 +42,18 @@ func (w *secretReflection) Resync() error { return nil }
 // Replace implements cache.ReflectorStore.
 func (w *secretReflection) Replace(objects []any, _ string) error {
 	for _, object := range objects {
-		return w.take(object) // there is one at most, by its name
+		return w.take(object) // at most one object, because the list selects by name
 	}
 	w.set(nil)
 	return nil
 }
 
-// take never returns an error: client-go would log the object with it.
+// take parses and stores the Secret. take never returns an error, because client-go would log the
+// object with the error.
 func (w *secretReflection) take(object any) error {
 	secret, ok := object.(*corev1.Secret)
 	if !ok || secret.Name != w.ref.Name || secret.Namespace != w.ref.Namespace {
-		w.failed(errors.New("the API server sent another object than was asked for"))
+		w.recordFailure(errors.New("the API server sent another object than the requested Secret"))
 		return nil
 	}
 	content := &secretContent{}
@@ -65,7 +66,7 @@ func (w *secretReflection) take(object any) error {
 	return nil
 }
 
-// set takes note of what the Secret holds and wakes those whom it concerns.
+// set stores the content of the Secret and wakes the extensions that refer to it.
 func (w *secretReflection) set(content *secretContent) {
 	w.all.mu.Lock()
 	if w.ctx.Err() != nil {
@@ -76,21 +77,21 @@ func (w *secretReflection) set(content *secretContent) {
 	w.wakeUnlock()
 }
 
-// failed takes note that the Secret could not be read. What is known of it stays.
-func (w *secretReflection) failed(err error) {
+// recordFailure records that the Secret could not be read. The known content stays.
+func (w *secretReflection) recordFailure(err error) {
 	var status apierrors.APIStatus
 	switch {
 	case apierrors.IsForbidden(err):
 		err = operatorForbidden(err, "list and watch on that secret", "config/rbac-examples/kubeconfig-secrets.yaml")
 	case errors.As(err, &status):
-		err = invalid(err, "reading it")
+		err = invalid(err, "reading the Secret")
 	}
 	w.all.mu.Lock()
 	if w.ctx.Err() != nil {
 		w.all.mu.Unlock()
 		return
 	}
-	w.refused = w.refused || apierrors.IsForbidden(err)
+	w.forbidden = w.forbidden || apierrors.IsForbidden(err)
 	news := w.failure == nil || w.failure.Error() != err.Error()
 	w.failure = err
 	if !news || w.read && !apierrors.IsForbidden(err) {
@@ -100,8 +101,8 @@ func (w *secretReflection) failed(err error) {
 	w.wakeUnlock()
 }
 
-// requesting notes a request, until what it returns is called.
-func (w *secretReflection) requesting() (done func()) {
+// trackRequest counts a request as in progress until done is called.
+func (w *secretReflection) trackRequest() (done func()) {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
 	w.requests++
@@ -112,17 +113,17 @@ func (w *secretReflection) requesting() (done func()) {
 	}
 }
 
-// began notes that a watch has begun.
-func (w *secretReflection) began() {
+// recordWatchStart records that a watch has started.
+func (w *secretReflection) recordWatchStart() {
 	w.all.mu.Lock()
 	defer w.all.mu.Unlock()
-	if w.ctx.Err() == nil && w.refused {
-		w.refused = false
+	if w.ctx.Err() == nil && w.forbidden {
+		w.forbidden = false
 		w.all.retryForbiddenLocked(w.watchedSecret)
 	}
 }
 
-// listerWatcher lists and watches this Secret alone.
+// listerWatcher returns a ListerWatcher for this Secret only.
 func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.ListerWatcher {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
@@ -134,23 +135,23 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 		return request
 	}
 	return &toolscache.ListWatch{
-		// As a stream, because client-go logs the bodies of all other answers.
+		// The list is read as a stream, because client-go logs the bodies of all other responses.
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			if err := w.all.turns.Acquire(ctx, 1); err != nil {
 				return nil, err
 			}
 			defer w.all.turns.Release(1)
-			defer w.requesting()()
+			defer w.trackRequest()()
 			body, err := request(options).Stream(ctx)
 			if err != nil {
-				w.failed(err)
+				w.recordFailure(err)
 				return nil, err
 			}
 			defer body.Close()
 			list := &corev1.SecretList{}
 			if err := json.NewDecoder(body).Decode(list); err != nil {
-				err = errors.New("the API server's answer is no list of Secrets") // the cause may quote one
-				w.failed(err)
+				err = errors.New("the API server's response is not a list of Secrets") // the cause may quote a Secret
+				w.recordFailure(err)
 				return nil, err
 			}
 			return list, nil
@@ -160,19 +161,19 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 				return nil, err
 			}
 			defer w.all.turns.Release(1)
-			defer w.requesting()()
+			defer w.trackRequest()()
 			options.Watch = true
 			watching, err := request(options).Watch(ctx)
 			if err != nil {
-				w.failed(err)
+				w.recordFailure(err)
 				if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
-					// What client-go knows for one of these it waits for without looking at ctx,
-					// for up to a minute.
+					// client-go recognizes these errors, and then waits for up to a minute without
+					// checking ctx. A new error without the type avoids this wait.
 					err = errors.New(err.Error())
 				}
 				return nil, err
 			}
-			w.began()
+			w.recordWatchStart()
 			return watching, nil
 		},
 	}

@@ -18,23 +18,25 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// secrets watches the Secrets that extensions refer to, each by its name, from when the first
-// extension refers to it until the last one does not any more. Of a Secret it keeps what parse made
-// of one key.
+// secrets watches the Secrets that extensions refer to, each by its name. The watch of a Secret
+// runs from the first reference by an extension until the last one ends. Of each Secret, only the
+// result of parse for one key is kept.
 type secrets struct {
 	reader rest.Interface
 	parse  func([]byte) (kubeconfig, error)
-	turns  *semaphore.Weighted // of lists, and of watches until they have begun
+	turns  *semaphore.Weighted // limits lists, and watches until they have started
 
-	parsing sync.Mutex // held while parse runs, so that tenants together cost no more memory than one; no I/O is done
+	// parsing is locked while parse runs, without I/O. Parsing for all tenants together therefore
+	// uses no more memory than parsing for one.
+	parsing sync.Mutex
 
 	mu   sync.Mutex
-	life context.Context        // guarded by mu; of the watches; nil before run
+	life context.Context        // guarded by mu; context of the watches; nil before run
 	wake func(client.ObjectKey) // guarded by mu; set with life
-	// guarded by mu; when those that may not be read last were, all at once
+	// guarded by mu; when retryForbiddenLocked last restarted the forbidden watches
 	retried     time.Time
-	watches     sync.WaitGroup                      // under way; added to under mu
-	byReference map[SecretReference]*watchedSecret  // guarded by mu; holds exactly what has users
+	watches     sync.WaitGroup                      // running watches; Add is called under mu
+	byReference map[SecretReference]*watchedSecret  // guarded by mu; only Secrets with users
 	byExtension map[client.ObjectKey]*watchedSecret // guarded by mu
 }
 
@@ -43,14 +45,14 @@ func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error)) *
 		byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
 }
 
-// readsAtOnce is how many Secrets are asked for at the same time: a thousand extensions must not
-// open as many TCP connections.
+// readsAtOnce is the maximum number of concurrent requests for Secrets: a thousand extensions must
+// not open a thousand TCP connections.
 const readsAtOnce = 20
 
-// newSecretReader makes a client for Secrets, as the host operator.
+// newSecretReader returns a client for Secrets with the host operator's credential.
 func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
 	config := rest.CopyConfig(host.GetConfig())
-	// watches that come back must not queue the host operator's own requests behind them
+	// restarted watches must not delay the host operator's own requests
 	config.RateLimiter, config.QPS = nil, -1
 	config.ContentConfig = rest.ContentConfig{}
 	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
@@ -60,8 +62,8 @@ func newSecretReader(host cluster.Cluster) (rest.Interface, error) {
 	return core.RESTClient(), nil
 }
 
-// run starts watches for what is referred to, now and later, until ctx is done. It returns when
-// they have ended.
+// run starts a watch for each Secret that extensions refer to, now and later, until ctx is done.
+// run returns after all watches have ended.
 func (s *secrets) run(ctx context.Context, wake func(client.ObjectKey)) {
 	s.mu.Lock()
 	s.life, s.wake = ctx, wake
@@ -71,12 +73,12 @@ func (s *secrets) run(ctx context.Context, wake func(client.ObjectKey)) {
 	s.mu.Unlock()
 	<-ctx.Done()
 	s.mu.Lock()
-	s.life = nil // nothing starts any more
+	s.life = nil // no watch starts after this
 	s.mu.Unlock()
 	s.watches.Wait()
 }
 
-// get returns what is known of the Secret that the extension refers to from now on.
+// get returns the known content of the Secret ref. From now on the extension refers to this Secret.
 func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretContent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,11 +99,11 @@ func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretCo
 	case !watched.read:
 		return secretContent{}, ErrPending
 	case watched.content == nil:
-		return secretContent{}, invalid(nil, "it does not exist")
+		return secretContent{}, invalid(nil, "the Secret does not exist")
 	case watched.content.missing:
-		return secretContent{}, invalid(nil, "it has no such key, or an empty one")
+		return secretContent{}, invalid(nil, "the Secret does not have this key, or the key is empty")
 	case apierrors.IsForbidden(watched.failure):
-		return secretContent{err: watched.failure}, nil // what it holds by now is not known
+		return secretContent{err: watched.failure}, nil // the current content is unknown
 	}
 	return *watched.content, nil
 }
@@ -128,7 +130,7 @@ func (s *secrets) forgetLocked(extension client.ObjectKey) {
 	}
 }
 
-// startLocked watches a Secret, if it is time for that.
+// startLocked starts the watch of a Secret, unless the watch runs already or run is not active.
 func (s *secrets) startLocked(watched *watchedSecret) {
 	if s.life == nil || watched.stop != nil {
 		return
@@ -143,20 +145,20 @@ func (s *secrets) startLocked(watched *watchedSecret) {
 	s.watches.Go(func() { reflector.RunWithContext(ctx) })
 }
 
-// retryEvery is the shortest time between two reads of all Secrets that may not be read, beside
-// their own backoff.
+// retryEvery is the shortest interval between two restarts of all forbidden watches. Each watch
+// also has its own backoff.
 const retryEvery = 2 * time.Second
 
-// retryForbiddenLocked reads the others that the host operator might not read anew, now that it may
-// watch one: what granted that will mostly have granted the others too, and the backoff of each of
-// them is up to half a minute. Those that are being asked for are left alone.
+// retryForbiddenLocked restarts the other watches that were forbidden, after a watch was granted.
+// The same grant usually covers the other Secrets too, and the backoff of each watch is up to half
+// a minute. Watches with a request in progress are not restarted.
 func (s *secrets) retryForbiddenLocked(granted *watchedSecret) {
 	if s.life == nil || time.Since(s.retried) < retryEvery {
 		return
 	}
 	s.retried = time.Now()
 	for _, other := range s.byReference {
-		if other != granted && other.stop != nil && other.refused && other.requests == 0 {
+		if other != granted && other.stop != nil && other.forbidden && other.requests == 0 {
 			other.stop()
 			other.stop = nil
 			s.startLocked(other)
@@ -164,11 +166,11 @@ func (s *secrets) retryForbiddenLocked(granted *watchedSecret) {
 	}
 }
 
-// secretContent is what a Secret holds.
+// secretContent is the content of a Secret.
 type secretContent struct {
-	missing    bool // there is no such key
+	missing    bool // the Secret does not have the key
 	kubeconfig kubeconfig
-	err        error // why it cannot be used
+	err        error // why the kubeconfig cannot be used
 }
 
 // watchedSecret is a Secret that extensions refer to.
@@ -176,22 +178,23 @@ type watchedSecret struct {
 	ref SecretReference
 	all *secrets
 
-	// All of these are guarded by all.mu.
-	users    map[client.ObjectKey]struct{}
-	stop     context.CancelFunc // nil before it is watched
-	read     bool               // at least once
-	failure  error              // of the last attempt to read it, nil if it succeeded
-	refused  bool               // a request was answered 403, and no watch has begun since: a list alone is no permission
-	requests int                // lists, and watches until they have begun, under way
-	content  *secretContent     // nil if it does not exist
+	// all.mu guards the following fields.
+	users   map[client.ObjectKey]struct{}
+	stop    context.CancelFunc // nil until the watch starts
+	read    bool               // the Secret was read at least once
+	failure error              // of the last attempt to read it, nil if it succeeded
+	// a request got a 403, and no watch has started since; a successful list is not sufficient
+	forbidden bool
+	requests  int            // in progress: lists, and watches until they have started
+	content   *secretContent // nil if the Secret does not exist
 }
 
-// parse survives what a tenant may find to make a parser panic.
+// parse parses data, and returns an error if the parser panics: a tenant controls the data.
 func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 	defer func() {
 		if recover() != nil {
 			metrics.HandlerPanics.Inc()
-			parsed, err = kubeconfig{}, invalid(nil, "it cannot be parsed as a kubeconfig")
+			parsed, err = kubeconfig{}, invalid(nil, "the content cannot be parsed as a kubeconfig")
 		}
 	}()
 	w.all.parsing.Lock()
@@ -199,7 +202,7 @@ func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 	return w.all.parse(data)
 }
 
-// wakeUnlock releases the lock and wakes the users.
+// wakeUnlock unlocks all.mu and wakes the users.
 func (w *watchedSecret) wakeUnlock() {
 	users := make([]client.ObjectKey, 0, len(w.users))
 	for user := range w.users {

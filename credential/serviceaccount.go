@@ -24,28 +24,32 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// minLifetime is the shortest life that the TokenRequest API grants.
+// minLifetime is the shortest token lifetime that the TokenRequest API accepts.
 const minLifetime = 10 * time.Minute
 
-// ServiceAccountOptions configure ServiceAccountTokens. The zero value is for ClusterExtensions.
+// ServiceAccountOptions configures ServiceAccountTokens. The zero value is for ClusterExtensions.
 type ServiceAccountOptions struct {
 	// NamespacePath and NamePath are dotted paths to the fields of an extension that name its
 	// ServiceAccount, such as "spec.serviceAccountName". NamePath defaults to
 	// "spec.serviceAccount.name". NamespacePath defaults to "spec.namespace" for a cluster-scoped
-	// kind, and to "metadata.namespace" for a namespaced one. It must be set where a namespaced
-	// kind has a field spec.namespace too, or its schema is not available or accepts any field.
-	// SetupWithManager refuses a path that the kind is known not to have.
+	// kind, and to "metadata.namespace" for a namespaced one. NamespacePath must be set if a
+	// namespaced kind also has a field spec.namespace, or if the schema of the kind is not
+	// available or accepts any field. SetupWithManager returns an error for a path that the kind's
+	// known schema does not have.
 	NamespacePath, NamePath string
-	// Audiences of the tokens; empty means the API server's own.
+	// Audiences of the tokens. Empty means the API server's default audiences.
 	Audiences []string
-	// Lifetime to ask for; the server decides. Defaults to 1 h, at least 10 min.
+	// Lifetime is the requested lifetime of tokens; the API server decides. Defaults to 1 h. The
+	// minimum is 10 min.
 	Lifetime time.Duration
 }
 
-// ServiceAccountTokens is the default provider: every extension names a ServiceAccount of the
-// cluster it lives in and acts as it with tokens from the TokenRequest API. The host operator needs
-// "create" on serviceaccounts/token, and list and watch on serviceaccounts, of which it reads the
-// metadata.
+// ServiceAccountTokens is the default provider. Every extension names a ServiceAccount of the
+// cluster that contains the extension. The extension acts as this ServiceAccount, with tokens from
+// the TokenRequest API.
+//
+// The host operator needs "create" on serviceaccounts/token, and list and watch on serviceaccounts.
+// Of ServiceAccounts only the metadata is read.
 func ServiceAccountTokens(options ServiceAccountOptions) Provider {
 	return serviceAccountTokens(options)
 }
@@ -59,7 +63,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, e
 		o.Lifetime = time.Hour
 	}
 	if o.Lifetime < minLifetime {
-		return nil, errors.Errorf("Lifetime is %s, the TokenRequest API grants %s at the least", o.Lifetime, minLifetime)
+		return nil, errors.Errorf("Lifetime is %s, less than the TokenRequest API's minimum of %s", o.Lifetime, minLifetime)
 	}
 	resolver, err := newServiceAccountResolver(host, kind, o.NamespacePath, o.NamePath)
 	if err != nil {
@@ -77,12 +81,12 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, e
 	return resolver, nil
 }
 
-// serviceAccountResolver resolves extensions that name a ServiceAccount of their own cluster.
+// serviceAccountResolver resolves extensions that name a ServiceAccount of the host cluster.
 type serviceAccountResolver struct {
 	namespacePath, namePath []string
 	serviceAccounts         client.Reader // cached metadata
 	target                  *rest.Config
-	credential              func(tokenID, *Resolution) // adds how it is proven
+	credential              func(tokenID, *Resolution) // adds the credential to the Resolution
 }
 
 func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath,
@@ -95,11 +99,14 @@ func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath,
 				return nil,
 					errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field "+
 						"spec.namespace too; "+
-						"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
+						"set NamespacePath to the field with the "+
+						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.name())
 			}
 			if kind.declares("spec", "namespace") {
-				return nil, errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
-					"say which names the ServiceAccount's namespace, metadata.namespace or spec.namespace", kind.name())
+				return nil,
+					errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
+						"set NamespacePath to the field with the "+
+						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.name())
 			}
 			namespacePath = "metadata.namespace"
 		}
@@ -122,10 +129,10 @@ func (*serviceAccountResolver) sealed() {}
 
 func (*serviceAccountResolver) UsesServiceAccounts() bool { return true }
 
-// Forget implements Resolver; tokens are kept by those who opened them.
+// Forget implements Resolver. A token is kept until its credentials are closed.
 func (*serviceAccountResolver) Forget(client.ObjectKey) {}
 
-// Run implements Resolver; whoever calls Resolve knows when ServiceAccounts change.
+// Run implements Resolver. The caller of Resolve watches ServiceAccounts itself.
 func (*serviceAccountResolver) Run(context.Context, func(client.ObjectKey)) {}
 
 func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.NamespacedName, error) {
@@ -139,7 +146,7 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	}
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is no namespace: %s", strings.Join(r.namespacePath, "."),
+			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid namespace: %s", strings.Join(r.namespacePath, "."),
 				untrusted.Quote(namespace), problems[0])
 	}
 	name, err := stringAt(content, r.namePath)
@@ -148,7 +155,8 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	}
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is no name: %s", strings.Join(r.namePath, "."), untrusted.Quote(name),
+			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid name: %s", strings.Join(r.namePath, "."),
+				untrusted.Quote(name),
 				problems[0])
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
@@ -190,18 +198,19 @@ func contentOf(object client.Object) (map[string]any, error) {
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
-		return nil, errors.Wrapf(&joined{kind: ErrInvalidReference, cause: err}, "reading the fields of a %T", object)
+		return nil,
+			errors.Wrapf(&classifiedError{kind: ErrInvalidReference, cause: err}, "reading the fields of a %T", object)
 	}
 	return content, nil
 }
 
-// stringAt returns the string at path, which must be there and not empty.
+// stringAt returns the string at path. An absent or empty string is an error.
 func stringAt(content map[string]any, path []string) (string, error) {
 	for i, field := range path[:len(path)-1] {
 		next, ok := content[field].(map[string]any)
 		if !ok && content[field] != nil {
 			return "",
-				errors.Wrapf(ErrInvalidReference, "%s: %s holds no fields", strings.Join(path, "."),
+				errors.Wrapf(ErrInvalidReference, "%s: %s has no fields", strings.Join(path, "."),
 					strings.Join(path[:i+1], "."))
 		}
 		content = next
@@ -209,7 +218,8 @@ func stringAt(content map[string]any, path []string) (string, error) {
 	value, ok := content[path[len(path)-1]].(string)
 	switch {
 	case !ok && content[path[len(path)-1]] != nil:
-		return "", errors.Wrapf(ErrInvalidReference, "%s is no text", strings.Join(path, ".")) // what it is may be long
+		// not quoted, because the value may be long
+		return "", errors.Wrapf(ErrInvalidReference, "%s is not a string", strings.Join(path, "."))
 	case value == "":
 		return "", errors.Wrapf(ErrInvalidReference, "%s is not set", strings.Join(path, "."))
 	}

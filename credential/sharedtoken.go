@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// sharedToken is one extension's hold on a token.
+// sharedToken is the credential of one extension: a reference to a token that several extensions
+// may share.
 type sharedToken struct {
 	token  *token
 	all    *tokens
@@ -27,7 +28,7 @@ func (s *sharedToken) Prepare(ctx context.Context) error {
 }
 
 // get implements tokenSource.
-func (s *sharedToken) get(ctx context.Context) (*issued, error) {
+func (s *sharedToken) get(ctx context.Context) (*issuedToken, error) {
 	if s.closed.Load() {
 		return nil, errClosed
 	}
@@ -35,11 +36,11 @@ func (s *sharedToken) get(ctx context.Context) (*issued, error) {
 }
 
 // refused implements tokenSource.
-func (s *sharedToken) refused(ctx context.Context, used *issued) *issued {
+func (s *sharedToken) replacement(ctx context.Context, used *issuedToken) *issuedToken {
 	if s.closed.Load() {
 		return nil
 	}
-	return s.token.refused(ctx, used)
+	return s.token.replacement(ctx, used)
 }
 
 func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
@@ -51,8 +52,8 @@ func (s *sharedToken) TransportRequirement() TransportRequirement { return Trans
 func (s *sharedToken) Expires() time.Time { return s.token.current.Load().expires() }
 
 func (s *sharedToken) Discard(before time.Time) {
-	if have := s.token.current.Load(); have != nil && have.at.Before(before) {
-		s.token.current.CompareAndSwap(have, nil)
+	if current := s.token.current.Load(); current != nil && current.requestedAt.Before(before) {
+		s.token.current.CompareAndSwap(current, nil)
 	}
 }
 

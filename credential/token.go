@@ -16,62 +16,63 @@ import (
 )
 
 const (
-	// issueTimeout bounds one TokenRequest, whoever waits for it.
+	// issueTimeout limits one TokenRequest, for all of its waiters.
 	issueTimeout = 10 * time.Second
-	// retryFirst and retryMost bound the wait after a TokenRequest that failed: it doubles with
-	// every failure.
+	// retryFirst and retryMost are the limits of the wait after a failed TokenRequest. The wait
+	// doubles with every failure.
 	retryFirst, retryMost = 5 * time.Second, time.Minute
-	// youngToken is how long after it was issued a token is not replaced because of a 401: a server
-	// that takes no token at all must not cause a TokenRequest per request.
+	// youngToken is the age below which a 401 does not cause a replacement of a token: a server
+	// that accepts no token at all must not cause a TokenRequest per request.
 	youngToken = 10 * time.Second
-	// requestsAtOnce is how many TokenRequests are under way at the same time: after a key rotation
-	// every ServiceAccount wants a new token in the same instant.
+	// requestsAtOnce is the maximum number of concurrent TokenRequests: after a key rotation every
+	// ServiceAccount needs a new token at the same time.
 	requestsAtOnce = 50
-	// expiryMargin is how long before its end a token counts as expired, for requests take a while
-	// to arrive.
+	// expiryMargin is the time before its expiry from which a token counts as expired, because
+	// requests take some time to arrive.
 	expiryMargin = 10 * time.Second
 )
 
-// tokenID names a token. Audiences and lifetime are the same for all tokens of a resolver.
+// tokenID identifies a token. All tokens of a resolver have the same audiences and lifetime.
 type tokenID struct {
 	serviceAccount types.NamespacedName
 	uid            types.UID
 }
 
-// issued is a token as the API server gave it. It never changes.
-type issued struct {
-	value secret
-	at    time.Time     // when we asked for it
-	life  time.Duration // zero if it is not known to end
-	renew time.Duration // after what time a better one is wanted
+// issuedToken is a token as the API server issued it. An issuedToken never changes.
+type issuedToken struct {
+	value       secret
+	requestedAt time.Time     // by the local clock
+	life        time.Duration // zero if the expiry is unknown
+	renew       time.Duration // age at which to request a newer token
 }
 
-// age is how long ago the token was asked for: by the wall clock, or by the monotonic one, which
-// stands still while a machine sleeps but is never set back, whichever says more.
-func (i *issued) age(now time.Time) time.Duration {
-	return max(now.Sub(i.at), now.Round(0).Sub(i.at.Round(0)))
+// age returns the time since the token was requested: the larger value of the wall clock and the
+// monotonic clock. The monotonic clock stops while a machine sleeps, but is never set back, as the
+// wall clock can be.
+func (i *issuedToken) age(now time.Time) time.Duration {
+	return max(now.Sub(i.requestedAt), now.Round(0).Sub(i.requestedAt.Round(0)))
 }
 
-// valid reports whether the token may be sent at now.
-func (i *issued) valid(now time.Time) bool {
+// valid reports whether the token may be sent at the time now.
+func (i *issuedToken) valid(now time.Time) bool {
 	return i != nil && (i.life == 0 || i.age(now) < i.life-expiryMargin)
 }
 
-// expires is when the token ends, zero if that is not known.
-func (i *issued) expires() time.Time {
+// expires returns the time at which the token expires, zero if unknown.
+func (i *issuedToken) expires() time.Time {
 	if i == nil || i.life == 0 {
 		return time.Time{}
 	}
-	return i.at.Add(i.life)
+	return i.requestedAt.Add(i.life)
 }
 
 // tokens shares tokens between the extensions that name the same ServiceAccount.
 type tokens struct {
-	issue func(context.Context, tokenID) (issued, error)
-	turns *semaphore.Weighted // of TokenRequests; nil for as many as there are
+	issue func(context.Context, tokenID) (issuedToken, error)
+	turns *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
 
 	mu   sync.Mutex
-	byID map[tokenID]*token // guarded by mu; holds exactly the tokens with users
+	byID map[tokenID]*token // guarded by mu; only tokens with users
 }
 
 func (t *tokens) open(id tokenID) Credential {
@@ -90,11 +91,11 @@ func (t *tokens) open(id tokenID) Credential {
 	return &sharedToken{token: shared, all: t}
 }
 
-// issueInTurn waits for its turn first.
-func (t *tokens) issueInTurn(ctx context.Context, id tokenID) (issued, error) {
+// issueInTurn calls issue after it has acquired turns.
+func (t *tokens) issueInTurn(ctx context.Context, id tokenID) (issuedToken, error) {
 	if t.turns != nil {
 		if err := t.turns.Acquire(ctx, 1); err != nil {
-			return issued{}, errors.Wrap(err, "waiting to request a token")
+			return issuedToken{}, errors.Wrap(err, "waiting to request a token")
 		}
 		defer t.turns.Release(1)
 	}
@@ -115,29 +116,29 @@ func (t *tokens) close(shared *token) {
 	}
 }
 
-// token is the token of one ServiceAccount, renewed when it is used near its end.
+// token is the token of one ServiceAccount. A request renews the token when its expiry is near.
 type token struct {
 	id    tokenID
-	issue func(context.Context, tokenID) (issued, error)
+	issue func(context.Context, tokenID) (issuedToken, error)
 	users int // guarded by tokens.mu
 
-	ctx    context.Context // of the renewals: no caller can cancel them, the last user's Close does
+	ctx    context.Context // context of renewals: no single caller can cancel them, only the last user's Close
 	cancel context.CancelFunc
 
-	flight  singleflight.Group
-	current atomic.Pointer[issued]
-	failed  atomic.Pointer[failure] // of the last TokenRequest, nil if it succeeded
+	flight      singleflight.Group
+	current     atomic.Pointer[issuedToken]
+	lastFailure atomic.Pointer[failure] // of the last TokenRequest, nil after a success
 }
 
-// failure is a TokenRequest that failed. It never changes.
+// failure describes a failed TokenRequest. A failure never changes.
 type failure struct {
 	err   error
-	count int       // in a row
-	retry time.Time // before which requests do not cause another; a connect does
+	count int       // consecutive failures
+	retry time.Time // until then only a connect causes another TokenRequest
 }
 
-// afterFailure is the failure that follows last, which may be nil. jitter in [0,1) spreads the next
-// attempts.
+// afterFailure returns the failure that follows last, which may be nil. jitter in [0,1) spreads the
+// next attempts.
 func afterFailure(last *failure, err error, now time.Time, jitter float64) *failure {
 	next := &failure{err: err, count: 1}
 	if last != nil {
@@ -148,85 +149,86 @@ func afterFailure(last *failure, err error, now time.Time, jitter float64) *fail
 	return next
 }
 
-// get returns a valid token, from memory while it is fresh. Unless insist, it fails without a
-// TokenRequest while the next one is not due.
-func (t *token) get(ctx context.Context, insist bool) (*issued, error) {
+// get returns a valid token, from memory while the token is fresh. Without a valid token, and
+// before the next TokenRequest is due, get returns an error at once, unless insist is set.
+func (t *token) get(ctx context.Context, insist bool) (*issuedToken, error) {
 	now := time.Now()
-	have, failed := t.current.Load(), t.failed.Load()
+	current, failed := t.current.Load(), t.lastFailure.Load()
 	due := failed == nil || !now.Before(failed.retry)
-	switch valid := have.valid(now); {
-	case valid && (have.age(now) < have.renew || !due):
-		return have, nil
+	switch valid := current.valid(now); {
+	case valid && (current.age(now) < current.renew || !due):
+		return current, nil
 	case valid:
-		t.renew(have)
-		return have, nil // good until it expires, and nobody waits for the renewal
+		t.renew(current)
+		return current, nil // the token is still valid, so no caller waits for the renewal
 	case !due && !insist:
-		return nil, t.none(have, failed.err)
+		return nil, t.noTokenError(current, failed.err)
 	}
-	return t.await(ctx, have)
+	return t.await(ctx, current)
 }
 
-// refused returns a token to try once more after the API server refused one with a 401, nil if
-// there is none: one that was renewed since, or a new one. Whoever is refused while a new one is
-// under way waits for it.
-func (t *token) refused(ctx context.Context, used *issued) *issued {
+// replacement returns a token for one more attempt after the API server refused used with a 401: a
+// token that was renewed since then, or a new one. The result is nil if there is none. While a
+// TokenRequest is in progress, callers wait for its result.
+func (t *token) replacement(ctx context.Context, used *issuedToken) *issuedToken {
 	now := time.Now()
-	switch have, failed := t.current.Load(), t.failed.Load(); {
-	case have != used && have.valid(now):
-		return have
+	switch current, failed := t.current.Load(), t.lastFailure.Load(); {
+	case current != used && current.valid(now):
+		return current
 	case used.age(now) < youngToken, failed != nil && now.Before(failed.retry):
 		return nil
 	}
 	fresh, err := t.await(ctx, used)
-	if err != nil || fresh == used { // a flight that others began may bring what we have
+	if err != nil || fresh == used { // a renewal that another caller started may return the same token
 		return nil
 	}
 	return fresh
 }
 
-// await waits for a token that is newer than stale.
-func (t *token) await(ctx context.Context, stale *issued) (*issued, error) {
+// await returns a token that is newer than stale. await waits for a TokenRequest, until ctx is
+// done.
+func (t *token) await(ctx context.Context, stale *issuedToken) (*issuedToken, error) {
 	select {
 	case result := <-t.renew(stale):
 		if result.Err != nil {
-			return nil, t.none(stale, result.Err)
+			return nil, t.noTokenError(stale, result.Err)
 		}
-		return result.Val.(*issued), nil
+		return result.Val.(*issuedToken), nil
 	case <-ctx.Done():
-		return nil, t.none(stale, errors.Wrap(context.Cause(ctx), "waiting for a token"))
+		return nil, t.noTokenError(stale, errors.Wrap(context.Cause(ctx), "waiting for a token"))
 	}
 }
 
-// renew sends a TokenRequest, unless one is under way or a token newer than stale has come
-// meanwhile.
-func (t *token) renew(stale *issued) <-chan singleflight.Result {
+// renew sends a TokenRequest, unless one is in progress or the current token is already newer than
+// stale.
+func (t *token) renew(stale *issuedToken) <-chan singleflight.Result {
 	return t.flight.DoChan("", func() (any, error) {
-		if have := t.current.Load(); have != stale && have.valid(time.Now()) {
-			return have, nil
+		if current := t.current.Load(); current != stale && current.valid(time.Now()) {
+			return current, nil
 		}
 		ctx, cancel := context.WithTimeout(t.ctx, issueTimeout)
 		defer cancel()
 		fresh, err := t.issue(ctx, t.id)
 		metrics.TokenRequests.WithLabelValues(resultOf(err)).Inc()
 		if err != nil {
-			t.failed.Store(afterFailure(t.failed.Load(), err, time.Now(), rand.Float64()))
+			t.lastFailure.Store(afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64()))
 			return nil, err
 		}
 		t.current.Store(&fresh)
-		t.failed.Store(nil)
+		t.lastFailure.Store(nil)
 		if t.ctx.Err() != nil {
-			t.current.Store(nil) // the last user closed it meanwhile
+			t.current.Store(nil) // the last user called Close in the meantime
 		}
 		return &fresh, nil
 	})
 }
 
-// none is the error of a request for which there is no token.
-func (t *token) none(last *issued, cause error) error {
+// noTokenError returns the error of a request for which there is no valid token.
+func (t *token) noTokenError(last *issuedToken, cause error) error {
 	return &NoTokenError{ServiceAccount: t.id.serviceAccount, Expired: last.expires(), Cause: cause}
 }
 
-// resultOf is what metrics call the outcome of a TokenRequest.
+// resultOf returns the metric label for the result of a TokenRequest.
 func resultOf(err error) string {
 	switch {
 	case err == nil:

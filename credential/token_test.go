@@ -29,25 +29,26 @@ import (
 
 var red = tokenID{serviceAccount: types.NamespacedName{Namespace: "team", Name: "red"}, uid: "1"}
 
-// issuer issues token-1, token-2, … that live for an hour.
+// issuer issues token-1, token-2, … that are valid for an hour.
 type issuer struct {
 	issued atomic.Int32
 	fail   atomic.Bool
 	takes  atomic.Int64 // nanoseconds
 }
 
-func (i *issuer) issue(ctx context.Context, id tokenID) (issued, error) {
+func (i *issuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
 	n := i.issued.Add(1)
 	select {
 	case <-time.After(time.Duration(i.takes.Load())):
 	case <-ctx.Done():
-		return issued{}, ctx.Err()
+		return issuedToken{}, ctx.Err()
 	}
 	if i.fail.Load() {
-		return issued{}, errors.Wrap(ErrTokenRequestFailed, id.serviceAccount.Name)
+		return issuedToken{}, errors.Wrap(ErrTokenRequestFailed, id.serviceAccount.Name)
 	}
 	now := time.Now()
-	return issued{value: newSecret(fmt.Sprintf("token-%d", n)), at: now, life: time.Hour, renew: 48 * time.Minute}, nil
+	return issuedToken{value: newSecret(fmt.Sprintf("token-%d", n)), requestedAt: now, life: time.Hour,
+		renew: 48 * time.Minute}, nil
 }
 
 // pass lets time pass in a synctest bubble.
@@ -70,8 +71,8 @@ func send(t *testing.T, c Credential) (authorization string, err error) {
 func TestTokenIsRenewedNearItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		c := all.open(red)
 		g.Expect(c.Expires()).To(BeZero())
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
@@ -80,12 +81,12 @@ func TestTokenIsRenewedNearItsEnd(t *testing.T) {
 		pass(47 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		pass(2 * time.Minute)
-		from.takes.Store(int64(time.Minute))
-		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "nobody waits for a renewal while the token is good")
+		source.takes.Store(int64(time.Minute))
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "no request waits for a renewal while the token is valid")
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		pass(2 * time.Minute)
-		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "a TokenRequest takes 10 s at the most")
-		from.takes.Store(0)
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "a TokenRequest takes at most 10 s")
+		source.takes.Store(0)
 		pass(time.Minute)
 		_, err := send(t, c)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -99,33 +100,33 @@ func TestTokenIsRenewedNearItsEnd(t *testing.T) {
 func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		c := all.open(red)
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
-		from.fail.Store(true)
+		source.fail.Store(true)
 		pass(50 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		synctest.Wait()
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		synctest.Wait()
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(2), "a renewal that failed is not repeated at once")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2), "a renewal that failed is not repeated at once")
 		pass(9 * time.Minute)
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		pass(2 * time.Minute)
 		authorization, err := send(t, c)
 		g.Expect(err).To(MatchError(ErrTokenRequestFailed))
-		g.Expect(authorization).To(BeEmpty(), "a request without a valid token does not leave")
+		g.Expect(authorization).To(BeEmpty(), "a request without a valid token is not sent")
 		var none *NoTokenError
 		g.Expect(errors.As(err, &none)).To(BeTrue())
 		g.Expect(none.ServiceAccount).To(Equal(red.serviceAccount))
 		g.Expect(none.Expired).To(BeTemporally("<", time.Now()))
-		asked := from.issued.Load()
+		requests := source.issued.Load()
 		_, err = send(t, c)
 		g.Expect(err).To(MatchError(ErrTokenRequestFailed))
-		g.Expect(from.issued.Load()).To(Equal(asked), "requests do not each cause a TokenRequest")
-		from.fail.Store(false)
-		g.Expect(c.Prepare(t.Context())).To(Succeed(), "a connect does not wait for that")
+		g.Expect(source.issued.Load()).To(Equal(requests), "not every request causes a TokenRequest")
+		source.fail.Store(false)
+		g.Expect(c.Prepare(t.Context())).To(Succeed(), "a connect does not wait for the backoff")
 		g.Expect(send(t, c)).To(HavePrefix("Bearer token-"))
 		c.Close()
 	})
@@ -145,18 +146,18 @@ func TestAfterFailure(t *testing.T) {
 	g.Expect(afterFailure(last, errors.New("no"), now, 0).retry).To(Equal(now.Add(time.Minute)))
 }
 
-// A token ages by whichever clock says more: one stands still while the machine sleeps, the other
-// can be set back.
+// The age of a token is the larger value of two clocks: the monotonic clock stops while the machine
+// sleeps, and the wall clock can be set back.
 func TestAge(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Now()
-	i := &issued{at: now, life: time.Hour}
+	i := &issuedToken{requestedAt: now, life: time.Hour}
 	g.Expect(i.age(now.Add(time.Minute))).To(Equal(time.Minute))
-	g.Expect(i.age(now.Round(0).Add(time.Hour))).To(Equal(time.Hour), "only the wall clock is known")
+	g.Expect(i.age(now.Round(0).Add(time.Hour))).To(Equal(time.Hour), "only the wall clock is available")
 	g.Expect(i.valid(now.Add(time.Hour - expiryMargin - 1))).To(BeTrue())
 	g.Expect(i.valid(now.Add(time.Hour - expiryMargin))).To(BeFalse())
-	g.Expect((*issued)(nil).valid(now)).To(BeFalse())
-	g.Expect((&issued{at: now}).valid(now.Add(1000*time.Hour))).To(BeTrue(), "not known to end")
+	g.Expect((*issuedToken)(nil).valid(now)).To(BeFalse())
+	g.Expect((&issuedToken{requestedAt: now}).valid(now.Add(1000*time.Hour))).To(BeTrue(), "the expiry is unknown")
 }
 
 func TestLifeOf(t *testing.T) {
@@ -168,17 +169,17 @@ func TestLifeOf(t *testing.T) {
 	}
 	g.Expect(lifeOf(answer(3600, time.Hour), now)).To(Equal(time.Hour))
 	g.Expect(lifeOf(answer(3600, 10*time.Minute), now)).To(Equal(10*time.Minute), "the server's timestamp decides")
-	g.Expect(lifeOf(answer(3600, 3*time.Hour), now)).To(Equal(time.Hour), "our clock is two hours behind")
+	g.Expect(lifeOf(answer(3600, 3*time.Hour), now)).To(Equal(time.Hour), "the local clock is two hours behind")
 	g.Expect(lifeOf(answer(0, time.Hour), now)).To(Equal(time.Hour))
 }
 
-// A server that refuses what it issued is asked for something newer once, and no more often than a
-// token gets old.
+// If a server refuses a token that it issued, one newer token is requested. No further token is
+// requested until the new one is old enough.
 func TestRefusedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		c := all.open(red)
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		server := &refusing{refuse: map[string]bool{"Bearer token-1": true}}
@@ -201,50 +202,51 @@ func TestRefusedTokens(t *testing.T) {
 			g.Expect(resp.Body.Close()).To(Succeed())
 			return resp.StatusCode
 		}
-		g.Expect(status(strings.NewReader("a"))).To(Equal(http.StatusUnauthorized), "it is too young to be worth replacing")
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
+		g.Expect(status(strings.NewReader("a"))).To(Equal(http.StatusUnauthorized), "the token is too young to be replaced")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(1))
 		pass(youngToken)
 		g.Expect(statusOf(http.MethodPost, "https://server.invalid/api/v1/namespaces/a/services/b/proxy/c")).
-			To(Equal(http.StatusUnauthorized), "it may have been applied behind the proxy")
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
+			To(Equal(http.StatusUnauthorized), "the request may have been applied behind the proxy")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(1))
 		g.Expect(status(io.MultiReader(strings.NewReader("b")))).
-			To(Equal(http.StatusUnauthorized), "its body cannot be sent again")
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
+			To(Equal(http.StatusUnauthorized), "the body cannot be sent again")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(1))
 		g.Expect(status(strings.NewReader("c"))).To(Equal(http.StatusOK))
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(2))
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2))
 		g.Expect(server.applied).To(Equal([]string{"c"}))
 		g.Expect(server.open).To(BeZero(), "every body was closed")
-		g.Expect(server.notRead).To(BeZero(), "and read to its end, so that the connection is of use")
+		g.Expect(server.notRead).To(BeZero(), "every body was read to its end, so that the TCP connection can be reused")
 
 		server.refuse["Bearer token-2"], server.refuse["Bearer token-3"] = true, true
 		pass(youngToken)
-		g.Expect(status(nil)).To(Equal(http.StatusUnauthorized), "twice is enough")
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(3))
+		g.Expect(status(nil)).To(Equal(http.StatusUnauthorized), "a request is sent at most twice")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(3))
 		for range 100 {
 			g.Expect(status(nil)).To(Equal(http.StatusUnauthorized))
 		}
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(3), "a server that takes nothing causes no storm")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(3),
+			"a server that accepts no token causes no storm of TokenRequests")
 
 		pass(youngToken)
-		from.fail.Store(true)
-		g.Expect(status(nil)).To(Equal(http.StatusUnauthorized), "the answer stays an answer when there is nothing newer")
-		failed := from.issued.Load()
+		source.fail.Store(true)
+		g.Expect(status(nil)).To(Equal(http.StatusUnauthorized), "without a newer token the 401 is returned")
+		requests := source.issued.Load()
 		g.Expect(status(nil)).To(Equal(http.StatusUnauthorized))
-		g.Expect(from.issued.Load()).To(Equal(failed))
+		g.Expect(source.issued.Load()).To(Equal(requests))
 		c.Close()
 	})
 }
 
-// Everybody who is refused while a new token is under way waits for that one.
+// All requests that are refused while a TokenRequest is in progress wait for its token.
 func TestRefusedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		c := all.open(red)
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		pass(time.Minute)
-		from.takes.Store(int64(time.Second))
+		source.takes.Store(int64(time.Second))
 		server := &refusing{refuse: map[string]bool{"Bearer token-1": true}}
 		var ok atomic.Int32
 		var wg sync.WaitGroup
@@ -269,13 +271,13 @@ func TestRefusedTogether(t *testing.T) {
 		}
 		wg.Wait()
 		g.Expect(ok.Load()).To(BeEquivalentTo(500))
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(2), "one TokenRequest for all")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2), "one TokenRequest for all")
 		g.Expect(server.applied).To(HaveLen(500))
 		c.Close()
 	})
 }
 
-// refusing is a server that does not take some tokens.
+// refusing is a server that does not accept some tokens.
 type refusing struct {
 	refuse map[string]bool
 
@@ -304,7 +306,7 @@ func (r *refusing) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// watchedBody tells its server when it was read to the end, and closed.
+// watchedBody records at its server when it was read to the end, and when it was closed.
 type watchedBody struct {
 	server *refusing
 	io.Reader
@@ -328,14 +330,14 @@ func (b *watchedBody) Close() error {
 	if !b.closed {
 		b.server.open--
 		if !b.ended {
-			b.server.notRead-- // whoever got it did not want it
+			b.server.notRead-- // the caller closed the body without reading all of it
 		}
 	}
 	b.closed = true
 	return nil
 }
 
-// A thousand identities for a day, with a quarter of an hour in which no token is to be had.
+// A thousand identities send requests for a day. For a quarter of an hour all TokenRequests fail.
 func TestADayOfTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -345,36 +347,36 @@ func TestADayOfTokens(t *testing.T) {
 		var (
 			mu       sync.Mutex
 			underWay = map[tokenID]bool{}
-			life     = map[string]time.Time{} // of tokens, by what is sent
+			life     = map[string]time.Time{} // expiry of tokens, by Authorization header
 			minutes  = map[int]int{}          // TokenRequests in each
 			refused  int
-			last     = map[tokenID]time.Time{} // of attempts that failed
+			last     = map[tokenID]time.Time{} // last failed attempt
 		)
-		all := tokens{issue: func(_ context.Context, id tokenID) (issued, error) {
+		all := tokens{issue: func(_ context.Context, id tokenID) (issuedToken, error) {
 			mu.Lock()
 			if underWay[id] {
 				t.Errorf("two TokenRequests of %s", id.serviceAccount)
 			}
 			underWay[id] = true
 			mu.Unlock()
-			asked := time.Now()
+			requestedAt := time.Now()
 			pass(time.Duration(rand.IntN(2000)) * time.Millisecond)
 			mu.Lock()
 			defer mu.Unlock()
 			underWay[id] = false
 			now := time.Now()
-			if asked.After(downFrom) && asked.Before(downTo) {
+			if requestedAt.After(downFrom) && requestedAt.Before(downTo) {
 				refused++
-				if since := asked.Sub(last[id]); since < retryFirst/2 {
+				if since := requestedAt.Sub(last[id]); since < retryFirst/2 {
 					t.Errorf("%s tried again after %s", id.serviceAccount, since)
 				}
 				last[id] = now
-				return issued{}, errors.Wrap(ErrTokenRequestFailed, "down")
+				return issuedToken{}, errors.Wrap(ErrTokenRequestFailed, "down")
 			}
 			minutes[int(now.Sub(begin)/time.Minute)]++
 			value := fmt.Sprintf("%s-%d", id.serviceAccount.Name, now.UnixNano())
-			life["Bearer "+value] = asked.Add(time.Hour)
-			return issued{value: newSecret(value), at: asked, life: time.Hour,
+			life["Bearer "+value] = requestedAt.Add(time.Hour)
+			return issuedToken{value: newSecret(value), requestedAt: requestedAt, life: time.Hour,
 				renew: renewAfter(time.Hour, rand.Float64())}, nil
 		}}
 		var sent, failed atomic.Int64
@@ -382,7 +384,7 @@ func TestADayOfTokens(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if until, ok := life[req.Header.Get("Authorization")]; !ok || !time.Now().Before(until) {
-				t.Errorf("an expired token, or none, left at %s", time.Since(begin))
+				t.Errorf("a request with an expired token, or none, was sent at %s", time.Since(begin))
 			}
 			sent.Add(1)
 			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
@@ -419,29 +421,29 @@ func TestADayOfTokens(t *testing.T) {
 		for minute, n := range minutes {
 			total += n
 			switch since := minute - int(downTo.Sub(begin)/time.Minute); {
-			case minute == 0: // everybody starts
-			case since == 0 || since == 1: // everybody who had to wait
+			case minute == 0: // all identities start
+			case since == 0 || since == 1: // all identities that had to wait
 				after = max(after, n)
 			default:
 				busiest = max(busiest, n)
 			}
 		}
 		// Each token is renewed after 36 to 48 minutes, so 34 times a day. Without jitter a
-		// thousand would fall into one minute again and again.
+		// thousand would always fall into the same minute.
 		g.Expect(total).To(BeNumerically("~", identities*34, identities*2))
 		g.Expect(busiest).To(BeNumerically("<", identities/5))
 		t.Logf(
-			"%d requests, %d without a token, %d TokenRequests, %d of them refused, %d at most in a minute, %d when it "+
-				"was over", sent.Load(), failed.Load(), total+refused, refused, busiest, after)
+			"%d requests, %d without a token, %d TokenRequests, %d of them refused, %d at most in a minute, %d after the "+
+				"outage", sent.Load(), failed.Load(), total+refused, refused, busiest, after)
 	})
 }
 
 func TestOneTokenRequestAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		from.takes.Store(int64(time.Second))
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		source.takes.Store(int64(time.Second))
+		all := tokens{issue: source.issue}
 		first, second := all.open(red), all.open(red)
 		impatient, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -459,12 +461,12 @@ func TestOneTokenRequestAtATime(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		cancel() // who asked first cannot cancel it for the others
+		cancel() // the first caller cannot cancel the TokenRequest of the others
 		wg.Wait()
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(1))
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(1))
 		other := all.open(tokenID{serviceAccount: red.serviceAccount, uid: "2"})
 		g.Expect(other.Prepare(t.Context())).To(Succeed())
-		g.Expect(from.issued.Load()).To(BeEquivalentTo(2), "another UID is another identity")
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2), "another UID is another identity")
 		first.Close()
 		second.Close()
 		other.Close()
@@ -474,20 +476,20 @@ func TestOneTokenRequestAtATime(t *testing.T) {
 func TestTokensEndWithTheirLastUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		first, second := all.open(red), all.open(red)
 		g.Expect(first.Prepare(t.Context())).To(Succeed())
 		first.Close()
-		first.Close() // again is nothing
+		first.Close() // a second Close does nothing
 		_, err := send(t, first)
 		g.Expect(err).To(MatchError(ErrInvalidCredential))
 		g.Expect(send(t, second)).To(Equal("Bearer token-1"))
 		second.Close()
 		g.Expect(all.byID).To(BeEmpty())
 
-		// A TokenRequest under way ends too.
-		from.takes.Store(int64(time.Hour))
+		// Close also ends a TokenRequest in progress.
+		source.takes.Store(int64(time.Hour))
 		third := all.open(red)
 		begin := time.Now()
 		var wg sync.WaitGroup
@@ -503,17 +505,17 @@ func TestTokensEndWithTheirLastUser(t *testing.T) {
 func TestDiscard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		from := &issuer{}
-		all := tokens{issue: from.issue}
+		source := &issuer{}
+		all := tokens{issue: source.issue}
 		c, other := all.open(red), all.open(red)
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		pass(time.Second)
-		asked := time.Now() // both are told 401 for a request of now
+		requestedAt := time.Now() // both get a 401 for a request at this time
 		pass(time.Second)
-		c.Discard(asked)
+		c.Discard(requestedAt)
 		g.Expect(send(t, c)).To(Equal("Bearer token-2"))
-		other.Discard(asked)
-		g.Expect(send(t, other)).To(Equal("Bearer token-2"), "what was obtained since then is kept")
+		other.Discard(requestedAt)
+		g.Expect(send(t, other)).To(Equal("Bearer token-2"), "a token obtained since then is kept")
 		c.Close()
 		other.Close()
 	})
@@ -538,54 +540,54 @@ func TestClassify(t *testing.T) {
 	g.Expect(classify(unreachable)).To(BeIdenticalTo(unreachable))
 }
 
-// No way of printing what we export shows a token.
+// No format verb prints a token of an exported value.
 func TestSecretsAreNotPrinted(t *testing.T) {
-	synctest.Test(t, testSecretsAreNotPrinted) // so that nothing else runs while we look at it
+	synctest.Test(t, testSecretsAreNotPrinted) // the bubble prevents other goroutines from running meanwhile
 }
 
 func testSecretsAreNotPrinted(t *testing.T) {
 	g := NewWithT(t)
 	const token = "hunter2-hunter2"
-	all := tokens{issue: func(context.Context, tokenID) (issued, error) {
-		return issued{value: newSecret(token), at: time.Now(), life: time.Hour, renew: time.Hour}, nil
+	all := tokens{issue: func(context.Context, tokenID) (issuedToken, error) {
+		return issuedToken{value: newSecret(token), requestedAt: time.Now(), life: time.Hour, renew: time.Hour}, nil
 	}}
 	shared := all.open(red)
 	g.Expect(shared.Prepare(t.Context())).To(Succeed())
 	synctest.Wait()
-	fixed := newFixed(proof{token: newSecret(token)})
+	static := newStaticCredential(proof{token: newSecret(token)})
 	current := shared.(*sharedToken).token.current.Load()
-	for _, value := range []any{shared, fixed, current, *current, shared.(*sharedToken).token, &all,
-		shared.RoundTripper(nil), fixed.RoundTripper(nil),
-		Resolution{open: func() Credential { return fixed }}} {
+	for _, value := range []any{shared, static, current, *current, shared.(*sharedToken).token, &all,
+		shared.RoundTripper(nil), static.RoundTripper(nil),
+		Resolution{open: func() Credential { return static }}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 			printed := fmt.Sprintf(verb, value)
 			g.Expect(strings.Contains(printed, token)).To(BeFalse(), "%s of %T", verb, value)
 			g.Expect(strings.Contains(printed, fmt.Sprintf("%x", token))).To(BeFalse(), "%s of %T", verb, value)
 		}
 	}
-	g.Expect(fmt.Sprintf("%v", struct{ s string }{token})).To(ContainSubstring(token), "the check would see one")
+	g.Expect(fmt.Sprintf("%v", struct{ s string }{token})).To(ContainSubstring(token), "the check detects a token")
 	shared.Close()
 }
 
-// A request carries the identity's token and nothing else that could name a user, whatever the
-// caller set.
+// A request carries the identity's token and no other header that could name a user, even if the
+// caller sets such headers.
 func TestNothingElseNamesAUser(t *testing.T) {
 	g := NewWithT(t)
 	req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("body"))
 	for _, header := range []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group",
 		"Impersonate-Extra-Scopes", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-A", "Cookie"} {
-		req.Header.Set(header, "somebody else")
+		req.Header.Set(header, "another user")
 	}
 	req.Header["impersonate-user"] = []string{"not canonical"}
 	req.Header["Sec-Websocket-Protocol"] = []string{
 		"v5.channel.k8s.io", "base64url.bearer.authorization.k8s.io.c29tZWJvZHk",
 	}
-	// as the RFC has it
+	// the spelling in the RFC
 	req.Header["Sec-WebSocket-Protocol"] = []string{"base64url.bearer.authorization.k8s.io.c29tZWJvZHk"}
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
-	_, err := newFixed(proof{token: newSecret("mine")}).
+	_, err := newStaticCredential(proof{token: newSecret("mine")}).
 		RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			sent = req.Header
 			return nil, errors.New("enough")
@@ -598,13 +600,13 @@ func TestNothingElseNamesAUser(t *testing.T) {
 	g.Expect(req.Header).To(Equal(before), "a RoundTripper does not change the caller's request")
 }
 
-// What a server or a proxy quotes of the token is removed, wherever it quotes it; the rest stays as
-// it is.
+// The token is removed wherever a server or a proxy quotes it. The rest of the response is
+// unchanged.
 func TestEchoedToken(t *testing.T) {
 	g := NewWithT(t)
 	answer := func(resp *http.Response, err error) (*http.Response, error) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		return newFixed(proof{token: newSecret("hunter2")}).
+		return newStaticCredential(proof{token: newSecret("hunter2")}).
 			RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).
 			RoundTrip(req)
 	}
@@ -623,7 +625,7 @@ func TestEchoedToken(t *testing.T) {
 		g.Expect(resp.Header.Get("Warning")).To(Equal(`299 - "you sent [redacted]"`))
 		g.Expect(resp.ContentLength).To(BeEquivalentTo(-1))
 		g.Expect(resp.Header).NotTo(HaveKey("Content-Length"))
-		g.Expect(resp.Request.Header).NotTo(HaveKey("Authorization"), "it is the caller's request")
+		g.Expect(resp.Request.Header).NotTo(HaveKey("Authorization"), "the response refers to the caller's request")
 		g.Expect(resp.Body.Close()).To(Succeed())
 	}
 	broken := response(http.StatusBadGateway, "")
@@ -636,7 +638,7 @@ func TestEchoedToken(t *testing.T) {
 	resp, err = answer(response(http.StatusOK, "an object that quotes hunter2"), nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	body, _ := io.ReadAll(resp.Body)
-	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "what was asked for is not touched")
+	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "the body of a successful response is unchanged")
 	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
 
 	resp, err = answer(&http.Response{StatusCode: http.StatusOK, Status: "200 hunter2", Header: http.Header{},
@@ -652,19 +654,21 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(err).To(BeIdenticalTo(plain), "other errors keep their chain")
 }
 
-// At most so many TokenRequests are under way at the same time, however many tokens are void.
+// At most requestsAtOnce TokenRequests are in progress at the same time, even if more tokens are
+// invalid.
 func TestTokenRequestsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		var now, most atomic.Int32
-		all := tokens{turns: semaphore.NewWeighted(requestsAtOnce), issue: func(context.Context, tokenID) (issued, error) {
-			n := now.Add(1)
-			defer now.Add(-1)
-			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-			}
-			pass(10 * time.Millisecond)
-			return issued{value: newSecret("t"), at: time.Now(), life: time.Hour, renew: time.Hour}, nil
-		}}
+		all := tokens{turns: semaphore.NewWeighted(requestsAtOnce),
+			issue: func(context.Context, tokenID) (issuedToken, error) {
+				n := now.Add(1)
+				defer now.Add(-1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				pass(10 * time.Millisecond)
+				return issuedToken{value: newSecret("t"), requestedAt: time.Now(), life: time.Hour, renew: time.Hour}, nil
+			}}
 		var wg sync.WaitGroup
 		for i := range 1000 {
 			c := all.open(tokenID{serviceAccount: types.NamespacedName{Name: fmt.Sprint(i)}})

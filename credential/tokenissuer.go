@@ -15,7 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// tokenIssuer asks the API server of the extensions for tokens, as the host operator.
+// tokenIssuer requests tokens from the API server of the extensions, with the host operator's
+// credential.
 type tokenIssuer struct {
 	client    rest.Interface
 	audiences []string
@@ -24,7 +25,8 @@ type tokenIssuer struct {
 
 func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Duration) (*tokenIssuer, error) {
 	config := rest.CopyConfig(host.GetConfig())
-	// We bound ourselves; the host operator's own limit must not queue tenants behind each other.
+	// The semaphore tokens.turns limits TokenRequests. The host operator's own rate limit must not
+	// make tenants wait for each other.
 	config.RateLimiter, config.QPS = nil, -1
 	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
 	if err != nil {
@@ -33,11 +35,11 @@ func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Dura
 	return &tokenIssuer{client: core.RESTClient(), audiences: audiences, lifetime: lifetime}, nil
 }
 
-// issue asks for one token. It reads the answer as a stream because client-go logs the bodies of
-// all others.
-func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
+// issue requests one token. The response is read as a stream, because client-go logs the bodies of
+// all other responses.
+func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
 	seconds := int64(i.lifetime / time.Second)
-	asked := time.Now()
+	requestedAt := time.Now()
 	body, err := i.client.Post().
 		Namespace(id.serviceAccount.Namespace).
 		Resource("serviceaccounts").
@@ -45,7 +47,7 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 		SubResource("token").
 		SetHeader("Accept", "application/json").
 		Body(&authenticationv1.TokenRequest{
-			// The API server refuses with 409 when the ServiceAccount has another UID by now.
+			// The API server returns a 409 if the ServiceAccount has another UID now.
 			ObjectMeta: metav1.ObjectMeta{UID: id.uid},
 			Spec:       authenticationv1.TokenRequestSpec{Audiences: i.audiences, ExpirationSeconds: &seconds},
 		}).
@@ -56,52 +58,53 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issued, error) {
 			what = "the host operator needs create on serviceaccounts/token (ClusterRole latchkey-operator in " +
 				"config/rbac, or config/rbac-examples/tokens-by-name.yaml): " + what
 		}
-		return issued{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
+		return issuedToken{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
 	}
 	defer body.Close()
 	var answer authenticationv1.TokenRequest
 	if err := json.NewDecoder(body).Decode(&answer); err != nil || answer.Status.Token == "" {
-		// Nothing of the answer goes into the error: it may hold a token.
-		return issued{},
-			errors.Wrapf(ErrTokenRequestFailed, "the answer for serviceaccount %s holds no token", id.serviceAccount)
+		// The error contains nothing of the response, because the response may contain a token.
+		return issuedToken{},
+			errors.Wrapf(ErrTokenRequestFailed, "the API server's response for serviceaccount %s has no token",
+				id.serviceAccount)
 	}
-	life := lifeOf(&answer, asked)
+	life := lifeOf(&answer, requestedAt)
 	if life <= expiryMargin {
-		return issued{},
+		return issuedToken{},
 			errors.Wrapf(ErrTokenRequestFailed,
-				"the token of serviceaccount %s expires at %s, which is over by our clock: do the clocks agree?",
+				"the token of serviceaccount %s expires at %s, which has passed by the local clock; check both clocks",
 				id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
 	}
-	return issued{value: newSecret(answer.Status.Token), at: asked, life: life,
+	return issuedToken{value: newSecret(answer.Status.Token), requestedAt: requestedAt, life: life,
 		renew: renewAfter(life, rand.Float64())}, nil
 }
 
-// lifeOf is how long a token lives from when it was asked for: as the server's answer says, by the
-// earlier of the end it names and the time it grants, which is right also where our clock is behind
-// the server's.
-func lifeOf(answer *authenticationv1.TokenRequest, asked time.Time) time.Duration {
-	life := answer.Status.ExpirationTimestamp.Sub(asked)
+// lifeOf returns the lifetime of a token, counted from its request. The lifetime ends at the
+// response's expiration timestamp, or after the response's duration, whichever is earlier. The
+// result is also correct if the local clock is behind the server's clock.
+func lifeOf(answer *authenticationv1.TokenRequest, requestedAt time.Time) time.Duration {
+	life := answer.Status.ExpirationTimestamp.Sub(requestedAt)
 	if granted := answer.Spec.ExpirationSeconds; granted != nil && *granted > 0 {
 		life = min(life, time.Duration(*granted)*time.Second)
 	}
 	return life
 }
 
-// renewAfter is when to renew a token that lives so long: at 60 to 80 % of its life, so that tokens
-// that were issued together are not renewed together.
+// renewAfter returns the age at which to renew a token: 60 to 80 % of its lifetime. jitter in [0,1)
+// spreads the renewals of tokens that were issued at the same time.
 func renewAfter(life time.Duration, jitter float64) time.Duration {
 	return time.Duration(float64(life) * (0.8 - jitter/5))
 }
 
-// classify marks why a TokenRequest failed. An error without a status, that is, without an answer,
-// stays as it is.
+// classify adds the reason why a TokenRequest failed. An error without a status is returned
+// unchanged, because the API server did not respond.
 func classify(err error) error {
 	var status apierrors.APIStatus
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return &joined{kind: ErrServiceAccountNotFound, cause: err}
+		return &classifiedError{kind: ErrServiceAccountNotFound, cause: err}
 	case errors.As(err, &status):
-		return &joined{kind: ErrTokenRequestFailed, cause: err}
+		return &classifiedError{kind: ErrTokenRequestFailed, cause: err}
 	default:
 		return err
 	}

@@ -10,31 +10,32 @@ import (
 )
 
 const (
-	// maxIndicators is how many YAML indicators a kubeconfig may have. Every YAML value but the
-	// first needs one, so they bound the memory that parsing takes before anything is parsed. A
-	// cluster, a context and a user have about 30 together.
+	// maxIndicators is the maximum number of YAML indicators in a kubeconfig. Every YAML value
+	// except the first needs an indicator. Their number, counted before parsing, therefore limits
+	// the memory for parsing. A cluster, a context and a user have about 30 together.
 	maxIndicators = 4096
-	// minBytesPerIndicator bounds them in a short kubeconfig too, so that parsing it costs in
-	// proportion to its size. A cluster with its authorities and a token of a ServiceAccount has
-	// some 80 bytes for each.
+	// minBytesPerIndicator limits the indicators in a short kubeconfig too, so that the cost of
+	// parsing is proportional to the size. A kubeconfig with one cluster, its authorities and a
+	// ServiceAccount token has about 80 bytes per indicator.
 	minBytesPerIndicator = 12
-	// maxYAMLDepth is how deep values may be nested. A kubeconfig needs eight levels.
+	// maxYAMLDepth is the maximum nesting of values. A kubeconfig needs eight levels.
 	maxYAMLDepth = 32
 )
 
-// indicators are the bytes with a meaning in YAML. Base64 has none of them.
+// indicators are the bytes with a special meaning in YAML. Base64 has none of them.
 var indicators = []byte("-?:,[]{}#&*!|>'\"%@`")
 
-// plainJSON returns a YAML document as JSON. A document with an anchor or alias is refused: a few
-// of those make gigabytes of a short text. The JSON is what is used from there on, so that no
-// second YAML parser can see another document. An error quotes nothing of the content.
+// plainJSON converts a YAML document to JSON. A document with an anchor or alias is refused,
+// because a few aliases expand a short text to gigabytes. An error quotes no content. Callers use
+// only the JSON from then on, so that no second YAML parser can read the document differently.
 func plainJSON(content []byte) ([]byte, error) {
 	if n := countIndicators(content); n > maxIndicators || n > 256 && n > len(content)/minBytesPerIndicator {
-		return nil, errors.New("it has too many values; keep the current context, its cluster and its user only")
+		return nil,
+			errors.New("the kubeconfig has too many values; keep only the current context, its cluster and its user")
 	}
 	var document yaml.Node
 	if err := yaml.Unmarshal(content, &document); err != nil {
-		return nil, errors.New("it cannot be parsed as a kubeconfig") // the cause quotes what it read
+		return nil, errors.New("the content cannot be parsed as a kubeconfig") // the cause quotes the content
 	}
 	var out bytes.Buffer
 	if err := writeJSON(&out, &document, 0); err != nil {
@@ -56,13 +57,13 @@ func countIndicators(content []byte) (n int) {
 	return n
 }
 
-// writeJSON appends a node as JSON. Numbers become strings, as a kubeconfig has none.
+// writeJSON appends a node as JSON. Numbers become strings, because a kubeconfig has no numbers.
 func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 	switch {
 	case node.Kind == yaml.AliasNode || node.Anchor != "":
-		return errors.New("it has a YAML anchor or alias, which is refused; write the value out where it is used")
+		return errors.New("a YAML anchor or alias is refused; replace each alias by its value")
 	case depth > maxYAMLDepth:
-		return errors.New(fmt.Sprintf("its values are nested deeper than %d levels", maxYAMLDepth))
+		return errors.New(fmt.Sprintf("values are nested deeper than %d levels", maxYAMLDepth))
 	}
 	switch node.Kind {
 	case yaml.DocumentNode:
@@ -74,7 +75,7 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 				out.WriteByte(',')
 			}
 			if node.Content[i].Kind != yaml.ScalarNode {
-				return errors.New("it cannot be parsed as a kubeconfig: a key is no text")
+				return errors.New("the content cannot be parsed as a kubeconfig: a key is not a string")
 			}
 			if node.Content[i].Anchor != "" {
 				return writeJSON(out, node.Content[i], depth)
@@ -108,14 +109,14 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 			writeString(out, node.Value)
 		}
 	default:
-		return errors.New("it is empty")
+		return errors.New("the content is empty")
 	}
 	return nil
 }
 
 func writeString(out *bytes.Buffer, text string) {
 	encoder := json.NewEncoder(out)
-	encoder.SetEscapeHTML(false) // six bytes for one
-	_ = encoder.Encode(text)     // fails for no string
-	out.Truncate(out.Len() - 1)  // the line's end
+	encoder.SetEscapeHTML(false) // escaping makes six bytes of one
+	_ = encoder.Encode(text)     // never fails for a string
+	out.Truncate(out.Len() - 1)  // removes the newline
 }

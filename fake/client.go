@@ -7,10 +7,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// client is the client of the test, as long as the connection lives.
-func (c *connection) client() client.Client { return &boundClient{Client: c.of, conn: c} }
+// client returns the client of the test, bound to this connection.
+func (c *connection) client() client.Client { return &boundClient{Client: c.testClient, conn: c} }
 
-// boundClient fails at once, and for ever, after its connection has ended.
+// boundClient passes calls to the client of the test. After the end of its connection, every call
+// fails at once and permanently.
 type boundClient struct {
 	client.Client
 	conn *connection
@@ -80,7 +81,7 @@ func (b *boundClient) SubResource(name string) client.SubResourceClient {
 	return &boundSubResource{SubResourceClient: b.Client.SubResource(name), conn: b.conn}
 }
 
-// boundSubResource is a boundClient for a subresource.
+// boundSubResource is the client of a subresource, bound to the connection like boundClient.
 type boundSubResource struct {
 	client.SubResourceClient
 	conn *connection

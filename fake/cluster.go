@@ -24,22 +24,22 @@ type fakeCluster struct{ conn *connection }
 var _ cluster.Cluster = (*fakeCluster)(nil)
 
 func (f *fakeCluster) GetHTTPClient() *http.Client {
-	return &http.Client{Transport: nobody{f.conn}}
+	return &http.Client{Transport: noServer{f.conn}}
 }
 func (f *fakeCluster) GetConfig() *rest.Config { return f.conn.config() }
 func (f *fakeCluster) GetCache() cache.Cache {
 	return &fakeCache{Reader: f.GetClient(), conn: f.conn}
 }
-func (f *fakeCluster) GetScheme() *runtime.Scheme                     { return f.conn.of.Scheme() }
+func (f *fakeCluster) GetScheme() *runtime.Scheme                     { return f.conn.testClient.Scheme() }
 func (f *fakeCluster) GetClient() client.Client                       { return f.conn.client() }
 func (f *fakeCluster) GetFieldIndexer() client.FieldIndexer           { return f.GetCache() }
-func (f *fakeCluster) GetRESTMapper() meta.RESTMapper                 { return f.conn.of.RESTMapper() }
+func (f *fakeCluster) GetRESTMapper() meta.RESTMapper                 { return f.conn.testClient.RESTMapper() }
 func (f *fakeCluster) GetAPIReader() client.Reader                    { return f.GetClient() }
 func (f *fakeCluster) GetEventRecorder(string) recorder.EventRecorder { return noEvents{} }
 
 func (f *fakeCluster) GetEventRecorderFor(string) record.EventRecorder { return &record.FakeRecorder{} }
 
-// Start returns when ctx is done, or the connection is: then with the reason.
+// Start returns nil when ctx is done, or the reason when the connection ends.
 func (f *fakeCluster) Start(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -81,7 +81,7 @@ func (f *fakeCache) GetInformer(ctx context.Context, object client.Object,
 
 func (f *fakeCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
 	opts ...cache.InformerGetOption) (cache.Informer, error) {
-	object, err := f.conn.of.Scheme().New(gvk)
+	object, err := f.conn.testClient.Scheme().New(gvk)
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
@@ -92,10 +92,11 @@ func (f *fakeCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVers
 	return f.GetInformer(ctx, typed, opts...)
 }
 
-// RemoveInformer does nothing: every GetInformer has its own, which ends with the connection.
+// RemoveInformer does nothing: every GetInformer creates a separate informer, which ends with the
+// connection.
 func (f *fakeCache) RemoveInformer(context.Context, client.Object) error { return f.conn.Err() }
 
-// IndexField does nothing: whoever lists by fields builds the client with an index.
+// IndexField does nothing: to list by fields, build the client of the test with an index.
 func (f *fakeCache) IndexField(context.Context, client.Object, string, client.IndexerFunc) error {
 	return f.conn.Err()
 }

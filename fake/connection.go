@@ -27,22 +27,22 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// connection is what Connect makes.
+// connection is the connection that Connect creates.
 type connection struct {
-	of         client.Client // the test's
+	testClient client.Client // the client of the test
 	generation int64
 	identity   clustercache.Identity
 	life       context.Context
 	end        context.CancelCauseFunc
 
-	mu      sync.Mutex     // held while life ends, or running grows
-	running sync.WaitGroup // grows only while life has not ended
+	mu      sync.Mutex     // locked to end life, and to add to running
+	running sync.WaitGroup // Add is called only before life ends
 }
 
 var _ watches.Connection = (*connection)(nil)
 
 func newConnection(c client.Client, generation int64, identity clustercache.Identity) *connection {
-	conn := &connection{of: c, generation: generation, identity: identity}
+	conn := &connection{testClient: c, generation: generation, identity: identity}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
 	return conn
 }
@@ -66,66 +66,66 @@ func (c *connection) Go(f func()) {
 	}
 }
 
-// close ends the connection. Nothing of it begins any more.
+// close ends the connection. After that, Go starts no goroutine.
 func (c *connection) close(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.end(reason)
 }
 
-// config reaches nobody: whoever tries is told so.
+// config returns a config without an API server. Every request with the config fails.
 func (c *connection) config() *rest.Config {
-	return &rest.Config{Host: Target, WrapTransport: func(http.RoundTripper) http.RoundTripper { return nobody{c} }}
+	return &rest.Config{Host: Target, WrapTransport: func(http.RoundTripper) http.RoundTripper { return noServer{c} }}
 }
 
-// nobody is a RoundTripper to no server.
-type nobody struct{ conn *connection }
+// noServer is a RoundTripper that fails every request, because there is no API server.
+type noServer struct{ conn *connection }
 
-func (n nobody) RoundTrip(req *http.Request) (*http.Response, error) {
+func (n noServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
 		_ = req.Body.Close()
 	}
 	if err := n.conn.Err(); err != nil {
 		return nil, err
 	}
-	return nil, errors.New("this is the fake: there is no API server behind it; use GetClient")
+	return nil, errors.New("the fake has no API server; use GetClient")
 }
 
-// Hold returns an informer over the client of the test. As with the real one, errors of the client
-// are told to observe.
+// Hold returns an informer that uses the client of the test. As in the real ClusterCache, observe
+// receives errors of the client.
 func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string,
 	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
-	made, err := c.newInformer(object, scope, observe)
+	created, err := c.newInformer(object, scope, observe)
 	if meta.IsNoMatchError(err) {
 		if observe != nil {
 			observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: err})
 		}
 		return notServed{}, nil
 	}
-	return made, err
+	return created, err
 }
 
-// notServed is the informer of a kind that is not served, and never will be: the client of a test
-// does not change its mind.
+// notServed is the informer of a kind that is not served. The kind stays not served, because the
+// client of a test does not change its kinds.
 type notServed struct{}
 
 func (notServed) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
-	return fedNothing{options.Known}, nil
+	return emptyFeeding{options.Known}, nil
 }
 func (notServed) Release() {}
 
-type fedNothing struct{ known replay.Known }
+type emptyFeeding struct{ known replay.Known }
 
-func (f fedNothing) Known() replay.Known { return f.known }
-func (fedNothing) Remove()               {}
+func (f emptyFeeding) Known() replay.Known { return f.known }
+func (emptyFeeding) Remove()               {}
 
-// informer is an informer that runs until Release, or its connection's end.
+// informer is an informer that runs until Release, or until its connection ends.
 type informer struct {
 	toolscache.SharedIndexInformer
 	conn     *connection
 	example  client.Object
 	stop     context.CancelFunc
-	released <-chan struct{} // closed when it is stopped
+	released <-chan struct{} // closed when the informer is stopped
 }
 
 func (i *informer) Release() { i.stop() }
@@ -152,7 +152,7 @@ func (i *informer) Feed(handler toolscache.ResourceEventHandler, options replay.
 	return feeding{Feed: fed, informer: i, handle: handle}, nil
 }
 
-// feeding is a handler that an informer feeds.
+// feeding is a handler that receives events from an informer.
 type feeding struct {
 	*replay.Feed
 	informer *informer
@@ -162,7 +162,7 @@ type feeding struct {
 // Remove implements watches.Feeding.
 func (f feeding) Remove() {
 	f.Pause()
-	_ = f.informer.RemoveEventHandler(f.handle) // it fails only if the informer does not know it
+	_ = f.informer.RemoveEventHandler(f.handle) // fails only for a handle of another informer
 }
 
 func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
@@ -170,7 +170,7 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
-	list, err := objectlist.New(object, c.of.Scheme())
+	list, err := objectlist.New(object, c.testClient.Scheme())
 	if err != nil {
 		return nil, err
 	}
@@ -180,12 +180,12 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	lw := &listerWatcher{client: c.of, list: list, scope: scope, listed: func() {
+	lw := &listerWatcher{client: c.testClient, list: list, scope: scope, onList: func() {
 		observe(scopedcache.ScopeState{State: scopedcache.Synced})
 	}}
 	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
-	// These fail only on informers that run.
-	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.of.Scheme()) })
+	// These calls fail only if the informer is running.
+	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.testClient.Scheme()) })
 	_ = shared.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
 		state := scopedcache.ScopeState{State: scopedcache.Failing, LastError: err}
 		if apierrors.IsForbidden(err) {
@@ -198,37 +198,38 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	return &informer{SharedIndexInformer: shared, conn: c, example: object, stop: stop, released: life.Done()}, nil
 }
 
-// served returns the namespace to look into, empty for cluster-scoped kinds as far as the client's
-// mapper knows them. What neither mapper nor scheme knows is not served.
+// served returns the namespace to list, empty if the client's mapper reports the kind as
+// cluster-scoped. A kind that neither mapper nor scheme knows is not served: the error is that of
+// the mapper.
 func (c *connection) served(object client.Object, namespace string) (string, error) {
-	gvk, err := apiutil.GVKForObject(object, c.of.Scheme())
+	gvk, err := apiutil.GVKForObject(object, c.testClient.Scheme())
 	if err != nil {
 		return "", errors.WithStack(err)
 	}
-	mapping, err := c.of.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
+	mapping, err := c.testClient.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
 	switch {
 	case err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot:
 		return "", nil
-	case err == nil, c.of.Scheme().Recognizes(gvk):
+	case err == nil, c.testClient.Scheme().Recognizes(gvk):
 		return namespace, nil
 	default:
 		return "", err
 	}
 }
 
-// listerWatcher lists and watches through a client. It begins to watch before it lists, so that
-// nothing falls between: what it sees twice is an update.
+// listerWatcher lists and watches through a client. List starts the watch before the list, so that
+// no change is lost in between. An object that appears in both becomes an update.
 type listerWatcher struct {
 	client client.Client
 	list   client.ObjectList
 	scope  scopedcache.Scope
-	listed func() // told of every list that succeeded
+	onList func() // called after every successful list
 
-	mu    sync.Mutex
-	begun watch.Interface // guarded by mu; by the last List, not taken yet
+	mu        sync.Mutex
+	nextWatch watch.Interface // guarded by mu; started by the last List, nil once Watch has returned it
 }
 
-// IsWatchListSemanticsUnSupported tells client-go to list.
+// IsWatchListSemanticsUnSupported makes client-go use List.
 func (*listerWatcher) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
@@ -237,17 +238,17 @@ func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	if l.begun != nil {
-		l.begun.Stop()
+	if l.nextWatch != nil {
+		l.nextWatch.Stop()
 	}
-	l.begun = stream
+	l.nextWatch = stream
 	l.mu.Unlock()
 	list := l.list.DeepCopyObject().(client.ObjectList)
 	if err := l.client.List(context.Background(), list, client.InNamespace(l.scope.Namespace)); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.begun == stream { // nobody will take it
-			l.begun = nil
+		if l.nextWatch == stream { // no Watch follows a failed List
+			l.nextWatch = nil
 			stream.Stop()
 		}
 		return nil, err
@@ -260,15 +261,15 @@ func (l *listerWatcher) List(metav1.ListOptions) (runtime.Object, error) {
 	if err := meta.SetList(list, items); err != nil {
 		return nil, errors.WithStack(err)
 	}
-	l.listed()
+	l.onList()
 	return list, nil
 }
 
 func (l *listerWatcher) Watch(metav1.ListOptions) (watch.Interface, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if stream := l.begun; stream != nil {
-		l.begun = nil
+	if stream := l.nextWatch; stream != nil {
+		l.nextWatch = nil
 		return stream, nil
 	}
 	return l.watch()
@@ -277,26 +278,26 @@ func (l *listerWatcher) Watch(metav1.ListOptions) (watch.Interface, error) {
 func (l *listerWatcher) watch() (watch.Interface, error) {
 	watching, ok := l.client.(client.WithWatch)
 	if !ok {
-		return watch.NewFake(), nil // it never says anything
+		return watch.NewFake(), nil // a watch without events
 	}
 	stream, err := watching.Watch(context.Background(), l.list.DeepCopyObject().(client.ObjectList),
 		client.InNamespace(l.scope.Namespace))
 	if err != nil || !l.selective() {
 		return stream, err
 	}
-	return drained{watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
+	return drainingWatch{watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
 		if event.Type != watch.Error && !l.selects(event.Object) {
-			event.Type = watch.Deleted // as an API server tells of what is not selected any more; informers know what was
+			event.Type = watch.Deleted // as an API server does for deselected objects; informers ignore unknown ones
 		}
 		return event, true
 	})}, nil
 }
 
-// drained leaves nothing behind when it is stopped: what watch.Filter still has to say would block
-// it for ever.
-type drained struct{ watch.Interface }
+// drainingWatch drains the result channel after Stop. Otherwise an unread event would block the
+// goroutine of watch.Filter permanently.
+type drainingWatch struct{ watch.Interface }
 
-func (d drained) Stop() {
+func (d drainingWatch) Stop() {
 	d.Interface.Stop()
 	go func() {
 		for range d.ResultChan() {
@@ -308,7 +309,8 @@ func (l *listerWatcher) selective() bool {
 	return l.scope.LabelSelector != nil || l.scope.FieldSelector != nil
 }
 
-// selects reports whether the selectors of the scope match. Of fields it knows name and namespace.
+// selects reports whether the selectors of the scope match. The only supported fields are name and
+// namespace.
 func (l *listerWatcher) selects(object runtime.Object) bool {
 	accessor, err := meta.Accessor(object)
 	if err != nil {
@@ -320,8 +322,8 @@ func (l *listerWatcher) selects(object runtime.Object) bool {
 				"metadata.namespace": accessor.GetNamespace()}))
 }
 
-// convert gives an object the representation of a list's objects: the fake client watches typed
-// ones, whatever it is asked for.
+// convert returns an object in the representation of the list's objects. A conversion is necessary
+// because the fake client's watch delivers typed objects for every representation.
 func convert(object any, list client.ObjectList, scheme *runtime.Scheme) (any, error) {
 	typed, ok := object.(client.Object)
 	if !ok {

@@ -1,27 +1,28 @@
-// Package fake is a [clustercache.ClusterCache] for the unit tests of people who use latchkey.
+// Package fake provides a [clustercache.ClusterCache] for unit tests of controllers that use
+// latchkey.
 //
 // # Setup
 //
-// [NewFakeCache] has one extension, connected with the client that the test gives, usually
-// controller-runtime's fake client. [NewFakeEmptyCache] has none; [Cache.Connect] adds them.
+// [NewFakeCache] returns a Cache with one extension, connected with a client of the test, usually
+// controller-runtime's fake client. [NewFakeEmptyCache] returns a Cache without extensions;
+// [Cache.Connect] adds them.
 //
 // # Usage
 //
-// Give the Cache to the code under test. Then let things happen: [Cache.Connect],
-// [Cache.Disconnect], [Cache.FailProbe] and [Cache.PassProbe] do to an extension what a cluster
-// would. Sources deliver to a real queue, watches feed their handlers with what happens to the
-// objects of the client, and [Cache.Watches] says what is watched.
+// Pass the Cache to the code under test. Then simulate events of a cluster: [Cache.Connect],
+// [Cache.Disconnect], [Cache.FailProbe] and [Cache.PassProbe] change the state of an extension.
+// Sources deliver to a real queue. Watches call their handlers for changes of the client's objects.
+// [Cache.Watches] returns the registered watches.
 //
 // # Considerations
 //
-//   - It keeps the contract of the real one, by the same tests (internal/contract): errors and
-//     their reasons, handles that are dead after a disconnect, watches that come back, events that
-//     coalesce.
-//   - Watches are fed by the same code as the real ones. They hear of changes if the client is a
-//     client.WithWatch, as controller-runtime's fake client is; with another one, only of what
-//     there is when they begin.
-//   - Reads are as live as the client's. Nothing is forbidden, and everything that the client's
-//     scheme knows is served: what depends on RBAC or on an API server is for a test with a real
-//     one.
-//   - Sources and watches run until their controller's context is done, or [Cache.Close].
+//   - The fake passes the same contract tests as the real ClusterCache (internal/contract): errors
+//     and their reasons, handles that fail after a disconnect, watches that resume after a
+//     reconnect, events that coalesce.
+//   - The same code as in the real ClusterCache feeds watches. Watches receive changes if the
+//     client is a client.WithWatch, as controller-runtime's fake client is. With any other client,
+//     watches receive only the objects that exist when the watch starts.
+//   - Reads go directly to the client. There is no RBAC, and all kinds of the client's scheme are
+//     served. To test RBAC or other behavior of an API server, use a real API server.
+//   - Sources and watches run until their controller's context is done, or until [Cache.Close].
 package fake

@@ -17,7 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/fake"
 )
 
-// reconciler is a reader's controller: it gives every extension a ConfigMap.
+// reconciler is an example of a controller: Reconcile creates a ConfigMap for every extension.
 type reconciler struct{ cc clustercache.ClusterCache }
 
 var content = client.ObjectKey{Namespace: "team-red", Name: "content"}

@@ -23,34 +23,35 @@ type extensions struct {
 
 	mu    sync.Mutex
 	byKey map[client.ObjectKey]*extension // guarded by mu
-	conns []*connection                   // guarded by mu; all there were, for Close
+	conns []*connection                   // guarded by mu; all connections so far, for Close
 }
 
-// extension is one extension. All of it is guarded by the cache's mu.
+// extension is one extension. The cache's mu guards all fields.
 type extension struct {
 	object   client.Object
-	state    clustercache.ConnectionState // without Watches and Identity
-	identity clustercache.Identity        // of the next connect
+	state    clustercache.ConnectionState // Watches and Identity are not set
+	identity clustercache.Identity        // for the next connect
 	conn     *connection                  // nil while not connected
-	since    time.Time                    // not connected, or connected
-	presets  []string                     // watches that are there already; replaced, never changed
-	registry *watches.Registry            // nil before the first connect, whose client has the scheme
+	since    time.Time                    // start of the current phase
+	presets  []string                     // names given to NewFakeCache; replaced, never changed in place
+	registry *watches.Registry            // nil before the first connect, because the scheme comes from its client
 }
 
 func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []string) {
 	if c == nil {
-		f.disconnect(key, clustercache.NotStarted, "the fake was given a nil client for it; NewFakeEmptyCache needs none")
+		f.disconnect(key, clustercache.NotStarted,
+			"the fake was called with a nil client; to start without a client, use NewFakeEmptyCache")
 		return
 	}
 	f.mu.Lock()
-	e := f.knownLocked(key)
+	e := f.getOrAddLocked(key)
 	e.presets = append(slices.Clone(e.presets), presets...)
 	if e.registry == nil {
 		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard()}
 	}
 	release := func() {}
 	if e.conn != nil {
-		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake connected it anew")
+		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake replaced the connection")
 	}
 	e.state.Generation++
 	e.conn = newConnection(c, e.state.Generation, e.identity)
@@ -68,7 +69,7 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 
 func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason, message string) {
 	f.mu.Lock()
-	e := f.knownLocked(key)
+	e := f.getOrAddLocked(key)
 	release := f.endLocked(e, reason, message)
 	object, registry := e.object, e.registry
 	gone := reason == clustercache.Deleted || reason == clustercache.Filtered
@@ -83,7 +84,8 @@ func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason
 	f.hub.Changed(object)
 }
 
-// endLocked ends the connection of an extension, if there is one. Call what it returns without mu.
+// endLocked ends the connection of an extension, if there is one. Call release after mu is
+// unlocked.
 func (f *extensions) endLocked(e *extension, reason clustercache.Reason, message string) (release func()) {
 	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
 		e.since = time.Now()
@@ -99,9 +101,9 @@ func (f *extensions) endLocked(e *extension, reason clustercache.Reason, message
 	return func() { registry.Disconnected(conn) }
 }
 
-// knownLocked returns the extension, made known if need be.
-func (f *extensions) knownLocked(key client.ObjectKey) *extension {
-	if e, known := f.byKey[key]; known {
+// getOrAddLocked returns the extension, after it has created the extension if necessary.
+func (f *extensions) getOrAddLocked(key client.ObjectKey) *extension {
+	if e, found := f.byKey[key]; found {
 		return e
 	}
 	object := &unstructured.Unstructured{}
@@ -119,16 +121,17 @@ func (f *extensions) knownLocked(key client.ObjectKey) *extension {
 	return e
 }
 
-// connected returns a copy of an extension that is connected, or why it is not.
+// connected returns a copy of a connected extension, or an error with the reason why the extension
+// is not connected.
 func (f *extensions) connected(key client.ObjectKey) (extension, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	e, known := f.byKey[key]
+	e, found := f.byKey[key]
 	switch {
-	case !known:
+	case !found:
 		return extension{},
 			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted,
-				Cause: errors.New("the fake does not know it")}
+				Cause: errors.New("the fake does not know the extension")}
 	case e.conn == nil:
 		return extension{}, e.notConnected()
 	}
@@ -143,7 +146,7 @@ func (e *extension) notConnected() *clustercache.NotConnectedError {
 	return err
 }
 
-// snapshot is called under the cache's mu.
+// snapshot returns a copy of the extension's state. The cache's mu must be locked.
 func (e *extension) snapshot() clustercache.ConnectionState {
 	state := e.state
 	if e.conn != nil {
@@ -160,22 +163,22 @@ func (e *extension) snapshot() clustercache.ConnectionState {
 	return state
 }
 
-// known is what there is to tell of a Cache.
-type known struct{ *extensions }
+// extensionLister lists the extensions of a Cache for its sources.
+type extensionLister struct{ *extensions }
 
-func (k known) Objects() (objects []client.Object) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, e := range k.byKey {
+func (l extensionLister) Objects() (objects []client.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.byKey {
 		objects = append(objects, e.object)
 	}
 	return objects
 }
 
-func (k known) Unhealthy() (list []extensionsource.Unhealthy) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, e := range k.byKey {
+func (l extensionLister) Unhealthy() (list []extensionsource.Unhealthy) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.byKey {
 		if e.conn != nil && e.state.Health.ConsecutiveFailures == 0 {
 			continue
 		}

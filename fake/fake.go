@@ -21,13 +21,13 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/watches"
 )
 
-// Target is the host that connections of a Cache name.
+// Target is the host in the connections of a Cache.
 const Target = "https://fake.invalid"
 
 // ErrProbe is the LastError of an extension after FailProbe.
 var ErrProbe = errors.New("the fake's probe fails")
 
-// longAgo is further back than any WatchForProbeFailure.
+// longAgo is longer than any WatchForProbeFailure.
 const longAgo = 10 * 365 * 24 * time.Hour
 
 // Cache is a fake clustercache.ClusterCache. Its methods may be called from any goroutine.
@@ -35,9 +35,9 @@ type Cache struct{ extensions }
 
 var _ clustercache.ClusterCache = (*Cache)(nil)
 
-// NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are names of
-// watches that are there already: Watch with such a name succeeds and does nothing. If c is nil the
-// extension is not connected, and errors say so.
+// NewFakeCache returns a Cache that knows one extension, connected with c. watchNames are the names
+// of existing watches: Watch with such a name succeeds and does nothing. If c is nil, the extension
+// is not connected, and errors have this reason.
 func NewFakeCache(c client.Client, extension client.ObjectKey, watchNames ...string) *Cache {
 	cache := NewFakeEmptyCache()
 	cache.connect(extension, c, watchNames)
@@ -49,22 +49,24 @@ func NewFakeEmptyCache() *Cache {
 	return &Cache{extensions{byKey: map[client.ObjectKey]*extension{}}}
 }
 
-// Connect connects an extension with c, makes it known if it was not, and tells the sources. If it
-// was connected, that connection ends first: its handles are dead.
+// Connect connects an extension with c, and sends an event to the sources. An unknown extension
+// becomes known. An existing connection ends first, and calls on its handles fail.
 func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
 
-// Disconnect ends the connection of an extension, makes it known if it was not, and tells the
-// sources. After Deleted and Filtered it is not known any more, and its watches have ended.
+// Disconnect ends the connection of an extension, and sends an event to the sources. An unknown
+// extension becomes known. With reason Deleted or Filtered, the extension is not known any more
+// afterwards, and its watches end.
 func (f *Cache) Disconnect(key client.ObjectKey, reason clustercache.Reason) {
 	f.disconnect(key, reason, "the fake disconnected it")
 }
 
-// FailProbe fails a probe of an extension; if it is connected it stays so. It is as if no probe had
-// succeeded for longer than any WatchForProbeFailure. An unknown extension becomes known, and not
-// connected. Sources are told once per episode, which PassProbe and Connect end.
+// FailProbe lets a probe of an extension fail. A connected extension stays connected. The state
+// then looks as if no probe had succeeded for longer than any WatchForProbeFailure. An unknown
+// extension becomes known, and is not connected. Sources receive one event per series of failures.
+// PassProbe and Connect end a series.
 func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.mu.Lock()
-	e := f.knownLocked(key)
+	e := f.getOrAddLocked(key)
 	now := time.Now()
 	if e.state.Health.ConsecutiveFailures == 0 {
 		e.state.Health.LastProbeSuccessTime = now.Add(-longAgo)
@@ -74,45 +76,45 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 	f.hub.Look()
 }
 
-// PassProbe lets a probe of an extension succeed. An unknown extension becomes known, and not
+// PassProbe lets a probe of an extension succeed. An unknown extension becomes known, and is not
 // connected.
 func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.mu.Lock()
-	e := f.knownLocked(key)
+	e := f.getOrAddLocked(key)
 	e.state.Health = e.state.Health.After(time.Now(), nil)
 	f.mu.Unlock()
 	f.hub.Look()
 }
 
-// Watches returns what is watched for an extension, sorted; those that NewFakeCache was given have
-// no kind.
+// Watches returns the watches of an extension, sorted. Watches whose names were given to
+// NewFakeCache have no kind.
 func (f *Cache) Watches(key client.ObjectKey) []clustercache.WatchState {
 	state, _ := f.GetConnectionState(context.Background(), key)
 	return state.Watches
 }
 
-// SetExtension says what object map functions get for the extension of its name. Before, and
-// without it, that is an unstructured ClusterExtension. It tells nobody. An unknown extension
-// becomes known.
+// SetExtension sets the object that map functions receive for the extension with the name of
+// object. The default is an unstructured ClusterExtension. An unknown extension becomes known.
+// SetExtension sends no event.
 func (f *Cache) SetExtension(object client.Object) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	e := f.knownLocked(client.ObjectKeyFromObject(object))
+	e := f.getOrAddLocked(client.ObjectKeyFromObject(object))
 	e.object = object.DeepCopyObject().(client.Object)
 	e.state.UID = object.GetUID()
 }
 
-// SetIdentity says as whom the extension is connected, from its next connect on: call it before
-// Connect, or connect again. The default is ServiceAccount fake:<name>. An unknown extension
-// becomes known.
+// SetIdentity sets the identity of the extension's connection, from the next connect on: call
+// SetIdentity before Connect, or connect again. The default is ServiceAccount fake:<name>. An
+// unknown extension becomes known.
 func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.knownLocked(key).identity = identity
+	f.getOrAddLocked(key).identity = identity
 }
 
-// Close ends every connection and watch, and returns when nothing of them runs any more. Tests that
-// look for goroutines need it. A handler that hangs makes it hang.
+// Close ends every connection and watch, and returns after their goroutines have ended. Tests that
+// check for leaked goroutines must call Close. If a handler hangs, Close hangs too.
 func (f *Cache) Close() {
 	f.mu.Lock()
 	keys := slices.Collect(maps.Keys(f.byKey))
@@ -129,7 +131,8 @@ func (f *Cache) Close() {
 	}
 }
 
-// GetClient implements clustercache.ClusterCache: the client of the test, bound to the connection.
+// GetClient implements clustercache.ClusterCache. The result is the client of the test, bound to
+// the connection.
 func (f *Cache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
 	e, err := f.connected(extension)
 	if err != nil {
@@ -138,17 +141,18 @@ func (f *Cache) GetClient(_ context.Context, extension client.ObjectKey) (client
 	return e.conn.client(), nil
 }
 
-// GetReader implements clustercache.ClusterCache: the client of the test.
+// GetReader implements clustercache.ClusterCache. The result is that of GetClient.
 func (f *Cache) GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error) {
 	return f.GetClient(ctx, extension)
 }
 
-// GetUncachedClient implements clustercache.ClusterCache: the client of the test.
+// GetUncachedClient implements clustercache.ClusterCache. The result is that of GetClient.
 func (f *Cache) GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error) {
 	return f.GetClient(ctx, extension)
 }
 
-// GetRESTConfig implements clustercache.ClusterCache: a config that reaches nobody.
+// GetRESTConfig implements clustercache.ClusterCache. Every request with the config fails, because
+// there is no API server.
 func (f *Cache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
 	e, err := f.connected(extension)
 	if err != nil {
@@ -157,7 +161,7 @@ func (f *Cache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*r
 	return e.conn.config(), nil
 }
 
-// GetCluster implements clustercache.ClusterCache around the client of the test.
+// GetCluster implements clustercache.ClusterCache. The cluster uses the client of the test.
 func (f *Cache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
 	e, err := f.connected(extension)
 	if err != nil {
@@ -212,8 +216,8 @@ func (f *Cache) GetHealthCheckingState(ctx context.Context,
 func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey) (clustercache.ConnectionState, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	e, known := f.byKey[extension]
-	if !known {
+	e, found := f.byKey[extension]
+	if !found {
 		return clustercache.ConnectionState{}, false
 	}
 	return e.snapshot(), true
@@ -240,7 +244,7 @@ func (f *Cache) GetExtensionSource(controllerName string, mapFunc handler.MapFun
 	for _, opt := range opts {
 		opt.ApplyToGetExtensionSource(&options)
 	}
-	return extensionsource.New(&f.hub, known{&f.extensions},
+	return extensionsource.New(&f.hub, extensionLister{&f.extensions},
 		extensionsource.Options{ControllerName: controllerName, ProbeFailure: options.ProbeFailure},
 		handler.TypedMapFunc[client.Object, ctrl.Request](mapFunc))
 }

@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a contract.World around the fake.
+// world is a contract.World with the fake.
 type world struct {
 	cache   *Cache
 	content client.WithWatch
@@ -64,15 +64,15 @@ func TestProbeFailure(t *testing.T) {
 	contract.TestProbeFailure(t, func(t *testing.T) contract.Failing { return newWorld(t) })
 }
 
-// noController fails the test if it is given a source.
+// noController fails the test if Watch is called.
 type noController struct{ t *testing.T }
 
 func (c noController) Watch(source.Source) error {
-	c.t.Error("it was given a source")
+	c.t.Error("the controller received a source")
 	return nil
 }
 
-// Watches that are there already are not registered again.
+// Watches whose names were given to NewFakeCache are not registered again.
 func TestPresetWatches(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"), "there", "also")
@@ -88,25 +88,25 @@ func TestPresetWatches(t *testing.T) {
 	g.Expect(f.Watch(t.Context(), key("red"), watcher)).To(MatchError(clustercache.ErrNotConnected))
 }
 
-// What a test says of an extension is what the code under test sees.
+// The code under test gets the object and the identity that the test has set.
 func TestWhatTheTestSays(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeEmptyCache()
 	t.Cleanup(f.Close)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
 	f.SetExtension(object)
-	f.SetIdentity(key("red"), clustercache.Identity{Username: "somebody", Groups: []string{"g"}})
+	f.SetIdentity(key("red"), clustercache.Identity{Username: "alice", Groups: []string{"g"}})
 	f.Disconnect(key("red"), clustercache.NotAllowed)
 	_, err := f.GetClient(t.Context(), key("red"))
 	g.Expect(err).To(MatchError("extension red: not connected (NotAllowed): the fake disconnected it"))
 	f.Connect(key("red"), clientfake.NewClientBuilder().Build())
 	state, _ := f.GetConnectionState(t.Context(), key("red"))
 	g.Expect(state.UID).To(BeEquivalentTo("uid-red"))
-	g.Expect(state.Identity).To(Equal(clustercache.Identity{Username: "somebody", Groups: []string{"g"}}))
-	g.Expect(known{&f.extensions}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
+	g.Expect(state.Identity).To(Equal(clustercache.Identity{Username: "alice", Groups: []string{"g"}}))
+	g.Expect(extensionLister{&f.extensions}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
 }
 
-// Connect ends the connection that there was.
+// Connect ends an existing connection.
 func TestConnectAgain(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"))
@@ -119,7 +119,7 @@ func TestConnectAgain(t *testing.T) {
 	g.Expect(state.Generation).To(BeEquivalentTo(2))
 }
 
-// Whoever tries to reach an API server through the fake is told that there is none.
+// Requests to an API server through the fake fail, because there is none.
 func TestNoServer(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"))
@@ -129,13 +129,13 @@ func TestNoServer(t *testing.T) {
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = httpClient.Get(Target)
-	g.Expect(err).To(MatchError(ContainSubstring("there is no API server behind it")))
+	g.Expect(err).To(MatchError(ContainSubstring("the fake has no API server")))
 	whole, err := f.GetCluster(t.Context(), key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = whole.GetHTTPClient().Post(Target, "", http.NoBody)
-	g.Expect(err).To(MatchError(ContainSubstring("there is no API server behind it")))
+	g.Expect(err).To(MatchError(ContainSubstring("the fake has no API server")))
 	whole.GetEventRecorder("x").Eventf(&corev1.ConfigMap{}, nil, "", "", "", "")
-	//lint:ignore SA1019 cluster.Cluster has it, so it must not block
+	//nolint:staticcheck // SA1019: part of cluster.Cluster, so the method must not block
 	whole.GetEventRecorderFor("x").Event(&corev1.ConfigMap{}, "", "", "")
 	g.Expect(whole.GetCache().WaitForCacheSync(t.Context())).To(BeTrue())
 	f.Disconnect(key("red"), clustercache.Unreachable)
@@ -143,7 +143,7 @@ func TestNoServer(t *testing.T) {
 	g.Expect(err).To(MatchError(clustercache.ErrNotConnected))
 }
 
-// Informers of the fake's cluster hear of changes.
+// Informers of the fake's cluster receive changes.
 func TestInformer(t *testing.T) {
 	g := NewWithT(t)
 	c := clientfake.NewClientBuilder().Build()
@@ -153,68 +153,69 @@ func TestInformer(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	informer, err := whole.GetCache().GetInformerForKind(t.Context(), corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	g.Expect(err).NotTo(HaveOccurred())
-	heard := make(chan string, 10)
+	received := make(chan string, 10)
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) {
-		heard <- object.(client.Object).GetName()
+		received <- object.(client.Object).GetName()
 	}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "a"}})).
 		To(Succeed())
-	g.Eventually(heard).Should(Receive(Equal("a")))
+	g.Eventually(received).Should(Receive(Equal("a")))
 }
 
-// A client that cannot watch is no trouble: handlers hear of what there is.
+// With a client that cannot watch, handlers receive the existing objects.
 func TestClientWithoutWatch(t *testing.T) {
 	g := NewWithT(t)
-	there := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "there"}}
-	f := NewFakeCache(struct{ client.Client }{clientfake.NewClientBuilder().WithObjects(there).Build()}, key("red"))
+	existing := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "there"}}
+	f := NewFakeCache(struct{ client.Client }{clientfake.NewClientBuilder().WithObjects(existing).Build()}, key("red"))
 	t.Cleanup(f.Close)
-	heard := make(chan string, 10)
+	received := make(chan string, 10)
 	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{},
+		Name: "watch", Watcher: startingController{t.Context()}, Kind: &corev1.ConfigMap{},
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []ctrl.Request {
-			heard <- object.GetName()
+			received <- object.GetName()
 			return nil
 		}),
 	}))).To(Succeed())
-	g.Eventually(heard).Should(Receive(Equal("there")))
+	g.Eventually(received).Should(Receive(Equal("there")))
 }
 
-type starts struct{ ctx context.Context }
+type startingController struct{ ctx context.Context }
 
-func (s starts) Watch(src source.Source) error { return src.Start(s.ctx, nil) }
+func (s startingController) Watch(src source.Source) error { return src.Start(s.ctx, nil) }
 
-// Whoever connects and asks at the same time: in the end one connection is alive, and nothing runs
-// after Close.
+// Concurrent connects and reads leave at most one connection open, and nothing runs after Close.
 func TestConcurrentUse(t *testing.T) {
 	g := NewWithT(t)
 	f := NewFakeEmptyCache()
 	c := clientfake.NewClientBuilder().Build()
 	var mu sync.Mutex
-	var handed []client.Client
+	var clients []client.Client
 	var running sync.WaitGroup
 	for range 20 {
 		running.Go(func() {
 			f.Connect(key("red"), c)
 			if got, err := f.GetClient(t.Context(), key("red")); err == nil {
 				mu.Lock()
-				handed = append(handed, got)
+				clients = append(clients, got)
 				mu.Unlock()
 			}
 			_ = f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-				Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{}}))
+				Name: "watch", Watcher: startingController{
+					t.Context(),
+				}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{}}))
 			_ = f.Unwatch(t.Context(), key("red"), "watch")
 			_ = f.Watches(key("red"))
 		})
 	}
 	running.Wait()
 	f.Close()
-	for _, c := range handed {
+	for _, c := range clients {
 		g.Expect(c.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
 	}
 }
 
-// What the client denies, OnError is told; and that it does not any more.
+// OnError receives the client's Forbidden error, and then the recovery.
 func TestOnError(t *testing.T) {
 	g := NewWithT(t)
 	var denied atomic.Bool
@@ -229,19 +230,19 @@ func TestOnError(t *testing.T) {
 		}})
 	f := NewFakeCache(c, key("red"))
 	t.Cleanup(f.Close)
-	told := make(chan clustercache.WatchError, 10)
+	received := make(chan clustercache.WatchError, 10)
 	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "watch", Watcher: starts{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{},
-		OnError: func(_ context.Context, err clustercache.WatchError) { told <- err },
-	}))).To(Succeed(), "it does not wait for the first objects")
+		Name: "watch", Watcher: startingController{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{},
+		OnError: func(_ context.Context, err clustercache.WatchError) { received <- err },
+	}))).To(Succeed(), "Watch does not wait for the first objects")
 	var err clustercache.WatchError
-	g.Eventually(told).Should(Receive(&err))
+	g.Eventually(received).Should(Receive(&err))
 	g.Expect(apierrors.IsForbidden(err.Err)).To(BeTrue())
 	denied.Store(false)
-	g.Eventually(told, 30*time.Second).Should(Receive(HaveField("Err", BeNil())))
+	g.Eventually(received, 30*time.Second).Should(Receive(HaveField("Err", BeNil())))
 }
 
-// A nil client is the caller's mistake, and every call says so.
+// A nil client is the caller's mistake, and every call returns an error about it.
 func TestNilClient(t *testing.T) {
 	g := NewWithT(t)
 	key := client.ObjectKey{Name: "red"}

@@ -40,7 +40,9 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	user := review.Status.UserInfo
 	switch {
 	case user.Username == "":
-		return Answer{Verdict: Failing, Err: errors.New("asking the API server who we are: it named nobody")}
+		return Answer{
+			Verdict: Failing, Err: errors.New("asking the API server who we are: the API server stated no user name"),
+		}
 	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
 		return Answer{
 			Verdict: Unauthorized, Err: errors.New("asking the API server who we are: the API server treats the " +
@@ -50,7 +52,8 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
 		return Answer{
 			Verdict: Failing, Err: errors.New(
-				"asking the API server who we are: it stated an identity whose name, UID or groups nobody could read"),
+				"asking the API server who we are: the API server stated an identity whose name, UID " +
+					"or groups are not printable or too long"),
 		}
 	}
 	return Answer{

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// register brings the watches of a name in line with what is wanted.
+// register adds and ends watches of a name until they match wanted.
 func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) error {
 	for {
 		reg, err := r.takeTurn(ctx, conn, wanted)
@@ -24,8 +24,8 @@ func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) e
 	}
 }
 
-// takeTurn returns the registration of the wanted name, made if need be. Only who has its turn adds
-// to it.
+// takeTurn returns the registration of the wanted name, after it has created the registration if
+// necessary. The caller then has the registration's turn: only the caller may add watches.
 func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (*registration, error) {
 	for {
 		r.mu.Lock()
@@ -53,40 +53,41 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (
 		if r.isCurrent(reg) {
 			return reg, nil
 		}
-		<-reg.turn // it was ended meanwhile
+		<-reg.turn // the registration ended in the meantime
 	}
 }
 
-// conflictLocked is ErrConflict, with what is registered, what was asked for, and what to do. The
-// registry's mu is held.
+// conflictLocked returns an ErrConflict that describes the registered watch, the requested watch,
+// and a solution. The registry's mu is held.
 func (reg *registration) conflictLocked(wanted spec) error {
 	switch {
 	case reg.content:
-		return errors.WithMessage(ErrConflict, "WatchContent has registered it; Unwatch it first, or take another name")
+		return errors.WithMessage(ErrConflict, "WatchContent registered the name; call Unwatch first, or use another name")
 	case wanted.content:
 		return errors.WithMessage(ErrConflict,
-			"Watch has registered it, not WatchContent; Unwatch it first, or take another name")
+			"Watch registered the name, not WatchContent; call Unwatch first, or use another name")
 	}
 	registered := ""
-	for part := range reg.parts { // one, as it is no content
+	for part := range reg.parts { // only one, because this is not a content
 		registered = part.String()
 	}
 	return errors.WithMessagef(ErrConflict,
-		"it watches %s, and %s was asked for; Unwatch it first, take another name, or use WatchContent for kinds and "+
-			"namespaces that change",
+		"the registered watch is %s, the requested watch is %s; call Unwatch first, use another name, or use "+
+			"WatchContent for kinds and namespaces that change",
 		registered, wanted.parts[0].part)
 }
 
-// registerInTurn ends what is not wanted any more, starts what is not there yet, and gives the
-// controller its source if it has none. retry is true if the registration was ended meanwhile.
+// registerInTurn ends watches that are not wanted any more, starts missing watches, and gives the
+// controller its source if the controller has none. retry is true if the registration ended in the
+// meantime.
 func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool,
 	err error) {
-	failed := true // also by a panic
+	failed := true // stays true on a panic
 	defer func() {
 		r.mu.Lock()
 		var gone []*watch
 		if r.names[reg.name] == reg {
-			if failed && !reg.started { // nobody will ever hear of it
+			if failed && !reg.started { // no controller will ever receive its events
 				for _, w := range reg.parts {
 					gone = append(gone, w)
 				}
@@ -112,7 +113,7 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	if wanted.content {
 		for part, w := range reg.parts {
 			if !slices.ContainsFunc(wanted.parts, func(p partObject) bool { return p.part == part }) &&
-				r.withoutLocked(w, []types.UID{wanted.dependent}) {
+				r.removeDependentsLocked(w, []types.UID{wanted.dependent}) {
 				gone = append(gone, w)
 			}
 		}
@@ -121,7 +122,7 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	endAll(ctx, gone)
 
 	var problems []error
-	var begun []part // in this call
+	var newParts []part // added by this call
 	for _, p := range wanted.parts {
 		added, retry, err := r.add(ctx, conn, reg, p, wanted.dependent)
 		switch {
@@ -129,16 +130,16 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 			failed = false
 			return true, nil
 		case err != nil && conn.Err() != nil:
-			r.giveUp(ctx, reg, begun, wanted.dependent) // who is not connected has registered nothing
+			r.rollBack(ctx, reg, newParts, wanted.dependent) // without a connection nothing stays registered
 			return false, err
 		case err != nil:
 			problems = append(problems, err)
 		case added:
-			begun = append(begun, p.part)
+			newParts = append(newParts, p.part)
 		}
 	}
 	if !reg.started && len(problems) < len(wanted.parts) {
-		if err := wanted.start(inside, reg.ready); err != nil {
+		if err := wanted.start(withHandlerMark, reg.ready); err != nil {
 			return false, errors.Wrap(err, "adding a source to the controller")
 		}
 		reg.started = true
@@ -150,12 +151,12 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	return false, stderrors.Join(problems...)
 }
 
-// giveUp takes a dependent from parts that it has just begun to need.
-func (r *Registry) giveUp(ctx context.Context, reg *registration, begun []part, dependent types.UID) {
+// rollBack removes a dependent from the parts that this call added for it.
+func (r *Registry) rollBack(ctx context.Context, reg *registration, newParts []part, dependent types.UID) {
 	var gone []*watch
 	r.mu.Lock()
-	for _, part := range begun {
-		if w := reg.parts[part]; w != nil && r.withoutLocked(w, []types.UID{dependent}) {
+	for _, part := range newParts {
+		if w := reg.parts[part]; w != nil && r.removeDependentsLocked(w, []types.UID{dependent}) {
 			gone = append(gone, w)
 		}
 	}
@@ -163,15 +164,15 @@ func (r *Registry) giveUp(ctx context.Context, reg *registration, begun []part, 
 	endAll(ctx, gone)
 }
 
-// add makes a part of the registration that is fed from conn, or adds the dependent to the one that
-// is there. added tells whether the dependent is new; retry that the registration was ended
-// meanwhile.
+// add creates a part of the registration that conn feeds, or adds the dependent to the existing
+// part. added reports whether the dependent is new. retry reports whether the registration ended in
+// the meantime.
 func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, p partObject,
 	dependent types.UID) (added, retry bool, err error) {
 	r.mu.Lock()
 	if w := reg.parts[p.part]; w != nil {
 		before := len(w.dependents)
-		w.dependents = withDependent(w.dependents, dependent)
+		w.dependents = addDependent(w.dependents, dependent)
 		added = len(w.dependents) > before
 		r.mu.Unlock()
 		return added, false, nil
@@ -179,7 +180,7 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	r.mu.Unlock()
 
 	w := newWatch(reg, p, dependent)
-	informer, err := conn.Hold(ctx, w.object, w.scope, w.of.name, w.observer(conn))
+	informer, err := conn.Hold(ctx, w.object, w.scope, w.reg.name, w.observer(conn))
 	if err != nil {
 		return false, false, err
 	}
@@ -187,11 +188,11 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	err = r.checkLocked(conn)
 	if gone := r.names[reg.name] != reg; err != nil || gone {
 		r.mu.Unlock()
-		w.end() // so that its OnError is not called either
+		w.end() // OnError is not called after this
 		informer.Release()
 		return false, err == nil, err
 	}
-	reg.parts[p.part] = w // from here on, new connections feed it
+	reg.parts[p.part] = w // from here on, new connections feed the watch
 	r.mu.Unlock()
 	if err := w.attach(conn, informer); err != nil {
 		r.mu.Lock()
@@ -205,16 +206,17 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	return true, false, nil
 }
 
-// withDependent returns dependents with one more, sorted and without doubles.
-func withDependent(dependents []types.UID, dependent types.UID) []types.UID {
+// addDependent returns dependents with one more, sorted and without duplicates. The argument does
+// not change.
+func addDependent(dependents []types.UID, dependent types.UID) []types.UID {
 	if at, found := slices.BinarySearch(dependents, dependent); !found {
 		return slices.Insert(slices.Clone(dependents), at, dependent)
 	}
 	return dependents
 }
 
-// withoutDependents returns what is left of dependents; none given means all go.
-func withoutDependents(dependents, gone []types.UID) []types.UID {
+// removeDependents returns dependents without those in gone. An empty gone removes all.
+func removeDependents(dependents, gone []types.UID) []types.UID {
 	if len(gone) == 0 {
 		return nil
 	}

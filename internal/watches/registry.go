@@ -25,53 +25,55 @@ import (
 // ErrConflict is returned for a name that is in use for another kind or scope.
 var ErrConflict = errors.New("the watch is registered for another kind or scope")
 
-// unwatchPatience is how long Unwatch waits for a handler that is being called.
+// unwatchPatience is how long Unwatch waits for a running handler.
 const unwatchPatience = time.Second
 
-// Connection is what feeds watches. It ends once and for ever.
+// Connection feeds watches. After its end a Connection never resumes.
 type Connection interface {
 	// Hold returns the informer of the object's kind and representation in scope; see
-	// scopedcache.Cache. name is whose it is.
+	// scopedcache.Cache. name is the name of the watch.
 	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
 		observe func(scopedcache.ScopeState)) (Informer, error)
-	// Life ends with the connection.
+	// Life returns a context that ends with the connection.
 	Life() context.Context
-	// Err is why the connection ended, nil while it lives.
+	// Err returns the reason why the connection ended, nil before that.
 	Err() error
 	// Go runs f in a goroutine that the connection waits for, unless it has ended. f must end when
 	// the connection does.
 	Go(f func())
-	// Generation is greater than that of every earlier connection of the extension.
+	// Generation returns a number that is greater than that of every earlier connection of the
+	// extension.
 	Generation() int64
-	// Identity is who watches.
+	// Identity returns the identity that watches.
 	Identity() healthprobe.Identity
 }
 
-// Informer is what a watch needs of an informer.
+// Informer has the methods of an informer that a watch needs.
 type Informer interface {
-	// Feed calls the handler for what there is, for what changes, and for what options.Known has
-	// and is not there any more.
+	// Feed calls the handler for existing objects, for changes, and for deletions: objects of
+	// options.Known that do not exist any more.
 	Feed(handler toolscache.ResourceEventHandler, options replay.Options) (Feeding, error)
-	// Release gives the informer back.
+	// Release ends the use of the informer.
 	Release()
 }
 
-// Feeding is a handler that is fed.
+// Feeding is a handler that receives events from an informer.
 type Feeding interface {
-	// Known is what the handler was told of. It is told nothing any more. It does not wait for the
-	// handler.
+	// Known ends the events and returns the objects that the handler has received. Known does not
+	// wait for the handler.
 	Known() replay.Known
-	// Remove ends it. While the informer stops it may wait until all handlers have returned.
+	// Remove removes the handler from the informer. While the informer stops, Remove may wait until
+	// all handlers have returned.
 	Remove()
 }
 
-// WatchState is a snapshot of one informer's worth of watch. A WatchContent has one per kind and
-// namespace.
+// WatchState is a snapshot of a watch with one informer. A WatchContent has one WatchState per kind
+// and namespace.
 type WatchState struct {
 	Name       string
 	Kind       schema.GroupVersionKind
 	Scope      scopedcache.Scope
-	Dependents []types.UID // sorted; a watch without a dependent has the empty one
+	Dependents []types.UID // sorted; "" if the watch was registered without a dependent
 }
 
 // Registry keeps the watches of one extension. Extension, Scheme and Logger must be set before use.
@@ -87,8 +89,8 @@ type Registry struct {
 	names   map[string]*registration // guarded by mu
 }
 
-// Connected feeds all watches from conn, and those to come. Call it before anybody can get hold of
-// conn.
+// Connected feeds all current and future watches from conn. Call Connected before any caller can
+// get conn.
 func (r *Registry) Connected(conn Connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +100,7 @@ func (r *Registry) Connected(conn Connection) {
 	}
 }
 
-// Disconnected lets go of conn, which has ended. Watches stay registered.
+// Disconnected releases conn, which has ended. Watches stay registered.
 func (r *Registry) Disconnected(conn Connection) {
 	r.mu.Lock()
 	if r.current == conn {
@@ -111,7 +113,7 @@ func (r *Registry) Disconnected(conn Connection) {
 	}
 }
 
-// End ends all watches for ever. Handlers that are being called may still finish.
+// End ends all watches permanently. Running handlers may still finish.
 func (r *Registry) End() {
 	r.mu.Lock()
 	r.ended, r.current = true, nil
@@ -128,7 +130,7 @@ func (r *Registry) States() (states []WatchState) {
 	r.mu.Lock()
 	for _, w := range r.watchesLocked() {
 		states = append(states,
-			WatchState{Name: w.of.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
+			WatchState{Name: w.reg.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
 	}
 	r.mu.Unlock()
 	slices.SortFunc(states, func(x, y WatchState) int {
@@ -138,7 +140,7 @@ func (r *Registry) States() (states []WatchState) {
 	return states
 }
 
-// Len is the number of States.
+// Len returns the number of States.
 func (r *Registry) Len() (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,8 +159,8 @@ func (r *Registry) watchesLocked() (all []*watch) {
 	return all
 }
 
-// Watch registers a watch with the connection that the caller has seen, or adds its dependent to
-// the one of that name. An error means that nothing was registered.
+// Watch registers a watch, or adds its dependent to the registered watch of that name. conn is the
+// connection that the caller has seen. An error means that nothing was registered.
 func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) error {
 	wanted, err := watcher.spec(r.Scheme)
 	if err != nil {
@@ -167,9 +169,9 @@ func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) 
 	return r.register(ctx, conn, wanted)
 }
 
-// WatchContent makes the parts of the content what is watched under its name for its dependent.
-// What is gone ends, whatever becomes of what is new; the error tells of each kind that could not
-// be watched.
+// WatchContent watches exactly the parts of content under its name, for its dependent. Watches of
+// parts that are no longer in the content end, even if new parts fail. The error describes each
+// kind that could not be watched.
 func (r *Registry) WatchContent(ctx context.Context, conn Connection, content ContentWatch) error {
 	wanted, err := content.spec(r.Scheme)
 	if err != nil {
@@ -178,16 +180,17 @@ func (r *Registry) WatchContent(ctx context.Context, conn Connection, content Co
 	return r.register(ctx, conn, wanted)
 }
 
-// Unwatch takes dependents from the watches of that name, all if none are given, and ends those
-// that are left with none. Then no handler or OnError of theirs is called any more: it waits for
-// one that is being called, but for no more than a second, not after ctx has ended, and not at all
-// inside of a handler or OnError, which is known by its context.
+// Unwatch removes dependents from the watches of that name, or all dependents if none are given. A
+// watch without a dependent ends: from then on, neither its handler nor its OnError is called.
+//
+// Unwatch waits for a running handler or OnError, for at most one second, and no longer than ctx.
+// Inside of a handler or OnError, which Unwatch recognizes by its context, Unwatch does not wait.
 func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
 	r.mu.Lock()
 	var gone []*watch
 	if reg := r.names[name]; reg != nil {
 		for _, w := range reg.parts {
-			if r.withoutLocked(w, dependents) {
+			if r.removeDependentsLocked(w, dependents) {
 				gone = append(gone, w)
 			}
 		}
@@ -199,22 +202,22 @@ func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types
 	endAll(ctx, gone)
 }
 
-// withoutLocked takes dependents from a watch, all if none are given, and the watch from its
-// registration if that was the last one.
-func (r *Registry) withoutLocked(w *watch, dependents []types.UID) (gone bool) {
-	if w.dependents = withoutDependents(w.dependents, dependents); len(w.dependents) > 0 {
+// removeDependentsLocked removes dependents from a watch, or all if none are given. Without any
+// dependent left, the watch is removed from its registration.
+func (r *Registry) removeDependentsLocked(w *watch, dependents []types.UID) (gone bool) {
+	if w.dependents = removeDependents(w.dependents, dependents); len(w.dependents) > 0 {
 		return false
 	}
-	delete(w.of.parts, w.part)
+	delete(w.reg.parts, w.part)
 	return true
 }
 
-// endAll ends watches and waits as Unwatch says.
+// endAll ends watches, and waits as documented at Unwatch.
 func endAll(ctx context.Context, gone []*watch) {
 	for _, w := range gone {
 		w.end()
 	}
-	if len(gone) == 0 || isInside(ctx) {
+	if len(gone) == 0 || calledFromHandler(ctx) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, unwatchPatience)
@@ -224,7 +227,7 @@ func endAll(ctx context.Context, gone []*watch) {
 	}
 }
 
-// checkLocked returns why conn does not feed watches any more.
+// checkLocked returns an error with the reason if conn does not feed watches any more.
 func (r *Registry) checkLocked(conn Connection) error {
 	if !r.ended && r.current == conn {
 		return nil
@@ -241,12 +244,12 @@ func (r *Registry) isCurrent(reg *registration) bool {
 	return r.names[reg.name] == reg
 }
 
-// resume feeds a watch from a new connection. What fails is tried again as long as the connection
-// lives: the kind may be served again.
+// resume feeds a watch from a new connection. A failure is retried until the connection ends,
+// because the kind may be served again later.
 func (r *Registry) resume(conn Connection, w *watch) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
 	for conn.Err() == nil && w.live() {
-		informer, err := conn.Hold(conn.Life(), w.object, w.scope, w.of.name, w.observer(conn))
+		informer, err := conn.Hold(conn.Life(), w.object, w.scope, w.reg.name, w.observer(conn))
 		if err == nil {
 			err = w.attach(conn, informer)
 		}
@@ -254,7 +257,7 @@ func (r *Registry) resume(conn Connection, w *watch) {
 			return
 		}
 		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name),
-			"watch", w.of.name, "kind", w.part.kind, "error", err.Error())
+			"watch", w.reg.name, "kind", w.part.kind, "error", err.Error())
 		select {
 		case <-conn.Life().Done():
 		case <-w.done:

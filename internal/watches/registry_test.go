@@ -38,16 +38,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var errEnded = errors.New("not connected")
 
-// connection is a Connection whose informers do what the test says.
+// connection is a Connection whose informers the test controls.
 type connection struct {
 	life       context.Context
 	end        context.CancelFunc
 	generation int64
 	running    sync.WaitGroup
-	hold       func(kind string) error // what Hold does first, nil for nothing
+	hold       func(kind string) error // if not nil, Hold calls it first
 
 	mu        sync.Mutex
-	informers map[string]*informer // guarded by mu; those held, by kind and namespace
+	informers map[string]*informer // guarded by mu; held informers by kind and namespace
 }
 
 func connect(r *Registry, generation int64) *connection {
@@ -110,8 +110,8 @@ func (c *connection) Go(f func()) {
 func (c *connection) Generation() int64              { return c.generation }
 func (c *connection) Identity() healthprobe.Identity { return healthprobe.Identity{Username: "red"} }
 
-// held are the names of the informers that are held.
-func (c *connection) held() (names []string) {
+// heldInformers returns the names of the held informers.
+func (c *connection) heldInformers() (names []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name := range c.informers {
@@ -127,13 +127,13 @@ func (c *connection) informer(name string) *informer {
 	return c.informers[name]
 }
 
-// informer calls its handlers when the test says.
+// informer calls its handlers when the test calls add.
 type informer struct {
 	observe  func(scopedcache.ScopeState)
 	released func()
 	stopping chan struct{} // if not nil, Remove waits until it is closed
 	has      map[string]bool
-	synced   chan struct{} // closed when handlers were told of everything
+	synced   chan struct{} // closed when handlers have received all objects
 	life     <-chan struct{}
 
 	mu       sync.Mutex
@@ -155,14 +155,14 @@ func (i *informer) Feed(h toolscache.ResourceEventHandler, options replay.Option
 		case <-i.life:
 		}
 	}()
-	return &feeding{Feed: fed, of: i, end: sync.OnceFunc(func() { close(ended) })}, nil
+	return &feeding{Feed: fed, informer: i, end: sync.OnceFunc(func() { close(ended) })}, nil
 }
 
-// feeding is what an informer answers with.
+// feeding is the result of informer.Feed.
 type feeding struct {
 	*replay.Feed
-	of  *informer
-	end func()
+	informer *informer
+	end      func()
 }
 
 func (f *feeding) Known() replay.Known {
@@ -172,15 +172,15 @@ func (f *feeding) Known() replay.Known {
 
 func (f *feeding) Remove() {
 	f.end()
-	if f.of.stopping != nil {
-		<-f.of.stopping
+	if f.informer.stopping != nil {
+		<-f.informer.stopping
 	}
 }
 
 func (i *informer) Release() { i.released() }
 
-// add delivers a creation to every handler there ever was: a removed one may still be called by
-// client-go.
+// add delivers a creation to every handler, including removed ones: client-go may still call a
+// removed handler.
 func (i *informer) add(name string) {
 	i.mu.Lock()
 	handlers := slices.Clone(i.handlers)
@@ -190,12 +190,12 @@ func (i *informer) add(name string) {
 	}
 }
 
-// ctl is a controller that has been started, or that is started later.
+// ctl is a controller that has started, or that starts later.
 type ctl struct {
 	mu      sync.Mutex
 	waiting []source.Source // guarded by mu; nil once started
 	sources int             // guarded by mu
-	late    bool            // guarded by mu; sources wait for run
+	late    bool            // guarded by mu; sources start in run
 }
 
 func (c *ctl) Watch(src source.Source) error {
@@ -216,7 +216,7 @@ func (c *ctl) run(g *WithT) {
 	}
 }
 
-// onAdd makes a handler of creations.
+// onAdd returns a handler of creations.
 func onAdd(f func(ctx context.Context, name string)) handler.TypedEventHandler[client.Object, reconcile.Request] {
 	return handler.Funcs{CreateFunc: func(ctx context.Context, e event.CreateEvent,
 		_ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
@@ -246,7 +246,7 @@ func names(states []WatchState) (names []string) {
 	return names
 }
 
-// After Unwatch no handler begins: Unwatch waits for the one that is being called.
+// After Unwatch no handler call starts: Unwatch waits for the running call.
 func TestUnwatchWaitsForTheHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -264,19 +264,19 @@ func TestUnwatchWaitsForTheHandler(t *testing.T) {
 		returned := false
 		go func() { r.Unwatch(t.Context(), "w"); returned = true }()
 		synctest.Wait()
-		g.Expect(returned).To(BeFalse(), "the handler is being called")
-		g.Expect(r.Len()).To(BeZero(), "but the watch is gone")
+		g.Expect(returned).To(BeFalse(), "the handler is still running")
+		g.Expect(r.Len()).To(BeZero(), "the watch is already removed")
 		close(release)
 		synctest.Wait()
 		g.Expect(returned).To(BeTrue())
 		i.add("late")
 		g.Expect(called).To(Equal([]string{"first"}))
-		g.Expect(conn.held()).To(BeEmpty(), "the informer was given back")
+		g.Expect(conn.heldInformers()).To(BeEmpty(), "the informer was released")
 		conn.disconnect(r)
 	})
 }
 
-// A handler that hangs costs whoever unwatches it a second, and less if their context ends before.
+// With a handler that hangs, Unwatch takes a second, or less if its context ends before.
 func TestUnwatchOfAHandlerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -299,7 +299,7 @@ func TestUnwatchOfAHandlerThatHangs(t *testing.T) {
 	})
 }
 
-// Inside of a handler, Unwatch waits for nothing: neither for this watch nor for another.
+// Inside of a handler, Unwatch does not wait, neither for this watch nor for another.
 func TestUnwatchInsideAHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -322,9 +322,9 @@ func TestUnwatchInsideAHandler(t *testing.T) {
 	})
 }
 
-// While an informer stops, client-go makes whoever removes a handler wait until all handlers have
-// returned. Unwatch does not: neither inside of such a handler, which would wait for itself, nor
-// outside for longer than its second.
+// While an informer stops, client-go blocks the removal of a handler until all handlers have
+// returned. Unwatch does not block: inside of such a handler, which would wait for itself, Unwatch
+// does not wait. Outside, Unwatch waits for at most a second.
 func TestUnwatchWhileTheInformerStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -348,12 +348,12 @@ func TestUnwatchWhileTheInformerStops(t *testing.T) {
 		g.Expect(time.Since(start)).To(Equal(unwatchPatience))
 		close(stopping)
 		synctest.Wait()
-		g.Expect(conn.held()).To(BeEmpty())
+		g.Expect(conn.heldInformers()).To(BeEmpty())
 		conn.disconnect(r)
 	})
 }
 
-// A handler that panics loses its event and nothing else; the log says so.
+// A handler that panics loses only its event, and the panic is logged.
 func TestHandlerPanics(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
@@ -363,7 +363,7 @@ func TestHandlerPanics(t *testing.T) {
 	var called []string
 	g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, func(_ context.Context, name string) {
 		if name == "bad" {
-			panic("I do not like it")
+			panic("bad object")
 		}
 		called = append(called, name)
 	}, ""))).To(Succeed())
@@ -373,9 +373,9 @@ func TestHandlerPanics(t *testing.T) {
 	g.Expect(called).To(Equal([]string{"good"}))
 	g.Expect(logged).
 		To(
-			HaveExactElements(And(ContainSubstring("A handler panicked"), ContainSubstring("I do not like it"),
+			HaveExactElements(And(ContainSubstring("A handler panicked"), ContainSubstring("bad object"),
 				ContainSubstring(`"watch"="w"`))))
-	r.Unwatch(t.Context(), "w") // the panic was counted out
+	r.Unwatch(t.Context(), "w") // does not wait, because the call that panicked has ended
 	conn.disconnect(r)
 }
 
@@ -387,7 +387,7 @@ func TestConflict(t *testing.T) {
 	ctx := t.Context()
 	g.Expect(r.Watch(ctx, conn, configMaps(c, nothing, ""))).To(Succeed())
 	g.Expect(r.Watch(ctx, conn, configMaps(c, nothing, ""))).To(Succeed())
-	g.Expect(r.Watch(ctx, conn, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "whoever the controller is")
+	g.Expect(r.Watch(ctx, conn, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "the controller does not matter")
 	g.Expect(c.sources).To(Equal(1), "a controller gets one source per name")
 	for what, other := range map[string]WatcherOptions{
 		"kind":  {Kind: &corev1.Secret{}},
@@ -401,19 +401,20 @@ func TestConflict(t *testing.T) {
 		g.Expect(err).To(MatchError(ErrConflict), what)
 		g.Expect(err).
 			To(
-				MatchError(And(ContainSubstring("it watches ConfigMap (*v1.ConfigMap) everywhere, and "),
-					ContainSubstring("Unwatch it first, take another name, or use WatchContent"))), what)
+				MatchError(And(ContainSubstring("the registered watch is ConfigMap (*v1.ConfigMap) everywhere, "),
+					ContainSubstring("call Unwatch first, use another name, or use WatchContent"))), what)
 		if what == "scope" {
-			g.Expect(err).To(MatchError(ContainSubstring("ConfigMap (*v1.ConfigMap) in namespace n was asked for")))
+			g.Expect(err).To(MatchError(ContainSubstring("the requested watch is ConfigMap (*v1.ConfigMap) in namespace n")))
 		}
 	}
 	content := NewContentWatch(ContentWatchOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing),
 		Objects: []client.Object{&corev1.ConfigMap{}}})
 	err := r.WatchContent(ctx, conn, content)
-	g.Expect(err).To(MatchError(ErrConflict), "a content is not a watch")
+	g.Expect(err).To(MatchError(ErrConflict), "WatchContent conflicts with Watch")
 	g.Expect(err).
 		To(
-			MatchError(ContainSubstring("Watch has registered it, not WatchContent; Unwatch it first, or take another name")))
+			MatchError(
+				ContainSubstring("Watch registered the name, not WatchContent; call Unwatch first, or use another name")))
 	g.Expect(names(r.States())).To(Equal([]string{"w ConfigMap/  b"}), "conflicts change nothing")
 	r.End()
 	conn.disconnect(r)
@@ -441,52 +442,53 @@ func TestWatchIsChecked(t *testing.T) {
 	conn.disconnect(r)
 }
 
-// object makes an object of a kind in a namespace.
+// object returns an object of a kind in a namespace.
 func object(kind, namespace string) client.Object {
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "some"}}
 	o.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
 	return o
 }
 
-// WatchContent watches exactly the kinds of the content, where the content is.
+// WatchContent watches exactly the kinds of the content, in the namespaces of the content.
 func TestWatchContent(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	conn := connect(r, 1)
 	c := &ctl{}
-	var heard []string
+	var received []string
 	watch := func(dependent types.UID, objects ...client.Object) error {
 		return r.WatchContent(t.Context(), conn,
 			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
-				EventHandler: onAdd(func(_ context.Context, name string) { heard = append(heard, name) })}))
+				EventHandler: onAdd(func(_ context.Context, name string) { received = append(received, name) })}))
 	}
 	g.Expect(watch("a", object("ConfigMap", "n"), object("ConfigMap", "n"), object("Secret", "n"))).To(Succeed())
-	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n", "Secret/n"}))
+	g.Expect(conn.heldInformers()).To(Equal([]string{"ConfigMap/n", "Secret/n"}))
 	secrets := conn.informer("Secret/n")
 	conn.informer("ConfigMap/n").add("one")
 	secrets.add("two")
 
 	g.Expect(watch("a", object("ConfigMap", "n"), object("Namespace", ""))).To(Succeed())
-	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n", "Namespace/"}))
-	secrets.add("has left")
+	g.Expect(conn.heldInformers()).To(Equal([]string{"ConfigMap/n", "Namespace/"}))
+	secrets.add("not delivered")
 	conn.informer("Namespace/").add("three")
-	g.Expect(heard).To(Equal([]string{"one", "two", "three"}))
-	g.Expect(c.sources).To(Equal(1), "kinds come and go with one source")
+	g.Expect(received).To(Equal([]string{"one", "two", "three"}))
+	g.Expect(c.sources).To(Equal(1), "one source serves kinds that are added and removed")
 
-	// Another dependent's content under the name is watched together with it.
+	// Contents of two dependents under one name are watched together.
 	g.Expect(watch("b", object("ConfigMap", "m"), object("ConfigMap", "n"))).To(Succeed())
 	g.Expect(names(r.States())).To(Equal([]string{"c ConfigMap/m b", "c ConfigMap/n a b", "c Namespace/ a"}))
 	g.Expect(watch("a")).To(Succeed())
 	g.Expect(names(r.States())).To(Equal([]string{"c ConfigMap/m b", "c ConfigMap/n b"}))
 	r.Unwatch(t.Context(), "c", "b")
-	g.Expect(conn.held()).To(BeEmpty())
+	g.Expect(conn.heldInformers()).To(BeEmpty())
 	g.Expect(r.names).To(BeEmpty())
-	g.Expect(watch("a")).To(Succeed(), "no content is no error")
+	g.Expect(watch("a")).To(Succeed(), "an empty content is not an error")
 	g.Expect(r.names).To(BeEmpty())
 	conn.disconnect(r)
 }
 
-// What cannot be watched does not keep the rest from it, nor what is gone from ending.
+// If one kind cannot be watched, the other kinds are still watched, and watches of removed kinds
+// still end.
 func TestWatchContentInPart(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
@@ -511,17 +513,17 @@ func TestWatchContentInPart(t *testing.T) {
 	err = watch(object("Gadget", "n"), object("ConfigMap", "n"))
 	var typed *meta.NoKindMatchError
 	g.Expect(errors.As(err, &typed)).To(BeTrue(), "%v", err)
-	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n"}))
+	g.Expect(conn.heldInformers()).To(Equal([]string{"ConfigMap/n"}))
 	conn.hold = nil
 	g.Expect(watch(object("Gadget", "n"), object("ConfigMap", "n"))).To(Succeed())
-	g.Expect(conn.held()).To(Equal([]string{"ConfigMap/n", "Gadget/n"}))
+	g.Expect(conn.heldInformers()).To(Equal([]string{"ConfigMap/n", "Gadget/n"}))
 	r.End()
-	g.Eventually(conn.held).Should(BeEmpty())
+	g.Eventually(conn.heldInformers).Should(BeEmpty())
 	conn.disconnect(r)
 }
 
-// Whose connection ends in the middle of a content has registered nothing of it, and loses nothing
-// that it had.
+// If the connection ends during WatchContent, no new watch is registered, and no earlier watch is
+// lost.
 func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
@@ -555,33 +557,33 @@ func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
 	r.End()
 }
 
-// Watches outlive connections, whatever state the registration and the controller are in.
+// Watches continue across connections, in every state of the registration and the controller.
 func TestReconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		first := connect(r, 1)
-		var heard []string
+		var received []string
 		started, late := &ctl{}, &ctl{late: true}
-		hear := func(_ context.Context, name string) { heard = append(heard, name) }
-		g.Expect(r.Watch(t.Context(), first, configMaps(started, hear, ""))).To(Succeed())
+		onEvent := func(_ context.Context, name string) { received = append(received, name) }
+		g.Expect(r.Watch(t.Context(), first, configMaps(started, onEvent, ""))).To(Succeed())
 		g.Expect(r.Watch(t.Context(), first,
-			NewWatcher(WatcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(hear)}))).
+			NewWatcher(WatcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(onEvent)}))).
 			To(Succeed())
 		old := first.informer("ConfigMap/")
 		first.disconnect(r)
 		old.add("of the old connection")
-		g.Expect(r.Watch(t.Context(), first, configMaps(started, hear, ""))).To(MatchError(errEnded))
+		g.Expect(r.Watch(t.Context(), first, configMaps(started, onEvent, ""))).To(MatchError(errEnded))
 
 		second := connect(r, 2)
 		synctest.Wait()
 		second.informer("ConfigMap/").add("of the new one")
-		late.run(g) // only now does the controller start
+		late.run(g) // the controller starts only now
 		second.informer("Secret/").add("a secret")
-		g.Expect(heard).To(Equal([]string{"of the new one", "a secret"}))
+		g.Expect(received).To(Equal([]string{"of the new one", "a secret"}))
 		g.Expect(started.sources).To(Equal(1))
 
-		// A kind that is not served for a while is resumed when it is.
+		// The watch of a kind that is not served for a while resumes when the kind is served.
 		second.disconnect(r)
 		var served atomic.Bool
 		third := &connection{generation: 3, informers: map[string]*informer{}, hold: func(string) error {
@@ -595,16 +597,17 @@ func TestReconnect(t *testing.T) {
 		<-time.After(time.Minute)
 		served.Store(true)
 		<-time.After(time.Minute)
-		g.Expect(third.held()).To(Equal([]string{"ConfigMap/", "Secret/"}))
+		g.Expect(third.heldInformers()).To(Equal([]string{"ConfigMap/", "Secret/"}))
 		r.End()
 		synctest.Wait()
-		g.Expect(third.held()).To(BeEmpty())
-		g.Expect(r.Watch(t.Context(), third, configMaps(started, hear, ""))).NotTo(Succeed(), "it has ended for ever")
+		g.Expect(third.heldInformers()).To(BeEmpty())
+		g.Expect(r.Watch(t.Context(), third, configMaps(started, onEvent, ""))).
+			NotTo(Succeed(), "the registry has ended permanently")
 		third.disconnect(r)
 	})
 }
 
-// Whatever happens while a registration waits for the API server, nothing is left behind.
+// Other calls while a registration waits for the API server leave no watch behind.
 func TestWhileRegistering(t *testing.T) {
 	for name, tc := range map[string]struct {
 		meanwhile func(r *Registry, conn *connection)
@@ -612,7 +615,7 @@ func TestWhileRegistering(t *testing.T) {
 		held      int
 	}{
 		"nothing": {func(*Registry, *connection) {}, false, 1},
-		// whoever watches now wants it
+		// a Watch that is still in progress registers the watch again
 		"unwatch":    {func(r *Registry, _ *connection) { r.Unwatch(context.Background(), "w") }, false, 1},
 		"end":        {func(r *Registry, _ *connection) { r.End() }, true, 0},
 		"disconnect": {func(r *Registry, conn *connection) { conn.end(); r.Disconnected(conn) }, true, 0},
@@ -635,7 +638,7 @@ func TestWhileRegistering(t *testing.T) {
 				synctest.Wait()
 				cancel()
 				synctest.Wait()
-				g.Expect(third).To(MatchError(context.Canceled), "who waits for another's turn waits as long as its context")
+				g.Expect(third).To(MatchError(context.Canceled), "the wait for a turn ends with the caller's context")
 				tc.meanwhile(r, conn)
 				close(release)
 				running.Wait()
@@ -648,14 +651,14 @@ func TestWhileRegistering(t *testing.T) {
 					g.Expect(second).NotTo(HaveOccurred())
 					g.Expect(names(r.States())).To(Equal([]string{"w ConfigMap/ a b"}))
 				}
-				g.Expect(conn.held()).To(HaveLen(tc.held))
+				g.Expect(conn.heldInformers()).To(HaveLen(tc.held))
 				conn.disconnect(r)
 			})
 		})
 	}
 }
 
-// A controller that takes no source, or panics, leaves nothing registered.
+// If the controller refuses the source, or panics, nothing stays registered.
 func TestControllerThatRefuses(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
@@ -667,7 +670,7 @@ func TestControllerThatRefuses(t *testing.T) {
 		EventHandler: onAdd(nothing)})
 	g.Expect(func() { _ = r.Watch(t.Context(), conn, panicking) }).To(Panic())
 	g.Expect(r.names).To(BeEmpty())
-	g.Expect(conn.held()).To(BeEmpty())
+	g.Expect(conn.heldInformers()).To(BeEmpty())
 	g.Expect(r.Watch(t.Context(), conn, configMaps(&ctl{}, nothing, ""))).To(Succeed())
 	r.End()
 	conn.disconnect(r)
@@ -682,13 +685,14 @@ func (r refuses) Watch(source.Source) error {
 	return errors.New("no")
 }
 
-// OnError is told the latest state, changes only, one at a time, and holds up nobody.
+// OnError receives only changes, only the latest state, and one at a time. OnError delays no other
+// caller.
 func TestOnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		conn := connect(r, 1)
-		var told []WatchError
+		var received []WatchError
 		release := make(chan struct{})
 		g.Expect(r.Watch(t.Context(), conn, NewWatcher(WatcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing), Scope: scopedcache.Scope{
@@ -696,7 +700,7 @@ func TestOnError(t *testing.T) {
 			},
 			OnError: func(ctx context.Context, err WatchError) {
 				<-release
-				told = append(told, err)
+				received = append(received, err)
 				if err.State == scopedcache.NotServed {
 					r.Unwatch(ctx, "w")
 				}
@@ -704,10 +708,10 @@ func TestOnError(t *testing.T) {
 		}))).To(Succeed())
 		denied, failing := errors.New("denied"), errors.New("failing")
 		observe := conn.informer("ConfigMap/n").observe
-		observe(scopedcache.ScopeState{State: scopedcache.Synced}) // as it should
+		observe(scopedcache.ScopeState{State: scopedcache.Synced}) // a first state without an error is not reported
 		observe(scopedcache.ScopeState{State: scopedcache.Forbidden, LastError: denied})
 		synctest.Wait()
-		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: failing}) // nobody waits for OnError
+		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: failing}) // observe does not wait for OnError
 		observe(scopedcache.ScopeState{State: scopedcache.Synced})
 		release <- struct{}{}
 		release <- struct{}{}
@@ -716,44 +720,46 @@ func TestOnError(t *testing.T) {
 			Scope: scopedcache.Scope{Namespace: "n"}, Identity: conn.Identity(), State: scopedcache.Forbidden, Err: denied}
 		recovered := expected
 		recovered.State, recovered.Err = scopedcache.Synced, nil
-		g.Expect(told).To(Equal([]WatchError{expected, recovered}))
+		g.Expect(received).To(Equal([]WatchError{expected, recovered}))
 
 		close(release)
 		observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: denied})
 		observe(scopedcache.ScopeState{State: scopedcache.Synced})
 		synctest.Wait()
-		g.Expect(told).To(HaveLen(2), "only the latest state is told, and that it is Synced is no news")
+		g.Expect(received).To(HaveLen(2), "only the latest state is reported, and Synced is not a change")
 		observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: denied})
 		synctest.Wait()
-		g.Expect(told).To(HaveLen(3))
-		g.Expect(r.Len()).To(BeZero(), "it unwatched itself")
+		g.Expect(received).To(HaveLen(3))
+		g.Expect(r.Len()).To(BeZero(), "OnError has called Unwatch")
 		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: failing})
 		synctest.Wait()
-		g.Expect(told).To(HaveLen(3), "nothing is told after Unwatch")
+		g.Expect(received).To(HaveLen(3), "nothing is reported after Unwatch")
 		conn.disconnect(r)
 	})
 }
 
-// What OnError was not told before the connection ended does not keep the next one from telling.
+// A state that OnError did not receive before the connection ended does not block the states of the
+// next connection.
 func TestOnErrorAfterReconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		first := connect(r, 1)
-		var told []scopedcache.State
+		var received []scopedcache.State
 		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
-			OnError: func(_ context.Context, err WatchError) { told = append(told, err.State) },
+			OnError: func(_ context.Context, err WatchError) { received = append(received, err.State) },
 		}))).To(Succeed())
 		observe := first.informer("ConfigMap/").observe
 		first.end()
-		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errEnded}) // its goroutine never runs
+		// the goroutine for OnError never runs
+		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errEnded})
 		first.disconnect(r)
 		second := connect(r, 2)
 		synctest.Wait()
 		second.informer("ConfigMap/").observe(scopedcache.ScopeState{State: scopedcache.Forbidden, LastError: errEnded})
 		synctest.Wait()
-		g.Expect(told).To(Equal([]scopedcache.State{scopedcache.Forbidden}))
+		g.Expect(received).To(Equal([]scopedcache.State{scopedcache.Forbidden}))
 		r.End()
 		second.disconnect(r)
 	})
@@ -762,14 +768,14 @@ func TestOnErrorAfterReconnect(t *testing.T) {
 func TestDependents(t *testing.T) {
 	g := NewWithT(t)
 	before := []types.UID{"a", "c"}
-	g.Expect(withDependent(before, "b")).To(Equal([]types.UID{"a", "b", "c"}))
-	g.Expect(withDependent(before, "a")).To(Equal(before))
-	g.Expect(withoutDependents(before, []types.UID{"a", "x"})).To(Equal([]types.UID{"c"}))
-	g.Expect(withoutDependents(before, nil)).To(BeEmpty(), "none given means all")
+	g.Expect(addDependent(before, "b")).To(Equal([]types.UID{"a", "b", "c"}))
+	g.Expect(addDependent(before, "a")).To(Equal(before))
+	g.Expect(removeDependents(before, []types.UID{"a", "x"})).To(Equal([]types.UID{"c"}))
+	g.Expect(removeDependents(before, nil)).To(BeEmpty(), "an empty list means all")
 	g.Expect(before).To(Equal([]types.UID{"a", "c"}), "published slices do not change")
 }
 
-// Handlers get copies of everything, so what they do to an object they do to nobody else's.
+// Handlers receive copies, so a handler that changes an object affects no other handler.
 func TestHandlersGetCopies(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
@@ -803,16 +809,16 @@ func TestHandlersGetCopies(t *testing.T) {
 	conn.disconnect(r)
 }
 
-// Whatever order connections come in, the latest feeds the watch, and nothing is left held.
+// For any order of connections, the latest one feeds the watch, and no informer stays held.
 func TestLateConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		first := connect(r, 1)
-		var heard []string
+		var received []string
 		g.Expect(r.Watch(t.Context(), first,
-			configMaps(&ctl{}, func(_ context.Context, name string) { heard = append(heard, name) }, ""))).To(Succeed())
-		first.end() // but nobody has said so yet
+			configMaps(&ctl{}, func(_ context.Context, name string) { received = append(received, name) }, ""))).To(Succeed())
+		first.end() // Disconnected is not called yet
 		second := connect(r, 2)
 		synctest.Wait()
 		r.Disconnected(first)
@@ -820,26 +826,26 @@ func TestLateConnections(t *testing.T) {
 			To(Succeed(), "the second is the current one")
 		second.informer("ConfigMap/").add("one")
 		w := r.watchesLocked()[0]
-		late := &informer{released: func() { heard = append(heard, "released") }}
+		late := &informer{released: func() { received = append(received, "released") }}
 		g.Expect(w.attach(first, late)).To(Succeed())
 		second.informer("ConfigMap/").add("two")
-		g.Expect(heard).To(Equal([]string{"one", "released", "two"}))
+		g.Expect(received).To(Equal([]string{"one", "released", "two"}))
 
-		// An informer that comes when the watch has ended is given back too.
+		// An informer that is attached after the end of the watch is released too.
 		r.Unwatch(t.Context(), "w")
 		g.Expect(w.attach(second, late)).To(Succeed())
-		g.Expect(heard).To(Equal([]string{"one", "released", "two", "released"}))
-		g.Expect(second.held()).To(BeEmpty())
+		g.Expect(received).To(Equal([]string{"one", "released", "two", "released"}))
+		g.Expect(second.heldInformers()).To(BeEmpty())
 		first.disconnect(r)
 		second.disconnect(r)
 	})
 }
 
-// refusing is an informer that takes no handler.
+// refusing is an informer that accepts no handler.
 type refusing struct{ Informer }
 
 func (refusing) Feed(toolscache.ResourceEventHandler, replay.Options) (Feeding, error) {
-	return nil, errors.New("no handler, please")
+	return nil, errors.New("no handler accepted")
 }
 
 func TestInformerThatRefuses(t *testing.T) {
@@ -848,15 +854,15 @@ func TestInformerThatRefuses(t *testing.T) {
 	conn := connect(r, 1)
 	w := newWatch(newRegistration(r, spec{name: "w"}), partObject{object: &corev1.ConfigMap{}}, "")
 	var h toolscache.ResourceEventHandler = toolscache.ResourceEventHandlerFuncs{}
-	w.of.handler.Store(&h)
+	w.reg.handler.Store(&h)
 	released := false
 	g.Expect(w.attach(conn, refusing{&informer{released: func() { released = true }}})).
-		To(MatchError(ContainSubstring("no handler, please")))
+		To(MatchError(ContainSubstring("no handler accepted")))
 	g.Expect(released).To(BeTrue())
 	conn.disconnect(r)
 }
 
-// Unwatch ends a watch that waits for its kind to be served again.
+// Unwatch ends a watch that waits until its kind is served again.
 func TestUnwatchWhileResuming(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -878,68 +884,69 @@ func TestUnwatchWhileResuming(t *testing.T) {
 	})
 }
 
-// Another error of the same state is told; what an earlier connection says late is not.
+// OnError receives another error of the same state. OnError does not receive a late state of an
+// earlier connection.
 func TestOnErrorTellsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		first := connect(r, 1)
-		var told []string
+		var received []string
 		release := make(chan struct{})
 		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
-			OnError: func(_ context.Context, err WatchError) { <-release; told = append(told, err.Err.Error()) },
+			OnError: func(_ context.Context, err WatchError) { <-release; received = append(received, err.Err.Error()) },
 		}))).To(Succeed())
-		tell := func(observe func(scopedcache.ScopeState), what string) {
+		report := func(observe func(scopedcache.ScopeState), what string) {
 			observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errors.New(what)})
 			synctest.Wait()
 		}
 		old := first.informer("ConfigMap/").observe
 		close(release)
-		tell(old, "one")
-		tell(old, "two")
-		tell(old, "two")
-		g.Expect(told).To(Equal([]string{"one", "two"}))
+		report(old, "one")
+		report(old, "two")
+		report(old, "two")
+		g.Expect(received).To(Equal([]string{"one", "two"}))
 		release = make(chan struct{})
 		first.end()
 		r.Disconnected(first)
 		second := connect(r, 2)
 		synctest.Wait()
-		tell(second.informer("ConfigMap/").observe, "three") // OnError hangs with it
-		tell(second.informer("ConfigMap/").observe, "four")
-		tell(old, "late")
+		report(second.informer("ConfigMap/").observe, "three") // OnError hangs with it
+		report(second.informer("ConfigMap/").observe, "four")
+		report(old, "late")
 		close(release)
 		synctest.Wait()
-		g.Expect(told).To(Equal([]string{"one", "two", "three", "four"}))
+		g.Expect(received).To(Equal([]string{"one", "two", "three", "four"}))
 		r.End()
 		first.disconnect(r)
 		second.disconnect(r)
 	})
 }
 
-// What is deleted while nobody watches is told once the next informer has shown that it is not
-// there: with what handlers find its owner by, and nothing of its content. It does not matter how
-// often the connection changes meanwhile.
+// A deletion during a disconnect is delivered after the next informer has listed all objects. The
+// deleted object has the fields by which handlers find its owner, and no content. This holds for
+// any number of reconnects.
 func TestMissedDeletions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()
 		first := connect(r, 1)
 		var mu sync.Mutex
-		var heard []string
+		var received []string
 		var last client.Object
 		note := func(what string, object client.Object) {
 			mu.Lock()
 			defer mu.Unlock()
-			heard = append(heard, what+" "+object.GetName())
+			received = append(received, what+" "+object.GetName())
 			last = object
 		}
 		seen := func() []string {
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			seen := heard
-			heard = nil
+			seen := received
+			received = nil
 			return seen
 		}
 		type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -962,8 +969,8 @@ func TestMissedDeletions(t *testing.T) {
 		began.OnDelete(toolscache.DeletedFinalStateUnknown{Obj: object("was deleted", "1")})
 		seen()
 		first.disconnect(r)
-		// What an informer that has ended still delivers is not told, and so is not known to be
-		// there.
+		// An event of an informer that has ended is not delivered, so its object does not count as
+		// known.
 		began.OnAdd(object("goes", "1"), false)
 
 		// The second connection ends in the middle of its first list.
@@ -979,7 +986,7 @@ func TestMissedDeletions(t *testing.T) {
 		informer.handlers[0].OnAdd(object("stays", "1"), true)
 		informer.handlers[0].OnAdd(object("is another", "2"), true)
 		g.Expect(seen()).To(Equal([]string{"create stays", "delete is another", "create is another"}), "the old one first")
-		informer.has = map[string]bool{"ns/comes back": true} // its creation is on the way
+		informer.has = map[string]bool{"ns/comes back": true} // its creation is not delivered yet
 		close(informer.synced)
 		g.Expect(seen()).To(ConsistOf("delete goes", "delete goes too"))
 		g.Expect(last).
@@ -992,7 +999,7 @@ func TestMissedDeletions(t *testing.T) {
 		seen()
 		third.disconnect(r)
 
-		// Nor is anything told after Unwatch.
+		// After Unwatch nothing is delivered.
 		fourth := connect(r, 4)
 		synctest.Wait()
 		informer = fourth.informer("ConfigMap/")

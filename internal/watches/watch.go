@@ -19,17 +19,18 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// registration is a name: one source in one controller, and the parts that feed it.
+// registration has the watches of one name: one source in one controller, and the parts that feed
+// the source.
 type registration struct {
 	registry *Registry
 	name     string
 	content  bool
 	onError  func(context.Context, WatchError)
 
-	turn    chan struct{} // holds a token while somebody adds to the registration
+	turn    chan struct{} // holds a token while a caller adds to the registration
 	started bool          // the controller has its source; guarded by turn
 
-	parts   map[part]*watch // guarded by registry.mu; added to in turn
+	parts   map[part]*watch // guarded by registry.mu; only the caller with the turn adds parts
 	handler atomic.Pointer[toolscache.ResourceEventHandler]
 }
 
@@ -38,8 +39,8 @@ func newRegistration(registry *Registry, wanted spec) *registration {
 		turn: make(chan struct{}, 1), parts: map[part]*watch{}}
 }
 
-// ready takes the handler from the controller and attaches it to what is there. What comes later
-// finds it.
+// ready stores the controller's handler and attaches it to the existing parts. Later parts use the
+// stored handler.
 func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 	reg.handler.Store(&handler)
 	reg.registry.mu.Lock()
@@ -56,38 +57,39 @@ func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 	return nil
 }
 
-// watch is a part of a registration. It outlives connections: each of them attaches its informer.
+// watch is a part of a registration. A watch continues across connections: each connection attaches
+// its informer.
 type watch struct {
-	of         *registration
+	reg        *registration
 	part       part
 	scope      scopedcache.Scope
 	object     client.Object // an example of the kind
 	dependents []types.UID   // guarded by the registry's mu; sorted
 
 	done     chan struct{} // closed when the watch has ended
-	released chan struct{} // closed when the informer was given back after that
+	released chan struct{} // closed when the informer was released after that
 
-	mu       sync.Mutex
-	ended    bool                    // guarded by mu
-	conn     Connection              // guarded by mu; the latest one
-	informer Informer                // guarded by mu; of conn
-	feeding  Feeding                 // guarded by mu; set while the handler is fed from informer
-	known    replay.Known            // guarded by mu; what the handler was told of by earlier connections
-	calls    int                     // guarded by mu; of handler and OnError, under way
-	idle     chan struct{}           // guarded by mu; closed when calls gets 0, nil if nobody waits
-	said     scopedcache.ScopeState  // guarded by mu; what OnError was told last
-	tell     *scopedcache.ScopeState // guarded by mu; what it is to be told next
-	telling  Connection              // guarded by mu; a goroutine of this one is about it
+	mu        sync.Mutex
+	ended     bool                    // guarded by mu
+	conn      Connection              // guarded by mu; the latest one
+	informer  Informer                // guarded by mu; of conn
+	feeding   Feeding                 // guarded by mu; set while the handler is fed from informer
+	delivered replay.Known            // guarded by mu; what earlier connections delivered to the handler
+	calls     int                     // guarded by mu; running calls of handler and OnError
+	idle      chan struct{}           // guarded by mu; closed when calls gets 0, nil without a waiter
+	reported  scopedcache.ScopeState  // guarded by mu; the last state that OnError received
+	pending   *scopedcache.ScopeState // guarded by mu; the next state for OnError, if any
+	reporter  Connection              // guarded by mu; the connection whose goroutine calls OnError
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
-	return &watch{of: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object),
+	return &watch{reg: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object),
 		dependents: []types.UID{dependent},
 		done:       make(chan struct{}), released: make(chan struct{})}
 }
 
-// attach feeds the watch from the informer of a connection; it then owns the informer, unless it
-// fails.
+// attach feeds the watch from the informer of a connection. attach takes over the informer, and
+// releases it on an error.
 func (w *watch) attach(conn Connection, informer Informer) error {
 	w.mu.Lock()
 	if w.ended || w.conn != nil && w.conn.Generation() > conn.Generation() {
@@ -95,7 +97,7 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 		informer.Release()
 		return nil
 	}
-	w.letGoLocked() // an informer of an earlier connection has ended with it
+	w.dropInformerLocked() // the informer of an earlier connection has ended with that connection
 	w.conn, w.informer = conn, informer
 	err := w.feedLocked()
 	if err != nil {
@@ -108,7 +110,7 @@ func (w *watch) attach(conn Connection, informer Informer) error {
 	return err
 }
 
-// feed attaches the handler, if it and an informer are there.
+// feed attaches the handler to the informer, if both are set.
 func (w *watch) feed() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -116,41 +118,41 @@ func (w *watch) feed() error {
 }
 
 func (w *watch) feedLocked() error {
-	handler := w.of.handler.Load()
+	handler := w.reg.handler.Load()
 	if w.ended || handler == nil || w.informer == nil || w.feeding != nil || w.conn.Err() != nil {
 		return nil // if the connection ended, the next one feeds the handler
 	}
 	conn := w.conn
-	feeding, err := w.informer.Feed(copying{*handler},
-		replay.Options{Known: maps.Clone(w.known), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
+	feeding, err := w.informer.Feed(copyingHandler{*handler},
+		replay.Options{Known: maps.Clone(w.delivered), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil
 		}
 		return errors.Wrap(err, "attaching the handler")
 	}
-	w.feeding, w.known = feeding, nil
+	w.feeding, w.delivered = feeding, nil
 	return nil
 }
 
-// letGoLocked keeps what the handler was told of by the connection it was fed from.
-func (w *watch) letGoLocked() {
+// dropInformerLocked clears the informer, and keeps what its connection delivered to the handler.
+func (w *watch) dropInformerLocked() {
 	if w.feeding != nil {
-		w.known = w.feeding.Known()
+		w.delivered = w.feeding.Known()
 	}
 	w.informer, w.feeding = nil, nil
 }
 
-// detach lets go of the informer of a connection that has ended.
+// detach clears the informer if its connection has ended.
 func (w *watch) detach() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn != nil && w.conn.Err() != nil {
-		w.letGoLocked()
+		w.dropInformerLocked()
 	}
 }
 
-// end detaches the watch for ever. A handler that is being called may still finish.
+// end ends the watch permanently. A running handler may still finish.
 func (w *watch) end() {
 	w.mu.Lock()
 	if w.ended {
@@ -158,15 +160,15 @@ func (w *watch) end() {
 		return
 	}
 	conn, informer, feeding := w.conn, w.informer, w.feeding
-	w.ended, w.informer, w.feeding, w.known = true, nil, nil, nil
+	w.ended, w.informer, w.feeding, w.delivered = true, nil, nil, nil
 	close(w.done)
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
 		close(w.released) // an informer whose connection has ended has stopped
 		return
 	}
-	// Not here: while an informer stops, client-go has whoever removes a handler wait until every
-	// handler has returned, and the caller may be one of them.
+	// Not in this goroutine: while an informer stops, client-go blocks the removal of a handler
+	// until every handler has returned. The caller may be one of these handlers.
 	go func() {
 		defer close(w.released)
 		if feeding != nil {
@@ -182,8 +184,9 @@ func (w *watch) live() bool {
 	return !w.ended
 }
 
-// call calls f, a handler or OnError, unless the watch or the connection has ended, or note, which
-// is called before that under mu and may be nil, says no. A panic costs the call.
+// call calls f, a handler or OnError, unless the watch or the connection has ended. If note is not
+// nil, call first calls note under mu, and skips f if note returns false. call recovers from a
+// panic of f, and the event is lost.
 func (w *watch) call(conn Connection, note func() bool, f func()) {
 	w.mu.Lock()
 	if w.ended || conn.Err() != nil || note != nil && !note() {
@@ -195,9 +198,9 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
-			w.of.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
-				"extension", klog.KRef(w.of.registry.Extension.Namespace,
-					w.of.registry.Extension.Name), "watch", w.of.name, "kind", w.part.kind, "stack", string(debug.Stack()))
+			w.reg.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
+				"extension", klog.KRef(w.reg.registry.Extension.Namespace,
+					w.reg.registry.Extension.Name), "watch", w.reg.name, "kind", w.part.kind, "stack", string(debug.Stack()))
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -209,8 +212,8 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 	f()
 }
 
-// awaitIdle waits until no call is under way and the informer was given back, or ctx has ended. Use
-// it after end.
+// awaitIdle waits until no call is running and the informer is released, or until ctx ends. Call
+// awaitIdle after end.
 func (w *watch) awaitIdle(ctx context.Context) {
 	w.mu.Lock()
 	if w.calls > 0 && w.idle == nil {
@@ -231,62 +234,64 @@ func (w *watch) awaitIdle(ctx context.Context) {
 	}
 }
 
-// insideKey marks the contexts that handlers and OnError are called with.
-type insideKey struct{}
+// handlerMark marks the contexts of handler and OnError calls.
+type handlerMark struct{}
 
-func inside(ctx context.Context) context.Context { return context.WithValue(ctx, insideKey{}, true) }
+func withHandlerMark(ctx context.Context) context.Context {
+	return context.WithValue(ctx, handlerMark{}, true)
+}
 
-func isInside(ctx context.Context) bool { return ctx.Value(insideKey{}) != nil }
+func calledFromHandler(ctx context.Context) bool { return ctx.Value(handlerMark{}) != nil }
 
-// observer returns what Hold tells of the informer's state, nil if nobody wants to know.
+// observer returns the function that Hold calls with the informer's state, nil without OnError.
 func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
-	if w.of.onError == nil {
+	if w.reg.onError == nil {
 		return nil
 	}
 	return func(state scopedcache.ScopeState) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.ended || conn.Err() != nil || w.telling != nil && w.telling.Generation() > conn.Generation() {
+		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Generation() > conn.Generation() {
 			return
 		}
-		w.tell = &state
-		if w.telling != conn {
-			w.telling = conn
-			conn.Go(func() { w.tellAll(conn) })
+		w.pending = &state
+		if w.reporter != conn {
+			w.reporter = conn
+			conn.Go(func() { w.reportAll(conn) })
 		}
 	}
 }
 
-// tellAll calls OnError with the latest state until it has been told.
-func (w *watch) tellAll(conn Connection) {
+// reportAll calls OnError with the latest state, until no state is pending.
+func (w *watch) reportAll(conn Connection) {
 	for {
-		state, news := w.nextToTell(conn)
+		state, news := w.nextReport(conn)
 		if state == nil {
 			return
 		}
 		if news {
 			w.call(conn, nil, func() {
-				w.of.onError(inside(conn.Life()), WatchError{Extension: w.of.registry.Extension, Name: w.of.name,
+				w.reg.onError(withHandlerMark(conn.Life()), WatchError{Extension: w.reg.registry.Extension, Name: w.reg.name,
 					Kind: w.part.kind, Scope: w.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
 			})
 		}
 	}
 }
 
-// nextToTell takes what is to be told, nil if there is nothing more for the goroutine of conn. It
-// is no news that a watch begins as it should.
-func (w *watch) nextToTell(conn Connection) (state *scopedcache.ScopeState, news bool) {
+// nextReport takes the pending state, nil if the goroutine of conn has nothing more to report. news
+// is false for an unchanged state, and for a first state without an error.
+func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.tell == nil || w.telling != conn || w.ended || conn.Err() != nil {
-		if w.telling == conn {
-			w.telling = nil
+	if w.pending == nil || w.reporter != conn || w.ended || conn.Err() != nil {
+		if w.reporter == conn {
+			w.reporter = nil
 		}
 		return nil, false
 	}
-	state, w.tell = w.tell, nil
-	before := w.said
-	w.said = *state
+	state, w.pending = w.pending, nil
+	before := w.reported
+	w.reported = *state
 	news = state.State != before.State || text(state.LastError) != text(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
 }
@@ -298,16 +303,16 @@ func text(err error) string {
 	return err.Error()
 }
 
-// copying passes events to the handler as copies, which it may change.
-type copying struct {
+// copyingHandler passes copies of the objects to the handler, which may change them.
+type copyingHandler struct {
 	next toolscache.ResourceEventHandler
 }
 
-func (c copying) OnAdd(object any, isInInitialList bool) {
+func (c copyingHandler) OnAdd(object any, isInInitialList bool) {
 	c.next.OnAdd(copyOf(object), isInInitialList)
 }
-func (c copying) OnUpdate(before, object any) { c.next.OnUpdate(copyOf(before), copyOf(object)) }
-func (c copying) OnDelete(object any)         { c.next.OnDelete(copyOf(object)) }
+func (c copyingHandler) OnUpdate(before, object any) { c.next.OnUpdate(copyOf(before), copyOf(object)) }
+func (c copyingHandler) OnDelete(object any)         { c.next.OnDelete(copyOf(object)) }
 
 func copyOf(object any) any {
 	switch object := object.(type) {

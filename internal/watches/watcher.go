@@ -23,13 +23,15 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// SourceWatcher is what a watch needs of a controller. Every controller-runtime controller is one.
+// SourceWatcher has the method of a controller that a watch needs. Every controller-runtime
+// controller implements SourceWatcher.
 type SourceWatcher[request comparable] interface {
 	// Watch starts the source with the controller's queue, now or when the controller starts.
 	Watch(src source.TypedSource[request]) error
 }
 
-// Watcher says what to watch and who is told. NewWatcher makes one; the interface is sealed.
+// Watcher describes what to watch and which controller receives requests. NewWatcher returns a
+// Watcher. The interface is sealed.
 type Watcher interface {
 	// Name of the watch, unique within an extension.
 	Name() string
@@ -39,8 +41,8 @@ type Watcher interface {
 	spec(scheme *runtime.Scheme) (spec, error)
 }
 
-// ContentWatch says of what content to watch the kinds, and who is told. NewContentWatch makes one;
-// the interface is sealed.
+// ContentWatch describes the content whose kinds to watch, and which controller receives requests.
+// NewContentWatch returns a ContentWatch. The interface is sealed.
 type ContentWatch interface {
 	// Name of the watch, unique within an extension.
 	Name() string
@@ -50,8 +52,8 @@ type ContentWatch interface {
 	spec(scheme *runtime.Scheme) (spec, error)
 }
 
-// WatchError is what OnError is told: that the informer of a watch changed its state, and why; also
-// that it has recovered. It is no error value, Err is.
+// WatchError is the argument of OnError: the new state of a watch's informer, and the reason. The
+// new state may also be a recovery. WatchError does not implement error; use Err.
 type WatchError struct {
 	Extension client.ObjectKey
 	// Name of the watch.
@@ -59,46 +61,49 @@ type WatchError struct {
 	// Kind and Scope are what the informer watches.
 	Kind  schema.GroupVersionKind
 	Scope scopedcache.Scope
-	// Identity is who watches.
+	// Identity is the identity that watches.
 	Identity healthprobe.Identity
-	// State is how the informer does now: scopedcache.Syncing, Synced (it has recovered),
-	// Forbidden, NotServed, or Failing.
+	// State is the current state of the informer: scopedcache.Syncing, Synced (the informer has
+	// recovered), Forbidden, NotServed, or Failing.
 	State scopedcache.State
-	// Err is why, nil when Syncing or Synced. It never holds a secret.
+	// Err is the reason, nil when Syncing or Synced. Err never contains a secret.
 	Err error
 }
 
-// TypedWatcherOptions say what to watch with an extension's connection, and which controller is
-// told.
+// TypedWatcherOptions describes what to watch with an extension's connection, and which controller
+// receives requests.
 type TypedWatcherOptions[object client.Object, request comparable] struct {
-	// Name of the watch, unique within the extension. Choose one per controller and kind; a scope
-	// that may change belongs in the name.
+	// Name of the watch, unique within the extension. Choose one name per controller and kind. If
+	// the scope may change, include the scope in the name.
 	Name string
-	// Watcher is the controller whose queue gets the requests.
+	// Watcher is the controller whose queue receives the requests.
 	Watcher SourceWatcher[request]
-	// Kind of the objects; for unstructured objects and metadata, with its GroupVersionKind set.
+	// Kind is an example of the objects. Unstructured objects and metadata need their
+	// GroupVersionKind.
 	Kind object
-	// EventHandler turns events into requests. It gets objects of its own, which it may change. It
-	// must not block: it would hold up its own events. A panic loses the event and is logged. One
-	// that serves several extensions is called by all of them at the same time; so are Predicates.
+	// EventHandler turns events into requests. The handler receives copies of objects, which it may
+	// change. The handler must not block, because it would delay its own next events. A panic is
+	// logged, and the event is lost. A handler that serves several extensions is called for all of
+	// them concurrently, and so are Predicates.
 	EventHandler handler.TypedEventHandler[object, request]
-	// Predicates filter the events before that.
+	// Predicates filter the events before EventHandler.
 	Predicates []predicate.TypedPredicate[object]
-	// Scope restricts the watch; zero means all namespaces.
+	// Scope restricts the watch. The zero value means all namespaces.
 	Scope scopedcache.Scope
-	// Dependent is who needs the watch: it ends when its last dependent is gone. "" stands for the
-	// name itself.
+	// Dependent is the object that needs the watch. The watch ends when its last dependent is gone.
+	// Empty means that the watch's name itself counts as the dependent.
 	Dependent types.UID
-	// OnError, if set, is told when the informer fails, is forbidden, its kind is not served, or
-	// recovers: the latest state, once per change, from a goroutine of its own. ctx ends with the
-	// connection. It may call Unwatch. A panic is logged.
+	// OnError, if set, is called when the informer fails, is forbidden, when the API server does
+	// not serve its kind, or when the informer recovers. OnError receives only the latest state,
+	// once per change, in a separate goroutine. ctx ends with the connection. OnError may call
+	// Unwatch. A panic is logged.
 	OnError func(ctx context.Context, err WatchError)
 }
 
-// WatcherOptions are TypedWatcherOptions for ordinary controllers.
+// WatcherOptions is TypedWatcherOptions for ordinary controllers.
 type WatcherOptions = TypedWatcherOptions[client.Object, reconcile.Request]
 
-// NewWatcher makes a Watcher. What is wrong with options is an error of Watch.
+// NewWatcher returns a Watcher. Watch returns an error if options are invalid.
 func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
 	return &typedWatcher[object, request]{options: options}
 }
@@ -119,45 +124,46 @@ func (w *typedWatcher[object, request]) spec(scheme *runtime.Scheme) (spec, erro
 	if err != nil {
 		return spec{}, errors.WithMessagef(err, "watch %q", w.options.Name)
 	}
-	made := spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent,
+	result := spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent,
 		onError: w.options.OnError,
 		start:   starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
-	return made, made.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
+	return result, result.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
 }
 
-// TypedContentWatchOptions say what an extension's content is, and which controller is told when
-// objects of its kinds change.
+// TypedContentWatchOptions describes an extension's content, and which controller receives requests
+// when objects of the content's kinds change.
 type TypedContentWatchOptions[request comparable] struct {
-	// Name of the watch, unique within the extension. Under it exactly the kinds of Objects are
-	// watched.
+	// Name of the watch, unique within the extension. Exactly the kinds of Objects are watched
+	// under this name.
 	Name string
-	// Watcher is the controller whose queue gets the requests.
+	// Watcher is the controller whose queue receives the requests.
 	Watcher SourceWatcher[request]
 	// Objects are the content: typed, unstructured, or metadata, with their GroupVersionKinds known
-	// to the scheme or set. Each kind is watched in the representation of its objects. They are
-	// read during WatchContent only, and must not change meanwhile.
+	// to the scheme or set. Each kind is watched in the representation of its objects. Only
+	// WatchContent reads the objects. Do not change them during that call.
 	Objects []client.Object
-	// EventHandler turns events about all objects of these kinds into requests, in and out of the
-	// content: choose with Predicates, or by owner. It is called for all kinds and namespaces at
-	// the same time. Otherwise it is as in TypedWatcherOptions.
+	// EventHandler turns events about all objects of these kinds into requests, whether or not the
+	// objects are in the content. To select objects, use Predicates or the owner. The handler is
+	// called for all kinds and namespaces concurrently. Otherwise the rules of TypedWatcherOptions
+	// apply.
 	EventHandler handler.TypedEventHandler[client.Object, request]
-	// Predicates filter the events before that.
+	// Predicates filter the events before EventHandler.
 	Predicates []predicate.TypedPredicate[client.Object]
-	// Scope restricts the watches, by labels of the owner for example. Without a Namespace they are
-	// where the objects are, each namespace on its own, so that rights in these namespaces suffice.
-	// Objects that name no namespace are watched everywhere.
+	// Scope restricts the watches, for example by labels of the owner. Without a Namespace in
+	// Scope, each namespace of the objects is watched separately, so permissions in these
+	// namespaces are sufficient. Objects without a namespace are watched in all namespaces.
 	Scope scopedcache.Scope
-	// Dependent is whose content it is. Contents of several dependents under one name are watched
-	// together.
+	// Dependent is the owner of the content. The contents of several dependents under one name are
+	// watched together.
 	Dependent types.UID
 	// OnError is as in TypedWatcherOptions.
 	OnError func(ctx context.Context, err WatchError)
 }
 
-// ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
+// ContentWatchOptions is TypedContentWatchOptions for ordinary controllers.
 type ContentWatchOptions = TypedContentWatchOptions[reconcile.Request]
 
-// NewContentWatch makes a ContentWatch. What is wrong with options is an error of WatchContent.
+// NewContentWatch returns a ContentWatch. WatchContent returns an error if options are invalid.
 func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
 	return &typedContentWatch[request]{options: options}
 }
@@ -170,7 +176,7 @@ func (w *typedContentWatch[request]) Name() string             { return w.option
 func (w *typedContentWatch[request]) Objects() []client.Object { return w.options.Objects }
 
 func (w *typedContentWatch[request]) spec(scheme *runtime.Scheme) (spec, error) {
-	made := spec{name: w.options.Name, content: true, dependent: w.options.Dependent, onError: w.options.OnError,
+	result := spec{name: w.options.Name, content: true, dependent: w.options.Dependent, onError: w.options.OnError,
 		start: starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
 	seen := map[part]bool{}
 	for _, object := range w.options.Objects {
@@ -185,22 +191,22 @@ func (w *typedContentWatch[request]) spec(scheme *runtime.Scheme) (spec, error) 
 		}
 		if !seen[p.part] {
 			seen[p.part] = true
-			made.parts = append(made.parts, p)
+			result.parts = append(result.parts, p)
 		}
 	}
-	return made, made.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
+	return result, result.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
 }
 
-// spec is what Watcher and ContentWatch come down to.
+// spec is the common form of Watcher and ContentWatch.
 type spec struct {
 	name      string
 	content   bool // the parts may change
 	parts     []partObject
 	dependent types.UID
 	onError   func(context.Context, WatchError)
-	// start gives the controller a source. When the controller starts it, ready gets the handler to
-	// feed.
-	start func(inside func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error
+	// start gives the controller a source. When the controller starts the source, ready is called
+	// with the handler to feed. mark marks the handler's context.
+	start func(mark func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error
 }
 
 func (s spec) validate(noWatcher, noHandler bool) error {
@@ -208,21 +214,21 @@ func (s spec) validate(noWatcher, noHandler bool) error {
 	case s.name == "":
 		return errors.New("a watch needs a Name")
 	case noWatcher:
-		return errors.Errorf("watch %q needs a Watcher: the controller that is told", s.name)
+		return errors.Errorf("watch %q needs a Watcher: the controller that receives the requests", s.name)
 	case noHandler:
 		return errors.Errorf("watch %q needs an EventHandler", s.name)
 	}
 	return nil
 }
 
-// part is what one informer shows of a watch.
+// part is the part of a watch that one informer serves.
 type part struct {
 	kind   schema.GroupVersionKind
-	goType reflect.Type // and so the representation
-	scope  string       // in words, for scopes cannot be compared
+	goType reflect.Type // determines the representation
+	scope  string       // as a string, because scopes are not comparable
 }
 
-// String names the part for people.
+// String describes the part for error messages.
 func (p part) String() string {
 	where := "everywhere"
 	if p.scope != "" {
@@ -238,7 +244,7 @@ type partObject struct {
 	object client.Object
 }
 
-// partOf says what to watch of the object's kind.
+// partOf returns the part for an object's kind, and its scope.
 func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Scheme) (partObject, error) {
 	kind, err := apiutil.GVKForObject(object, scheme)
 	if err != nil {
@@ -253,24 +259,25 @@ func starter[object client.Object, request comparable](name string, watcher Sour
 	eventHandler handler.TypedEventHandler[object,
 		request], predicates []predicate.TypedPredicate[object]) func(func(context.Context) context.Context,
 	func(toolscache.ResourceEventHandler) error) error {
-	return func(inside func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error {
+	return func(mark func(context.Context) context.Context, ready func(toolscache.ResourceEventHandler) error) error {
 		return watcher.Watch(watchSource[request]{
 			name: name,
 			start: func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
-				// controller-runtime's own adapter from informer to handler, predicates included;
-				// it asks an informer to register it, so it gets one that only hands it over.
+				// This is controller-runtime's own adapter from informer to handler, with
+				// predicates. The adapter registers a handler with an informer, so it gets an
+				// informer that only passes the handler on.
 				adapter := &source.TypedInformer[object, request]{
 					Informer:   handOver{ready: ready},
 					Handler:    eventHandler,
 					Predicates: predicates,
 				}
-				return adapter.Start(inside(ctx), queue)
+				return adapter.Start(mark(ctx), queue)
 			},
 		})
 	}
 }
 
-// watchSource is what the controller is given, once per registration.
+// watchSource is the source that the controller gets, once per registration.
 type watchSource[request comparable] struct {
 	name  string
 	start source.TypedFunc[request]
@@ -283,7 +290,7 @@ func (s watchSource[request]) Start(ctx context.Context, queue workqueue.TypedRa
 // String names the source in the controller's log.
 func (s watchSource[request]) String() string { return fmt.Sprintf("latchkey watch %s", s.name) }
 
-// handOver is an informer that passes on the handler it is given, and nothing else.
+// handOver is an informer that only passes a handler to ready.
 type handOver struct {
 	cache.Informer
 	ready func(toolscache.ResourceEventHandler) error

@@ -231,7 +231,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	o := startRemoteOperator(t, ns)
 
 	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
-		To(ContainSubstring("it uses exec, which is refused"))
+		To(ContainSubstring("refused fields: exec"))
 	g.Expect(o.waitReason(t, "absent", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
 	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).
 		To(ContainSubstring("the host operator needs list and watch on that secret"))
@@ -250,7 +250,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 		g.Expect(h.live.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 	}
 	setKubeconfig(t, ns, "far", []byte("no kubeconfig"))
-	o.waitFor(t, "far", sameConnection("it cannot be parsed as a kubeconfig"))
+	o.waitFor(t, "far", sameConnection("the content cannot be parsed as a kubeconfig"))
 	works()
 	setKubeconfig(t, ns, "far", kubeconfigOf(t, clientcmdapi.AuthInfo{Token: "not-one-that-counts"}))
 	o.waitFor(t, "far", sameConnection("Unauthorized"))

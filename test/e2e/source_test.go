@@ -20,7 +20,7 @@ import (
 type listener struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-	mu   sync.Mutex
+	mu     sync.Mutex
 	events []string // guarded by mu
 }
 
