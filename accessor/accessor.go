@@ -14,34 +14,34 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/watches"
 )
 
-// identityAccessor is one extension's connection. The lifecycle machine decides everything; the
-// accessor passes events to it and carries out its effects. Getters load published and nothing
-// else.
+// identityAccessor is one extension's connection. The lifecycle machine makes every decision. The
+// accessor passes events to the machine and carries out its effects. Getters load published and
+// nothing else.
 //
-// A step, its commit effects and the append of its after effects to the queue are one critical
-// section. The after effects run without mu, in order. mu is never held across I/O, a channel send
-// or a callback.
+// A step, its commit effects and the append of its after effects to the queue are one
+// critical section. The after effects run without mu, in order. No goroutine holds mu across I/O, a
+// channel send or a callback.
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
 	published atomic.Pointer[snapshot]
-	watches   watches.Registry // has a lock of its own; may be used under mu, and does not come back here
-	after     afterEffects     // has a lock of its own; effects are appended under mu, and run without it
+	watches   watches.Registry // has its own lock; may be used under mu, because it never calls the accessor
+	effects   afterEffects     // has its own lock; effects are appended under mu and run without it
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	machine     lifecycle.Machine
-	object      client.Object // as last resolved; not changed
+	object      client.Object // as last resolved; immutable
 	membership  *targets.Membership
 	credentials openCredentials
-	attempt     *attempt // that was created last
+	attempt     *attempt // the one that was created last
 }
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	now := time.Now()
 	a := &identityAccessor{key: key, set: set, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger}}
-	a.after.aside = func(drain func()) {
-		if !set.owned.Start(drain) { // the set has ended, and so nothing is left that could take long
+	a.effects.spawn = func(drain func()) {
+		if !set.tasks.Start(drain) { // the set has ended, so no remaining effect takes long
 			go drain()
 		}
 	}
@@ -50,49 +50,49 @@ func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	return a
 }
 
-// brought is what comes with an event, and what the machine does not see.
-type brought struct {
+// eventPayload holds the values that come with an event and that the machine does not see.
+type eventPayload struct {
 	resolution credential.Resolution // with Resolved
-	membership *targets.Membership   // with Resolved: of the target that was joined for it
-	conn       *connection           // with AttemptFinished: what a connect made
+	membership *targets.Membership   // with Resolved: membership of the target that was joined for the event
+	conn       *connection           // with AttemptFinished: the connection that a connect created
 }
 
-// before is what there was before a step.
-type before struct {
+// previousState is the state before a step.
+type previousState struct {
 	conn       *connection
 	membership *targets.Membership
 }
 
-// step passes an event to the machine and carries out what follows.
-func (a *identityAccessor) step(event lifecycle.Event, with brought) {
+// step passes an event to the machine and carries out the resulting effects.
+func (a *identityAccessor) step(event lifecycle.Event, payload eventPayload) {
 	a.mu.Lock()
-	a.stepLocked(event, with)
+	a.stepLocked(event, payload)
 	a.mu.Unlock()
-	a.after.run()
+	a.effects.run()
 }
 
-func (a *identityAccessor) stepLocked(event lifecycle.Event, with brought) {
-	before := before{conn: a.published.Load().conn, membership: a.membership}
+func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayload) {
+	previous := previousState{conn: a.published.Load().conn, membership: a.membership}
 	if finished, ok := event.(lifecycle.AttemptFinished); ok && a.attempt != nil &&
 		a.attempt.Attempt == finished.Attempt {
 		a.attempt = nil
 	}
 	for _, effect := range a.machine.Step(time.Now(), a.observedLocked(), event) {
 		if lifecycle.IsCommit(effect) {
-			a.commitLocked(effect, with, before)
+			a.commitLocked(effect, payload, previous)
 		} else {
-			a.after.append(a.afterEffectLocked(effect, with, before))
+			a.effects.append(a.afterEffectLocked(effect, payload, previous))
 		}
 	}
-	if with.membership != nil && with.membership != a.membership {
-		a.after.append(with.membership.Leave) // the machine had no use for the target
+	if payload.membership != nil && payload.membership != a.membership {
+		a.effects.append(payload.membership.Leave) // the machine did not adopt the target
 	}
 	if a.membership != nil {
 		a.membership.Update(a.machine.Standing())
 	}
 }
 
-// observedLocked is what the machine looks at beside the event.
+// observedLocked returns what the machine reads in addition to the event.
 func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	seen := lifecycle.Observed{Jitter: rand.Float64()}
 	if conn := a.published.Load().conn; conn != nil {
@@ -102,37 +102,38 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	return seen
 }
 
-// stepAside is step for callers that must not run what others have queued: a request that got a
-// 401, or a scope that reports its state.
-func (a *identityAccessor) stepAside(event lifecycle.Event) {
+// stepAsync is step for callers that must not run the effects that others have queued. Such a
+// caller is a request that got a 401, or a scope that reports its state.
+func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 	a.mu.Lock()
-	a.stepLocked(event, brought{})
+	a.stepLocked(event, eventPayload{})
 	a.mu.Unlock()
-	a.after.runAside()
+	a.effects.runAsync()
 }
 
-// reconcile takes what the extension is to connect as, and starts what is due. It returns after
-// what time to be called again, 0 if only when woken.
+// reconcile receives the identity that the extension connects as, and starts the attempt that is
+// due. reconcile returns the delay after which the caller must call reconcile again. The delay is 0
+// if the next call follows a wake only.
 func (a *identityAccessor) reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(resolution), Err: err}
 	if err != nil {
 		event.Reason = reasonOf(err)
 	}
-	with := brought{resolution: resolution}
+	payload := eventPayload{resolution: resolution}
 	a.mu.Lock()
 	a.object = object
 	if err == nil && resolution.Key != a.machine.CredentialKey() {
-		// Before the old target is left: else the last member closes its TCP connections and
-		// forgets discovery.
-		if with.membership, event.TargetErr = a.set.targets.Join(resolution.Target, a); event.TargetErr == nil {
-			event.Target = lifecycle.TargetID(with.membership.ID())
+		// Join before the accessor leaves the old target. Otherwise the last member closes the TCP
+		// connections and forgets discovery.
+		if payload.membership, event.TargetErr = a.set.targets.Join(resolution.Target, a); event.TargetErr == nil {
+			event.Target = lifecycle.TargetID(payload.membership.ID())
 		}
 	}
-	a.stepLocked(event, with)
+	a.stepLocked(event, payload)
 	now := time.Now()
 	deadline := a.machine.Deadline(now, a.observedLocked())
 	a.mu.Unlock()
-	a.after.run()
+	a.effects.run()
 	if deadline.IsZero() {
 		return 0
 	}
@@ -144,15 +145,15 @@ func resolutionOf(r credential.Resolution) lifecycle.Resolution {
 		KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
 }
 
-// remove ends the accessor for ever, and returns when all that follows from it is done.
+// remove ends the accessor permanently, and returns when all resulting effects have run.
 func (a *identityAccessor) remove(reason Reason, cause error) {
-	a.step(lifecycle.Removed{Reason: reason, Cause: cause}, brought{})
-	a.after.wait()
+	a.step(lifecycle.Removed{Reason: reason, Cause: cause}, eventPayload{})
+	a.effects.wait()
 }
 
-// isOf reports whether the accessor is that of the object, and not of an earlier one of the same
-// name.
-func (a *identityAccessor) isOf(object client.Object) bool {
+// belongsTo reports whether the accessor is that of the object, and not of an earlier object with
+// the same name.
+func (a *identityAccessor) belongsTo(object client.Object) bool {
 	last := a.lastObject()
 	return last == nil || last.GetUID() == object.GetUID()
 }

@@ -42,12 +42,12 @@ func TestMain(m *testing.M) {
 
 const patience = 30 * time.Second
 
-// A review that is answered 403 is no success, whatever it says of the server: who watches for
-// probe failures hears of it.
+// A review that the server answers with 403 is not a success, although the server is up.
+// EachUnhealthy reports the extension.
 func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, fast, never)
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "red")
 	d.eventually("red", connectedAs("user-of-red"))
 	unhealthy := func() (since []time.Time) {
@@ -58,7 +58,7 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	r.status(http.StatusForbidden)
 	g.Eventually(unhealthy).WithTimeout(patience).Should(HaveLen(1))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(state.Phase).To(Equal(Connected), "a denied review ends nothing")
+	g.Expect(state.Phase).To(Equal(Connected), "a denied review ends no connection")
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(unhealthy()).To(Equal([]time.Time{state.Health.LastProbeSuccessTime}))
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
@@ -67,14 +67,14 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g.Eventually(unhealthy).WithTimeout(patience).Should(BeEmpty())
 }
 
-// reviewer is an API server that knows nothing but SelfSubjectReviews, and can be made to answer
-// what a real one answers only for a moment. What a real one does is tested in package test.
+// reviewer is an API server that serves SelfSubjectReviews only. A test can make it return answers
+// that a real API server returns only briefly. The tests in package test use a real API server.
 type reviewer struct {
 	*httptest.Server
-	asked    atomic.Int32
-	redirect atomic.Pointer[string] // where to
-	echo     atomic.Bool            // what it was sent
-	// answer returns the status and the user for a token.
+	reviews  atomic.Int32
+	redirect atomic.Pointer[string] // the URL to redirect to
+	echo     atomic.Bool            // answer with the headers of the request
+	// The function returns the status and the user for a token.
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
 }
 
@@ -94,10 +94,10 @@ func newReviewer(t *testing.T) *reviewer {
 			return
 		}
 		if !strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") {
-			w.WriteHeader(http.StatusUnauthorized) // an aggregated API that trusts nobody
+			w.WriteHeader(http.StatusUnauthorized) // an aggregated API that accepts no credential
 			return
 		}
-		r.asked.Add(1)
+		r.reviews.Add(1)
 		status, user := (*r.answer.Load())(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-"))
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -124,21 +124,22 @@ func (r *reviewer) status(status int) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) { return status, authenticationv1.UserInfo{} })
 }
 
-// driver calls Reconcile as the reconciler does, for extensions whose token it knows.
+// driver calls Reconcile as the reconciler does, for the extensions in tokens.
 type driver struct {
 	*Set
 	t        *testing.T
 	resolver credential.Resolver
 	wake     chan client.ObjectKey
 
-	mu     sync.Mutex
-	tokens map[string]string        // guarded by mu; of the extensions there are
-	born   map[string]string        // guarded by mu; tells extensions of one name apart
-	fresh  func(name string) string // guarded by mu; if not nil, makes a token for every look
+	mu          sync.Mutex
+	tokens      map[string]string        // guarded by mu; tokens of the existing extensions, by name
+	uidSuffixes map[string]string        // guarded by mu; distinguish extensions with the same name
+	newToken    func(name string) string // guarded by mu; if not nil, returns a token for each Resolve
 
-	foreign, impersonated bool     // guarded by mu; what Resolve says
-	changes               []string // guarded by mu; the names that Changed was called for
-	// guarded by mu; of disconnects, as logged: the state may have moved on when somebody looks
+	untrustedServer, impersonated bool     // guarded by mu; fields of the resolution
+	changes                       []string // guarded by mu; the names that Changed was called for
+	// guarded by mu; reasons of disconnects, from the log: the state may have changed before a test
+	// reads it
 	reasons []string
 }
 
@@ -150,15 +151,16 @@ type host struct {
 func (h host) GetConfig() *rest.Config { return h.config }
 
 func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Backoff) *driver {
-	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{}, born: map[string]string{}}
+	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
+		uidSuffixes: map[string]string{}}
 	var err error
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
 		base *rest.Config) (*rest.Config, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		base.BearerToken = "secret-" + d.tokens[object.GetName()]
-		if d.fresh != nil {
-			base.BearerToken = "secret-" + d.fresh(object.GetName())
+		if d.newToken != nil {
+			base.BearerToken = "secret-" + d.newToken(object.GetName())
 		}
 		return base, nil
 	}).Bind(host{config: &rest.Config{Host: url}}, credential.Kind{})
@@ -208,21 +210,21 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 func (d *driver) reconcile(name string) time.Duration {
 	d.mu.Lock()
 	_, exists := d.tokens[name]
-	uid := "uid-" + name + d.born[name]
+	uid := "uid-" + name + d.uidSuffixes[name]
 	d.mu.Unlock()
 	if !exists {
 		d.Remove(client.ObjectKey{Name: name}, Deleted)
 		return 0
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
-	resolved, err := d.resolver.Resolve(d.t.Context(), object)
+	resolution, err := d.resolver.Resolve(d.t.Context(), object)
 	d.mu.Lock()
-	resolved.UntrustedServer, resolved.Impersonated = d.foreign, d.impersonated
+	resolution.UntrustedServer, resolution.Impersonated = d.untrustedServer, d.impersonated
 	d.mu.Unlock()
-	return d.Reconcile(object, resolved, err)
+	return d.Reconcile(object, resolution, err)
 }
 
-// extension makes an extension, or changes its token.
+// extension creates an extension, or changes its token.
 func (d *driver) extension(name, token string) {
 	d.mu.Lock()
 	d.tokens[name] = token
@@ -230,8 +232,8 @@ func (d *driver) extension(name, token string) {
 	d.wake <- client.ObjectKey{Name: name}
 }
 
-// gone deletes an extension and waits until that was noticed.
-func (d *driver) gone(name string) {
+// deleteExtension deletes an extension and waits until the set has removed it.
+func (d *driver) deleteExtension(name string) {
 	d.t.Helper()
 	d.mu.Lock()
 	delete(d.tokens, name)
@@ -257,8 +259,8 @@ func (d *driver) changed() []string {
 	return append([]string(nil), d.changes...)
 }
 
-// said are the reasons of the disconnects so far.
-func (d *driver) said() []string {
+// disconnectReasons returns the reasons of the disconnects so far.
+func (d *driver) disconnectReasons() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return append([]string(nil), d.reasons...)
@@ -275,31 +277,31 @@ func disconnectedFor(reason Reason) func(ConnectionState) bool {
 var errDown = errors.New("down")
 
 var (
-	fast = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
+	fastProbes = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
 		Timeout: 2 * time.Second, FailureThreshold: 3}
-	rare = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
+	rareProbes = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
 		FailureThreshold: 3}
-	never  = wait.Backoff{Duration: time.Hour, Steps: 1}
-	atOnce = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
+	noRetry        = wait.Backoff{Duration: time.Hour, Steps: 1}
+	immediateRetry = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
 )
 
-// A connect that comes late, after the extension changed its identity, must not come through.
+// The result of a connect that ends after the extension changed its identity must not be published.
 func TestLateConnectChangesNothing(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	held, release := make(chan struct{}), make(chan struct{})
-	free := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(free) // also if the test fails, so that the server can close
+	blocked, release := make(chan struct{}), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(unblock) // also if the test fails, so that the server can close
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		if token == "old" {
-			close(held)
+			close(blocked)
 			<-release
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: token}
 	})
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "old")
-	<-held
+	<-blocked
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
@@ -308,74 +310,78 @@ func TestLateConnectChangesNothing(t *testing.T) {
 
 	d.extension("red", "new")
 	state := d.eventually("red", connectedAs("new"))
-	free()
-	// The old connect was cancelled, but imagine that its answer had been on the way.
-	conn := newConnection(d.life, &d.owned, d.options, a.key, 7, late.membership.Target, late.credential, func() {},
+	unblock()
+	// The old connect was cancelled. Pass its answer to the machine as if the answer had been under
+	// way.
+	conn := newConnection(d.life, &d.tasks, d.options, a.key, 7, late.membership.Target, late.credential, func() {},
 		func() {})
 	conn.identity = Identity{Username: "old"}
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
-		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, brought{conn: conn})
-	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "what is not published is closed")
+		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, eventPayload{conn: conn})
+	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
 	after, _ := d.State(a.key)
 	g.Expect(after.Identity).To(Equal(state.Identity))
 	g.Expect(after.Generation).To(BeEquivalentTo(1))
 	g.Expect(after.Since).To(Equal(state.Since))
 }
 
-// Nobody is connected as another than expected, however valid the credential is.
+// No extension connects as another identity than expected, even with a valid credential.
 func TestUnexpectedIdentity(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
 	d.mu.Lock()
 	d.tokens["red"] = "token"
 	d.mu.Unlock()
-	resolved, err := d.resolver.Resolve(t.Context(), object)
+	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
-	resolved.Expected = Identity{Username: "user-of-token", UID: "another"}
-	d.Set.Reconcile(object, resolved, nil)
-	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
+	resolution.Expected = Identity{Username: "user-of-token", UID: "another"}
+	d.Set.Reconcile(object, resolution, nil)
+	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
 	g.Expect(state.Generation).To(BeZero())
 }
 
-// A 403 to the review says nothing: an API server in its first moments denies rightful requests.
+// A 403 to the review does not end a connection: an API server that has just started denies
+// permitted requests.
 func TestDeniedReview(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
-		if r.asked.Load() < 2 {
+		if r.reviews.Load() < 2 {
 			return http.StatusForbidden, authenticationv1.UserInfo{}
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "red"}
 	})
-	d := drive(t, r.URL, fast, never)
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("red"))
 
 	r.status(http.StatusForbidden)
-	asked := r.asked.Load()
-	g.Eventually(r.asked.Load).WithTimeout(patience).Should(BeNumerically(">", asked+5))
+	reviewsBefore := r.reviews.Load()
+	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", reviewsBefore+5))
 	state := d.eventually("red", connectedAs("red"))
 	g.Expect(state.Generation).To(BeEquivalentTo(1))
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
-	g.Expect(apierrors.IsForbidden(state.Health.LastError)).To(BeTrue(), "but it shows: %v", state.Health.LastError)
+	g.Expect(apierrors.IsForbidden(state.Health.LastError)).
+		To(BeTrue(), "the state shows the error: %v", state.Health.LastError)
 }
 
-// A 401 to the review disconnects at once and connects again at once; only then it backs off.
+// After a 401 to the review the accessor disconnects at once and connects again at once. If that
+// connect fails, the accessor backs off.
 func TestUnauthorizedReview(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, fast, never)
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	old, err := d.GetClient(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 
-	var refused atomic.Int32
+	var rejections atomic.Int32
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
-		if refused.Add(1) == 1 {
+		if rejections.Add(1) == 1 {
 			return http.StatusUnauthorized, authenticationv1.UserInfo{}
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
@@ -383,7 +389,7 @@ func TestUnauthorizedReview(t *testing.T) {
 	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation == 2 })
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})).To(MatchError(ErrNotConnected))
-	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"Unauthorized"}))
+	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unauthorized"}))
 
 	r.status(http.StatusUnauthorized)
 	d.eventually("red", disconnectedFor(Unauthorized))
@@ -396,12 +402,12 @@ func TestUnauthorizedReview(t *testing.T) {
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
-// Another user than the one that was pinned is another identity: the connection ends, and another
-// begins.
+// A user other than the one stated at the connect is another identity: the connection ends, and
+// another one begins.
 func TestIdentityThatChanges(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, fast, never)
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
@@ -411,21 +417,21 @@ func TestIdentityThatChanges(t *testing.T) {
 		return s.Phase == Connected && s.Identity.UID == "another"
 	})
 	g.Expect(state.Generation).To(BeEquivalentTo(2))
-	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
+	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 }
 
-// A server that answers with errors of its own is not unauthorized; it takes FailureThreshold
+// Errors of the server are not the same as Unauthorized: the connection ends after FailureThreshold
 // probes.
 func TestFailingReviews(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, fast, atOnce)
+	d := drive(t, r.URL, fastProbes, immediateRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	r.status(http.StatusInternalServerError)
-	before := r.asked.Load()
+	previous := r.reviews.Load()
 	d.eventually("red", func(s ConnectionState) bool { return s.Phase != Connected })
-	g.Expect(r.asked.Load() - before).To(BeNumerically(">=", fast.FailureThreshold))
+	g.Expect(r.reviews.Load() - previous).To(BeNumerically(">=", fastProbes.FailureThreshold))
 	d.eventually("red", disconnectedFor(ProbeFailed))
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "back"}
@@ -433,42 +439,43 @@ func TestFailingReviews(t *testing.T) {
 	d.eventually("red", connectedAs("back"))
 }
 
-// An API that answers 401 to everything, as an aggregated one may, disconnects nobody and causes
-// one probe per Interval.
+// An API that answers every request with 401, as an aggregated one may, ends no connection and
+// causes one probe per Interval.
 func TestUnauthorizedElsewhere(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
 		healthprobe.Options{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second,
-			FailureThreshold: 3}, never)
+			FailureThreshold: 3}, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // what client-go uses without TLS
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // the transport that client-go uses without TLS
 	begin := time.Now()
 	g.Eventually(func() int32 {
 		resp, err := httpClient.Get(r.URL + "/apis/metrics.example.test/v1")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resp.Body.Close()).To(Succeed())
 		g.Expect(resp.StatusCode).To(Equal(http.StatusUnauthorized))
-		return r.asked.Load()
+		return r.reviews.Load()
 	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(BeNumerically(">=", 4))
 	intervals := int32(time.Since(begin)/(200*time.Millisecond)) + 1
-	g.Expect(r.asked.Load()-1).To(BeNumerically("<=", intervals), "probes, the connect's own excepted")
+	g.Expect(r.reviews.Load()-1).To(BeNumerically("<=", intervals), "probes, without the review of the connect")
 	g.Expect(d.eventually("red", connectedAs("user-of-token")).Generation).To(BeEquivalentTo(1))
 }
 
-// When a target is silent one member asks for all, all are disconnected together, and all are woken
-// when one gets an answer, however long their own backoff.
+// When a target is silent, one member probes on behalf of all, and all members are disconnected
+// together. When one member gets an answer, all members connect again, however long their own
+// backoff.
 func TestSilentTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
 		healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour, Timeout: 100 * time.Millisecond,
-			FailureThreshold: 3}, never)
+			FailureThreshold: 3}, noRetry)
 	names := []string{"red", "green", "blue", "yellow", "violet", "grey"}
 	for _, name := range names {
 		d.extension(name, name)
@@ -477,9 +484,9 @@ func TestSilentTarget(t *testing.T) {
 		d.eventually(name, connectedAs("user-of-"+name))
 	}
 	silence := make(chan struct{})
-	speak := sync.OnceFunc(func() { close(silence) })
-	t.Cleanup(speak) // also if the test fails, so that the server can close
-	asked := r.asked.Load()
+	endSilence := sync.OnceFunc(func() { close(silence) })
+	t.Cleanup(endSilence) // also if the test fails, so that the server can close
+	reviewsBefore := r.reviews.Load()
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		<-silence
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token}
@@ -488,21 +495,21 @@ func TestSilentTarget(t *testing.T) {
 		state := d.eventually(name, disconnectedFor(Unreachable))
 		g.Expect(state.Health.ConsecutiveFailures).To(BeNumerically(">=", 3))
 	}
-	g.Expect(r.asked.Load()-asked).To(BeNumerically("<=", 5), "one probe per interval, not one per member")
+	g.Expect(r.reviews.Load()-reviewsBefore).To(BeNumerically("<=", 5), "one probe per interval, not one per member")
 
-	speak()
-	d.extension("red", "first") // one comes back for a reason of its own, the others wait for an hour
+	endSilence()
+	d.extension("red", "first") // one connects because its token changed, the others back off for an hour
 	d.eventually("red", connectedAs("user-of-first"))
 	for _, name := range names[1:] {
 		d.eventually(name, connectedAs("user-of-"+name))
 	}
 }
 
-// What is removed leaves nothing.
+// A removed extension leaves no target, no state and no usable credential behind.
 func TestRemoveLeavesNothing(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
@@ -514,24 +521,24 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	cred := a.credentials[0].cred
 	a.mu.Unlock()
 
-	d.gone("red")
-	d.gone("red") // again is nothing
+	d.deleteExtension("red")
+	d.deleteExtension("red") // a second deletion has no effect
 	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(d.States()).To(BeEmpty())
-	g.Eventually(d.changed).WithTimeout(patience).Should(Equal([]string{"red", "red"}), "connected, and gone")
+	g.Eventually(d.changed).WithTimeout(patience).Should(Equal([]string{"red", "red"}), "connected, and removed")
 	_, err = cred.RoundTripper(http.DefaultTransport).RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
-	g.Expect(err).To(MatchError(credential.ErrInvalidCredential), "the token was given up")
+	g.Expect(err).To(MatchError(credential.ErrInvalidCredential), "the credential is closed")
 	err = old.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
 	g.Expect(err).To(MatchError(ErrNotConnected))
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
 }
 
-// What a caller makes of the REST config acts as the identity, however the caller furnishes it, and
-// at the API server only.
+// Clients that a caller builds from the REST config act as the identity, whatever the caller adds
+// to the config. They send requests to the API server of the identity only.
 func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config := func() *rest.Config {
@@ -539,47 +546,47 @@ func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		return config
 	}
-	var elsewhere atomic.Int32
-	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	var otherServerRequests atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { otherServerRequests.Add(1) }))
 	defer other.Close()
-	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // what client-go uses without TLS
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections() // the transport that client-go uses without TLS
 
-	// A client certificate would be believed rather than the token.
+	// The API server would authenticate a client certificate instead of the token.
 	certificate := &tls.Config{Certificates: []tls.Certificate{{}}}
 	withCertificate := config().WrapTransport(&http.Transport{TLSClientConfig: certificate})
 	_, err := withCertificate.RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
 	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 
-	// Another host gets nothing.
-	moved := config()
-	moved.Host = other.URL
-	httpClient, err := rest.HTTPClientFor(moved)
+	// Another host receives no request.
+	movedConfig := config()
+	movedConfig.Host = other.URL
+	httpClient, err := rest.HTTPClientFor(movedConfig)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = httpClient.Get(other.URL)
 	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
 
-	// Nor does it after a redirect.
+	// The other host receives no request after a redirect either.
 	r.redirect.Store(&other.URL)
 	httpClient, err = rest.HTTPClientFor(config())
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = httpClient.Get(r.URL + "/redirected")
 	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
-	whole, err := d.GetCluster(client.ObjectKey{Name: "red"})
+	entireCluster, err := d.GetCluster(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
-	resp, err := whole.GetHTTPClient().Get(r.URL + "/redirected")
+	resp, err := entireCluster.GetHTTPClient().Get(r.URL + "/redirected")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resp.Body.Close()).To(Succeed())
-	g.Expect(resp.StatusCode).To(Equal(http.StatusFound), "it is for the caller to see")
+	g.Expect(resp.StatusCode).To(Equal(http.StatusFound), "the caller receives the redirect")
 	g.Expect(resp.Request.Header).NotTo(HaveKey("Authorization"), "a response does not carry the token")
-	g.Expect(elsewhere.Load()).To(BeZero())
+	g.Expect(otherServerRequests.Load()).To(BeZero())
 }
 
-// A server that echoes what it was sent does not bring the token before people.
+// The token of a request does not appear in messages if the server echoes the request.
 func TestEchoedSecret(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	r.echo.Store(true)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "hunter2-hunter2")
 	state := d.eventually("red", disconnectedFor(ProbeFailed))
 	g.Expect(state.Message).To(ContainSubstring("[redacted]"))
@@ -587,22 +594,22 @@ func TestEchoedSecret(t *testing.T) {
 	g.Expect(fmt.Sprintf("%s %+v %v", state.Message, err, state)).NotTo(ContainSubstring("hunter2"))
 }
 
-// An API server that names nobody has not said who we are.
+// A review without a user name fails.
 func TestEmptyIdentity(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, authenticationv1.UserInfo{} })
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
-	g.Expect(d.eventually("red", disconnectedFor(ProbeFailed)).Message).To(ContainSubstring("named nobody"))
+	g.Expect(d.eventually("red", disconnectedFor(ProbeFailed)).Message).To(ContainSubstring("stated no user name"))
 }
 
-// While a cache cannot be read a connection stays, but only if the extension still names the same
-// ServiceAccount.
+// While a cache cannot be read, a connection continues only if the extension still references the
+// same ServiceAccount.
 func TestUnreadableServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
@@ -610,22 +617,22 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-token"))
 	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
 		errDown)
-	g.Eventually(d.said).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
+	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
 	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 || s.Phase != Connected })
 }
 
-// An extension that was deleted and created again between two looks is another one: nothing of the
-// first is left.
+// An extension that was deleted and created again between two reconciles is another extension. The
+// connection of the first one ends.
 func TestRecreatedExtension(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 	d.mu.Lock()
-	d.born["red"] = "-again"
+	d.uidSuffixes["red"] = "-again"
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: "red"}
 	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.UID == "uid-red-again" })
@@ -634,7 +641,7 @@ func TestRecreatedExtension(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
 }
 
-// An extension that turns up while the set ends is not left half connected.
+// An extension that appears while the set ends has no connection afterwards.
 func TestReconcileDuringShutdown(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -647,17 +654,19 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	var s *Set
 	reconcile := func(name string) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		resolved, err := resolver.Resolve(t.Context(), object)
+		resolution, err := resolver.Resolve(t.Context(), object)
 		g.Expect(err).NotTo(HaveOccurred())
-		s.Reconcile(object, resolved, nil)
+		s.Reconcile(object, resolution, nil)
 	}
 	s = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
-		HealthProbe: rare.WithDefaults(), ConnectBackoff: never, Logger: logr.Discard(), Wake: func(client.ObjectKey) {},
+		HealthProbe: rareProbes.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(), Wake: func(
+			client.ObjectKey) {
+		},
 		Changed: func(object client.Object) {
 			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" &&
 				state.Phase == Disconnected {
-				reconcile("late") // a worker that is not done yet, while the first is removed
+				reconcile("late") // a worker that still runs while the first extension is removed
 			}
 		},
 	})

@@ -6,14 +6,14 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 )
 
-// afterEffects runs the after effects of one accessor, in order and one at a time. The goroutine
-// that finds nothing running runs them, others only append.
+// afterEffects runs the after effects of one accessor, in order and one at a time. A goroutine that
+// finds no effect running runs the queued effects. Other goroutines only append.
 type afterEffects struct {
-	aside func(func()) // runs a function in another goroutine
+	spawn func(func()) // runs a function in another goroutine
 
-	mu      sync.Mutex              // may be taken under the accessor's mu; is not held while an effect runs
+	mu      sync.Mutex              // may be locked under the accessor's mu; not locked while an effect runs
 	queue   lifecycle.Queue[func()] // guarded by mu
-	drained chan struct{}           // guarded by mu; closed when the queue is idle; nil unless wait waits
+	drained chan struct{}           // guarded by mu; closed when the queue is idle; nil unless wait is blocked
 }
 
 func (q *afterEffects) append(effect func()) {
@@ -22,28 +22,29 @@ func (q *afterEffects) append(effect func()) {
 	q.queue.Append(effect)
 }
 
-// take reports whether the caller is to call drain.
+// take reports whether the caller must call drain.
 func (q *afterEffects) take() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.queue.Take()
 }
 
-// run runs what waits, unless another goroutine does.
+// run runs the queued effects, unless another goroutine runs them.
 func (q *afterEffects) run() {
 	if q.take() {
 		q.drain()
 	}
 }
 
-// runAside is run in another goroutine.
-func (q *afterEffects) runAside() {
+// runAsync is run in another goroutine.
+func (q *afterEffects) runAsync() {
 	if q.take() {
-		q.aside(q.drain)
+		q.spawn(q.drain)
 	}
 }
 
-// drain runs effects until there are none. If one panics, another goroutine runs the rest.
+// drain runs effects until the queue is empty. If an effect panics, another goroutine runs the
+// rest.
 func (q *afterEffects) drain() {
 	for {
 		q.mu.Lock()
@@ -67,7 +68,7 @@ func (q *afterEffects) runOne(effect func()) {
 			defer q.mu.Unlock()
 			q.queue.GiveBack()
 			if q.queue.Take() {
-				q.aside(q.drain)
+				q.spawn(q.drain)
 			} else {
 				q.notifyDrainedLocked()
 			}

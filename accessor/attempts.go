@@ -16,99 +16,100 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// denialRetryInterval is how long a connect waits before it asks again after a denial.
+// denialRetryInterval is how long a connect waits after a denial before it sends the review again.
 const denialRetryInterval = 500 * time.Millisecond
 
-// attempt is a connect, probe or verify: the I/O between two decisions of the machine. It runs in
-// the pool.
+// attempt is a connect, probe or verify: the I/O between two decisions of the machine. Attempts run
+// in the pool.
 type attempt struct {
 	lifecycle.CreateAttempt
 	accessor   *identityAccessor
 	ctx        context.Context // ends when the machine cancels the attempt
 	cancel     context.CancelFunc
-	begun      time.Time
+	createdAt  time.Time
 	credential *boundCredential
 	membership *targets.Membership
-	conn       *connection // there was when the attempt was created; nil for a connect
+	conn       *connection // the connection at the time when the attempt was created; nil for a connect
 }
 
-// newAttemptLocked makes what CreateAttempt asks for.
+// newAttemptLocked returns the attempt that CreateAttempt describes.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
-	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, begun: time.Now(),
+	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
 
-// submit has the pool run the attempt.
+// submit passes the attempt to the pool, which runs it.
 func (t *attempt) submit() {
 	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection){
 		lifecycle.Connect: t.connect, lifecycle.Probe: t.probe, lifecycle.Verify: t.verify,
 	}[t.Kind]
 	t.accessor.set.pool.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
-		metrics.PoolWait.Observe(time.Since(t.begun).Seconds())
+		metrics.PoolWait.Observe(time.Since(t.createdAt).Seconds())
 		if t.ctx.Err() != nil {
-			return // cancelled while it waited for its turn
+			return // cancelled while the attempt waited for its turn
 		}
 		finished, conn := run()
 		finished.Attempt = t.Attempt
-		t.accessor.step(finished, brought{conn: conn})
+		t.accessor.step(finished, eventPayload{conn: conn})
 	})
 }
 
-// connect obtains a credential and asks the API server whose it is. The connection that it makes is
-// closed unless the machine begins it.
+// connect obtains a credential and asks the API server which identity the credential belongs to.
+// The machine either begins the connection that connect returns, or has it closed.
 func (t *attempt) connect() (lifecycle.AttemptFinished, *connection) {
-	begun := time.Now()
+	startedAt := time.Now()
 	defer func() {
 		if t.ctx.Err() == nil {
-			metrics.ConnectDuration.Observe(time.Since(begun).Seconds())
+			metrics.ConnectDuration.Observe(time.Since(startedAt).Seconds())
 		}
 	}()
 	if err := t.prepare(); err != nil {
-		return notSent(begun, err), nil
+		return notSent(startedAt, err), nil
 	}
 	a := t.accessor
-	asked, id := time.Now(), t.Attempt // the callbacks keep the ID and not the attempt, which has the first credential
-	conn := newConnection(a.set.life, &a.set.owned, a.set.options, a.key, t.Epoch, t.membership.Target, t.credential,
-		func() { a.stepAside(lifecycle.RequestUnauthorized{Attempt: id}) },
-		func() { a.stepAside(lifecycle.AccessChanged{}) })
+	// the callbacks hold the ID, not the attempt, which references the first credential
+	sentAt, id := time.Now(), t.Attempt
+	conn := newConnection(a.set.life, &a.set.tasks, a.set.options, a.key, t.Epoch, t.membership.Target, t.credential,
+		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
+		func() { a.stepAsync(lifecycle.AccessChanged{}) })
 	answer := askWhileDenied(t.ctx, conn, a.set.options.HealthProbe.Timeout)
-	conn.stated, conn.identity = answer.Identity, answer.Identity
+	conn.statedIdentity, conn.identity = answer.Identity, answer.Identity
 	if conn.identity.UID == "" {
-		conn.identity.UID = conn.resolved.UID
+		conn.identity.UID = conn.resolution.UID
 	}
-	return lifecycle.AttemptFinished{Asked: asked, Answer: answer}, conn
+	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, conn
 }
 
 // probe asks the API server whether it still states the same identity.
 func (t *attempt) probe() (lifecycle.AttemptFinished, *connection) {
-	asked := time.Now()
+	sentAt := time.Now()
 	answer := ask(t.ctx, t.conn, t.conn.httpClient, t.accessor.set.options.HealthProbe.Timeout)
 	if t.ctx.Err() == nil {
-		metrics.ProbeDuration.Observe(time.Since(asked).Seconds())
+		metrics.ProbeDuration.Observe(time.Since(sentAt).Seconds())
 	}
-	return lifecycle.AttemptFinished{Asked: asked, Answer: answer}, nil
+	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
 
-// verify asks the API server whose a newer credential is.
+// verify asks the API server which identity a newer credential belongs to.
 func (t *attempt) verify() (lifecycle.AttemptFinished, *connection) {
-	begun := time.Now()
+	startedAt := time.Now()
 	if err := t.prepare(); err != nil {
-		return notSent(begun, err), nil
+		return notSent(startedAt, err), nil
 	}
 	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent,
 		next: t.credential.roundTripper(t.membership.RoundTripper())}
 	httpClient := &http.Client{Transport: transport, Timeout: t.accessor.set.options.HealthProbe.Timeout,
 		CheckRedirect: neverRedirect}
-	asked := time.Now()
+	sentAt := time.Now()
 	answer := ask(t.ctx, t.conn, httpClient, t.accessor.set.options.HealthProbe.Timeout)
 	answer.OwnConnections = t.credential.transport != nil
-	return lifecycle.AttemptFinished{Asked: asked, Answer: answer}, nil
+	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
 
-// prepare obtains what requests with the credential need.
+// prepare obtains everything that requests with the credential need.
 func (t *attempt) prepare() error {
 	ctx, cancel := context.WithTimeout(t.ctx, t.accessor.set.options.Client.Timeout)
 	defer cancel()
@@ -116,13 +117,14 @@ func (t *attempt) prepare() error {
 }
 
 // notSent is the result of an attempt whose own credential failed.
-func notSent(asked time.Time, err error) lifecycle.AttemptFinished {
-	return lifecycle.AttemptFinished{Asked: asked,
+func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
+	return lifecycle.AttemptFinished{Asked: startedAt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Failing, Err: err, NotSent: reasonOf(err)}}
 }
 
-// ask probes once. A request that failed for want of a credential was never sent. The status of its
-// error, if it has one, is not the answer of the server that was to be asked.
+// ask probes once. A request that failed because no credential was available was never sent. The
+// error of such a request may have a status. That status is not the answer of the target's API
+// server.
 func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) lifecycle.Answer {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
@@ -135,21 +137,21 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	case got.Err == nil:
 	case reason != Unreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
-	case conn.resolved.UntrustedServer:
-		conn.options.Logger.V(1).Info("Answer of an API server that a credential chose", "target", conn.config.Host,
+	case conn.resolution.UntrustedServer:
+		conn.options.Logger.V(1).Info("API server named by a credential returned an error", "target", conn.config.Host,
 			"error", got.Err.Error())
 		answer.Err = statusOnly(got.Err)
 	}
-	if answer.Verdict == healthprobe.Denied && conn.resolved.Impersonated {
+	if answer.Verdict == healthprobe.Denied && conn.resolution.Impersonated {
 		answer.Err = errors.WithMessagef(answer.Err,
 			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
-			conn.resolved.ServiceAccount)
+			conn.resolution.ServiceAccount)
 	}
 	return answer
 }
 
-// askWhileDenied asks again while the answer is Denied, because an API server in its first moments
-// denies rightful requests. It takes no longer than timeout.
+// askWhileDenied probes again while the answer is Denied, because an API server that has just
+// started denies permitted requests. askWhileDenied returns within timeout.
 func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration) lifecycle.Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -166,13 +168,13 @@ func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration
 	}
 }
 
-// statusOnly shows no more than the status of an answer: the writer of a kubeconfig may be after
-// what others may not read at the server that it names. What failed without a status is shown as it
-// is.
+// statusOnly reduces the error of an answer to its status. The author of a kubeconfig names the
+// server, and must not learn from its answers what the author may not read there. An error without
+// a status is returned unchanged.
 func statusOnly(err error) error {
 	text, ok := untrusted.StatusText(err)
 	if !ok {
 		return err
 	}
-	return untrusted.Show(strings.TrimSpace("asking the API server who we are: it answered "+text), err)
+	return untrusted.Show(strings.TrimSpace("asking the API server who we are: the API server answered "+text), err)
 }

@@ -11,19 +11,20 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// boundCredential is a credential and what carries its requests to a target. It never changes.
+// boundCredential is a credential together with the transport that carries its requests to a
+// target. A boundCredential is immutable.
 type boundCredential struct {
-	id        lifecycle.CredentialID
-	resolved  credential.Resolution
-	cred      credential.Credential
-	target    *targets.Target
-	carrier   http.RoundTripper  // nil if it is what the target's members share
-	transport *targets.Transport // under carrier, if it is ours to close
+	id         lifecycle.CredentialID
+	resolution credential.Resolution
+	cred       credential.Credential
+	target     *targets.Target
+	carrier    http.RoundTripper  // nil for the transport that the target's members share
+	transport  *targets.Transport // below carrier; nil unless close must close it
 }
 
-// openCredential opens the credential of resolved. The caller closes or retires it.
-func openCredential(id lifecycle.CredentialID, resolved credential.Resolution, t *targets.Target) *boundCredential {
-	b := &boundCredential{id: id, resolved: resolved, cred: resolved.Open(), target: t}
+// openCredential opens the credential of resolution. The caller closes or retires the result.
+func openCredential(id lifecycle.CredentialID, resolution credential.Resolution, t *targets.Target) *boundCredential {
+	b := &boundCredential{id: id, resolution: resolution, cred: resolution.Open(), target: t}
 	switch carrier := b.cred.TransportRequirement(); {
 	case carrier.Transport != nil:
 		b.carrier = t.Observe(carrier.Transport)
@@ -34,7 +35,7 @@ func openCredential(id lifecycle.CredentialID, resolved credential.Resolution, t
 	return b
 }
 
-// roundTripper sends requests as the credential's identity.
+// roundTripper returns a RoundTripper that sends requests as the credential's identity.
 func (b *boundCredential) roundTripper(shared http.RoundTripper) http.RoundTripper {
 	if b.carrier != nil {
 		shared = b.carrier
@@ -49,26 +50,25 @@ func (b *boundCredential) close() {
 	}
 }
 
-// retire closes a credential that another took the place of, after a while: a request may be about
-// to use it, and what is under way on TCP connections of its own may end. Watches on those begin
-// anew on the others, from where they were.
-func (b *boundCredential) retire(life context.Context, after time.Duration) {
-	ctx, cancel := context.WithTimeout(life, after)
+// retire closes a replaced credential after delay. The delay lets requests finish that are about to
+// use the credential, or that are under way on its own TCP connections. Watches on those TCP
+// connections resume on the new ones, where they stopped.
+func (b *boundCredential) retire(life context.Context, delay time.Duration) {
+	ctx, cancel := context.WithTimeout(life, delay)
 	context.AfterFunc(ctx, func() {
 		cancel()
 		b.close()
 	})
 }
 
-// openCredentials are the credentials of an accessor that are not closed: the one in use, and a
-// newer one.
+// openCredentials holds the open credentials of an accessor: the one in use, and a newer one.
 type openCredentials []*boundCredential
 
 func (o *openCredentials) open(id lifecycle.CredentialID, resolution credential.Resolution, target *targets.Target) {
 	*o = append(*o, openCredential(id, resolution, target))
 }
 
-// get returns an open credential, nil if it is not open.
+// get returns the open credential with that ID, nil if there is none.
 func (o openCredentials) get(id lifecycle.CredentialID) *boundCredential {
 	i := slices.IndexFunc(o, func(c *boundCredential) bool { return c.id == id })
 	if i < 0 {
@@ -77,9 +77,9 @@ func (o openCredentials) get(id lifecycle.CredentialID) *boundCredential {
 	return o[i]
 }
 
-// take removes a credential from those that are open, and returns it.
+// take removes a credential from the open credentials, and returns the credential.
 func (o *openCredentials) take(id lifecycle.CredentialID) *boundCredential {
-	taken := o.get(id)
-	*o = slices.DeleteFunc(*o, func(c *boundCredential) bool { return c == taken })
-	return taken
+	removed := o.get(id)
+	*o = slices.DeleteFunc(*o, func(c *boundCredential) bool { return c == removed })
+	return removed
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// boundCache is the cache of a connection: made and started on first use, ended with the
-// connection. Every call is bounded by the caller's context, by Client.Timeout and by the
-// connection's life, whichever is first.
+// boundCache is the cache of a connection. The cache is created and started on first use, and ends
+// with the connection. The caller's context, Client.Timeout and the connection's life bound every
+// call.
 type boundCache struct {
-	conn   *connection
-	scoped func() (scopedcache.Cache, error)
-	made   atomic.Pointer[scopedcache.Cache] // what scoped made
+	conn     *connection
+	scoped   func() (scopedcache.Cache, error)
+	instance atomic.Pointer[scopedcache.Cache] // the cache that scoped created
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
@@ -27,28 +27,29 @@ var _ scopedcache.Cache = (*boundCache)(nil)
 func newBoundCache(c *connection) *boundCache {
 	b := &boundCache{conn: c}
 	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
-		made, err := c.startCache()
+		instance, err := c.startCache()
 		if err == nil {
-			b.made.Store(&made)
+			b.instance.Store(&instance)
 		}
-		return made, err
+		return instance, err
 	})
 	return b
 }
 
-// startCache does no I/O: a scope asks the API server when it is first used.
+// startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
+// when it is first used.
 func (c *connection) startCache() (scopedcache.Cache, error) {
-	made, err := scopedcache.NewWithOptions(scopedcache.Options{
+	instance, err := scopedcache.NewWithOptions(scopedcache.Options{
 		AccessReviewInterval: c.options.Cache.AccessReviewInterval,
 		IdleTimeout:          c.options.Cache.IdleTimeout,
 		PollWithoutWatch:     c.options.Cache.PollWithoutWatch,
 		ReadTimeout:          c.options.Client.Timeout,
 		PerNamespace:         true,
-		HideServerMessages:   c.resolved.UntrustedServer,
+		HideServerMessages:   c.resolution.UntrustedServer,
 		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACWatcher:          c.rbacEvents(),
-		Username:             c.stated.Username,
-		Groups:               c.stated.Groups,
+		Username:             c.statedIdentity.Username,
+		Groups:               c.statedIdentity.Groups,
 		OnStateChange:        c.scopeChanged,
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
@@ -62,34 +63,36 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 		return nil, err
 	}
 	for _, index := range c.options.Cache.Indexes {
-		if err := made.IndexField(c.life, index.Object, index.Field, index.ExtractValue); err != nil {
+		if err := instance.IndexField(c.life, index.Object, index.Field, index.ExtractValue); err != nil {
 			return nil, err
 		}
 	}
-	c.owned.Start(func() { _ = made.Start(c.life) }) // ends with the connection and never fails otherwise
-	made.WaitForCacheSync(c.life)                    // it has no scope yet, so this waits for Start only
-	return made.(scopedcache.Cache), nil
+	c.tasks.Start(func() { _ = instance.Start(c.life) }) // ends with the connection; fails for no other reason
+	instance.WaitForCacheSync(c.life)                    // the cache has no scope yet, so this waits for Start only
+	return instance.(scopedcache.Cache), nil
 }
 
-// rbacEvents are those of the host operator's cluster, for connections to it.
+// rbacEvents returns the watcher of RBAC in the host operator's cluster. rbacEvents returns nil for
+// a connection to another cluster.
 func (c *connection) rbacEvents() *scopedcache.RBACWatcher {
-	if c.resolved.UntrustedServer {
+	if c.resolution.UntrustedServer {
 		return nil
 	}
 	return c.options.RBACWatcher
 }
 
-// scopeChanged has extension sources told when a right or a kind is lost or won. What is so from
-// the start readers are told.
-func (c *connection) scopeChanged(before scopedcache.State, now scopedcache.ScopeState) {
+// scopeChanged notifies the extension sources when the identity gains or loses access to a kind.
+// The result of the first sync is no change, because readers receive that result.
+func (c *connection) scopeChanged(previous scopedcache.State, now scopedcache.ScopeState) {
 	switch {
-	case before == now.State || before == scopedcache.Syncing:
+	case previous == now.State || previous == scopedcache.Syncing:
 	case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
-		c.rightsChanged()
+		c.onAccessChanged()
 	}
 }
 
-// do calls f with the cache unless the connection has ended, and says so when it ends meanwhile.
+// do calls f with the cache. If the connection has ended, or ends before f returns, do returns the
+// reason of that.
 func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache.Cache) error) error {
 	if err := b.conn.err(); err != nil {
 		return err
@@ -102,23 +105,23 @@ func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache
 	defer cancel()
 	err = f(ctx, scoped)
 	if ended := b.conn.err(); ended != nil {
-		return ended // also instead of a success: what was read may be gone
+		return ended // also instead of a success: the objects that were read may be gone
 	}
 	return err
 }
 
-// Get is bounded by the cache itself, which ends with the connection.
+// Get reads an object. The cache itself bounds the call, and ends with the connection.
 func (b *boundCache) Get(ctx context.Context, key client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
 	return b.read(func(c scopedcache.Cache) error { return c.Get(ctx, key, object, opts...) })
 }
 
-// List is bounded as Get is.
+// List reads objects. The cache bounds the call as it does for Get.
 func (b *boundCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	return b.read(func(c scopedcache.Cache) error { return c.List(ctx, list, opts...) })
 }
 
-// read is do for what ends by itself.
+// read is do for calls that the cache itself bounds.
 func (b *boundCache) read(f func(scopedcache.Cache) error) error {
 	if err := b.conn.err(); err != nil {
 		return err
@@ -129,7 +132,7 @@ func (b *boundCache) read(f func(scopedcache.Cache) error) error {
 	}
 	err = f(scoped)
 	if ended := b.conn.err(); ended != nil {
-		return ended // also instead of a success: what was read may be gone
+		return ended // also instead of a success: the objects that were read may be gone
 	}
 	return err
 }
@@ -153,18 +156,18 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 }
 
 func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope,
-	options scopedcache.HoldOptions) (held *scopedcache.Handle, err error) {
+	options scopedcache.HoldOptions) (handle *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
-		held, err = c.Hold(ctx, object, scope, options)
+		handle, err = c.Hold(ctx, object, scope, options)
 		return err
 	})
-	return held, err
+	return handle, err
 }
 
-// States is empty before the first use.
+// States returns the states of all scopes; none before the first use of the cache.
 func (b *boundCache) States() []scopedcache.ScopeState {
-	if made := b.made.Load(); made != nil && b.conn.err() == nil {
-		return (*made).States()
+	if instance := b.instance.Load(); instance != nil && b.conn.err() == nil {
+		return (*instance).States()
 	}
 	return nil
 }
@@ -180,7 +183,7 @@ func (b *boundCache) IndexField(ctx context.Context, object client.Object, field
 	})
 }
 
-// Start waits for the end of ctx or of the connection, which started the cache.
+// Start waits until ctx or the connection ends. The connection has started the cache.
 func (b *boundCache) Start(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -29,63 +29,66 @@ import (
 
 var _ watches.Connection = (*connection)(nil)
 
-// connection is what a successful connect makes. Its fields never change once it is published;
-// clients are built on first use. After close everything that was handed out fails at once with the
-// reason, for ever.
+// connection is the result of a successful connect. Its fields do not change after the connection
+// is published; clients are built on first use. After close, every handle of the connection fails
+// at once with the reason, permanently.
 type connection struct {
-	options    *Options
-	key        client.ObjectKey // of the extension
-	generation int64
-	stated     Identity              // whom the API server says that we are; set before publishing
-	identity   Identity              // that, with what the API server cannot know; set before publishing
-	resolved   credential.Resolution // what it was made for
+	options        *Options
+	key            client.ObjectKey // of the extension
+	generation     int64
+	statedIdentity Identity // as the API server stated it; set before publishing
+	// statedIdentity, with fields that the API server cannot know; set before publishing
+	identity   Identity
+	resolution credential.Resolution // that the connection was created for
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
-	owned *workpool.TaskGroup // that end with life
+	tasks *workpool.TaskGroup // the tasks end with life
 
-	config     *rest.Config // authenticates as the identity, holds no secret; copied before it is handed out
+	config     *rest.Config // authenticates as the identity, holds no secret; callers get copies
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *targets.Mapper
-	credential atomic.Pointer[boundCredential] // by which requests act as the identity; replaced when its secret is
+	credential atomic.Pointer[boundCredential] // authenticates requests; replaced with its secret
 
-	served       atomic.Pointer[time.Time] // of the identity's last successful request
-	unauthorized func()                    // told of every 401; must not block
+	servedAt       atomic.Pointer[time.Time] // time of the identity's last successful request
+	onUnauthorized func()                    // called for every 401; must not block
 
-	rightsChanged func() // told when the cache lost or won a right or a kind; must not block
+	onAccessChanged func() // called when the cache gained or lost access to a kind; must not block
 
-	clients func() (*clients, error) // built once, without I/O
-	built   atomic.Pointer[clients]  // what clients built
-	cluster func() (cluster.Cluster, error)
+	clients      func() (*clients, error) // built once, without I/O
+	builtClients atomic.Pointer[clients]  // the result of clients
+	cluster      func() (cluster.Cluster, error)
 }
 
 // clients are the clients of a connection.
 type clients struct {
-	client client.Client // reads cached, writes live
+	client client.Client // reads from the cache, writes to the API server
 	live   client.Client
 	cache  *boundCache
 }
 
-// newConnection does no I/O. What it makes must be closed.
-func newConnection(parent context.Context, owned *workpool.TaskGroup, options *Options, key client.ObjectKey,
+// newConnection returns a connection. newConnection does no I/O. The caller must close the
+// connection.
+func newConnection(parent context.Context, tasks *workpool.TaskGroup, options *Options, key client.ObjectKey,
 	generation int64,
-	t *targets.Target, by *boundCredential, unauthorized, rightsChanged func()) *connection {
+	t *targets.Target, bound *boundCredential, onUnauthorized, onAccessChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, key: key, generation: generation, life: life, end: end, owned: owned,
-		resolved: by.resolved, unauthorized: unauthorized, rightsChanged: rightsChanged}
-	c.credential.Store(by)
+	c := &connection{options: options, key: key, generation: generation, life: life, end: end, tasks: tasks,
+		resolution: bound.resolution, onUnauthorized: onUnauthorized, onAccessChanged: onAccessChanged}
+	c.credential.Store(bound)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
 			(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
-			// The API server would believe the certificate rather than our token.
+			// The API server would authenticate the certificate instead of our token.
 			return failingRoundTripper{
-				errors.New("the config was given a client certificate; it acts as the extension's identity and as nobody else"),
+				errors.New("a client certificate was added to the config, which authenticates only as the extension's " +
+					"identity"),
 			}
 		}
 		return &lifetimeRoundTripper{
-			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), own: dialsItself(next)},
+			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), ownDialer: dialsItself(next)},
 		}
 	}
 	c.config = t.Config()
@@ -107,14 +110,15 @@ func newConnection(parent context.Context, owned *workpool.TaskGroup, options *O
 	return c
 }
 
-// close ends the connection: requests and watches under way, informers, and every handle. Only what
-// a caller dials itself is the caller's own: client-go's SPDY (exec, port-forward) does.
+// close ends the connection: requests and watches under way, informers, and every handle. Only
+// connections that a caller dials are the caller's responsibility. client-go's SPDY (exec,
+// port-forward) dials such connections.
 func (c *connection) close(reason *NotConnectedError) {
 	c.end(reason)
-	c.credential.Store(nil) // a handle that is kept does not keep a secret
+	c.credential.Store(nil) // a retained handle does not retain a secret
 }
 
-// err is why the connection ended, nil while it lives.
+// err returns why the connection ended, nil while the connection is alive.
 func (c *connection) err() error {
 	if c.life.Err() == nil {
 		return nil
@@ -122,7 +126,7 @@ func (c *connection) err() error {
 	return context.Cause(c.life)
 }
 
-// bind returns a context that ends with the caller's, with the connection, or after Client.Timeout.
+// bind returns a context that ends with ctx, with the connection, or after Client.Timeout.
 func (c *connection) bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeout(ctx, c.options.Client.Timeout)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -134,9 +138,9 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// scopes returns the states of the cache's scopes, sorted; none before its first use.
+// scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
 func (c *connection) scopes() []scopedcache.ScopeState {
-	h := c.built.Load()
+	h := c.builtClients.Load()
 	if h == nil {
 		return nil
 	}
@@ -155,17 +159,17 @@ func (c *connection) Hold(ctx context.Context, object client.Object, scope scope
 	if err != nil {
 		return nil, err
 	}
-	held, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, OnStateChange: observe})
+	handle, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, OnStateChange: observe})
 	if err != nil {
 		return nil, err
 	}
-	return watched{held}, nil
+	return watchHandle{handle}, nil
 }
 
-// watched is a handle as watches need it.
-type watched struct{ *scopedcache.Handle }
+// watchHandle is a handle with the methods that package watches needs.
+type watchHandle struct{ *scopedcache.Handle }
 
-func (w watched) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
+func (w watchHandle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
 	feeding, err := w.Handle.Feed(handler, options)
 	if err != nil {
 		return nil, err
@@ -180,7 +184,7 @@ func (c *connection) Life() context.Context { return c.life }
 func (c *connection) Err() error { return c.err() }
 
 // Go implements watches.Connection.
-func (c *connection) Go(f func()) { c.owned.Start(f) }
+func (c *connection) Go(f func()) { c.tasks.Start(f) }
 
 // Generation implements watches.Connection.
 func (c *connection) Generation() int64 { return c.generation }
@@ -192,15 +196,15 @@ func (c *connection) Identity() Identity {
 	return identity
 }
 
-// lastServed is when a request of the identity last succeeded.
+// lastServed returns when a request of the identity last succeeded; zero if never.
 func (c *connection) lastServed() time.Time {
-	if last := c.served.Load(); last != nil {
+	if last := c.servedAt.Load(); last != nil {
 		return *last
 	}
 	return time.Time{}
 }
 
-// restConfig returns a copy that its receiver may change at will.
+// restConfig returns a copy of config that the caller may change.
 func (c *connection) restConfig() *rest.Config {
 	config := rest.CopyConfig(c.config)
 	config.CAData = append([]byte(nil), c.config.CAData...)
@@ -211,16 +215,16 @@ func (c *connection) newClients() (*clients, error) {
 	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
 	live, err := client.New(c.config, options)
 	if err != nil {
-		return nil, errors.Wrap(err, "making a client")
+		return nil, errors.Wrap(err, "creating a client")
 	}
 	bound := newBoundCache(c)
 	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.Cache.DisableFor, Unstructured: true}
 	cached, err := client.New(c.config, options)
 	if err != nil {
-		return nil, errors.Wrap(err, "making a cached client")
+		return nil, errors.Wrap(err, "creating a cached client")
 	}
 	h := &clients{client: cached, live: live, cache: bound}
-	c.built.Store(h)
+	c.builtClients.Store(h)
 	return h, nil
 }
 
@@ -229,7 +233,7 @@ func (c *connection) newCluster() (cluster.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, err := cluster.New(c.restConfig(), func(o *cluster.Options) {
+	created, err := cluster.New(c.restConfig(), func(o *cluster.Options) {
 		o.Scheme = c.options.Scheme
 		o.Logger = c.options.Logger
 		o.HTTPClient = c.streams
@@ -238,19 +242,20 @@ func (c *connection) newCluster() (cluster.Cluster, error) {
 		o.NewClient = func(*rest.Config, client.Options) (client.Client, error) { return h.client, nil }
 	})
 	if err != nil {
-		return nil, errors.Wrap(err, "making a cluster.Cluster")
+		return nil, errors.Wrap(err, "creating a cluster.Cluster")
 	}
-	c.owned.Start(func() { _ = made.Start(c.life) }) // ends its event recorders with the connection
-	return &boundCluster{Cluster: made, conn: c}, nil
+	c.tasks.Start(func() { _ = created.Start(c.life) }) // its event recorders end with the connection
+	return &boundCluster{Cluster: created, conn: c}, nil
 }
 
-// boundCluster is a cluster.Cluster that runs as long as its connection, whoever starts it.
+// boundCluster is a cluster.Cluster that runs as long as its connection, independent of Start.
 type boundCluster struct {
 	cluster.Cluster
 	conn *connection
 }
 
-// Start returns when ctx is done, or the connection is: then with the reason.
+// Start waits until ctx or the connection ends. If the connection ends first, Start returns the
+// reason.
 func (b *boundCluster) Start(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -15,38 +15,39 @@ import (
 )
 
 // commitLocked carries out a commit effect.
-func (a *identityAccessor) commitLocked(effect lifecycle.Effect, with brought, before before) {
+func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPayload, previous previousState) {
 	switch e := effect.(type) {
 	case lifecycle.AdoptTarget:
-		a.membership = with.membership
+		a.membership = payload.membership
 	case lifecycle.OpenCredential:
-		a.credentials.open(e.Credential, with.resolution, a.membership.Target)
+		a.credentials.open(e.Credential, payload.resolution, a.membership.Target)
 	case lifecycle.UseCredential:
-		before.conn.credential.Store(a.credentials.get(e.Credential))
+		previous.conn.credential.Store(a.credentials.get(e.Credential))
 	case lifecycle.CreateAttempt:
 		a.attempt = a.newAttemptLocked(e)
 	case lifecycle.CancelAttempt:
 		a.attempt.cancel()
 		a.attempt = nil
 	case lifecycle.BeginConnection:
-		a.watches.Connected(with.conn)
+		a.watches.Connected(payload.conn)
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
 		if e.Phase == Connected {
-			next.conn = with.conn
+			next.conn = payload.conn
 		} else {
 			next.err = &NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DownSince, Cause: e.Cause}
 		}
 		a.published.Store(next)
 	case lifecycle.EndConnection:
-		before.conn.close(a.published.Load().err)
+		previous.conn.close(a.published.Load().err)
 	default:
 		panic(fmt.Sprintf("unknown effect %T", effect))
 	}
 }
 
 // afterEffectLocked returns what to run, without mu, for an after effect.
-func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with brought, before before) func() {
+func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload eventPayload,
+	previous previousState) func() {
 	switch e := effect.(type) {
 	case lifecycle.DiscardSecret:
 		cred := a.credentials.get(e.Credential).cred
@@ -55,32 +56,32 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, with broug
 		submitted := a.attempt
 		return submitted.submit
 	case lifecycle.DiscardConnection:
-		if with.conn == nil {
+		if payload.conn == nil {
 			return func() {}
 		}
 		return func() {
-			with.conn.close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
+			payload.conn.close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
 		}
 	case lifecycle.RetireCredential:
 		retired := a.credentials.take(e.Credential)
-		return func() { retired.retire(before.conn.life, a.set.options.Client.Timeout) }
+		return func() { retired.retire(previous.conn.life, a.set.options.Client.Timeout) }
 	case lifecycle.CloseCredential:
 		return a.credentials.take(e.Credential).close
 	case lifecycle.ReleaseTarget:
-		if a.membership == before.membership { // else the new one was joined already
+		if a.membership == previous.membership { // otherwise the accessor has already joined the new target
 			a.membership = nil
 		}
-		return before.membership.Leave
+		return previous.membership.Leave
 	case lifecycle.PauseWatches:
-		return func() { a.watches.Disconnected(before.conn) }
+		return func() { a.watches.Disconnected(previous.conn) }
 	case lifecycle.EndWatches:
 		return a.watches.End
 	case lifecycle.ReportTarget:
 		return func() {
-			before.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})
+			previous.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})
 		}
 	case lifecycle.Log:
-		conn := with.conn
+		conn := payload.conn
 		return func() { logEffect(a.set.options.Logger, a.key, e, conn) }
 	case lifecycle.Record:
 		return func() { record(e) }

@@ -18,59 +18,59 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// counted is a credential that counts what is done with it.
-type counted struct {
+// countingCredential is a credential that records calls.
+type countingCredential struct {
 	credential.Credential
 	closed    chan struct{}
 	discarded time.Time
 }
 
-func (c *counted) Close()                   { close(c.closed) }
-func (c *counted) Discard(before time.Time) { c.discarded = before }
+func (c *countingCredential) Close()                   { close(c.closed) }
+func (c *countingCredential) Discard(before time.Time) { c.discarded = before }
 
-// What the machine says of credentials, attempts and connections is done, at once or after the
-// lock.
+// The accessor carries out the machine's effects on credentials, attempts and connections: commit
+// effects at once, after effects without the lock.
 func TestEffectsOnSecrets(t *testing.T) {
 	g := NewWithT(t)
-	set := NewSet(Options{HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: never,
+	set := NewSet(Options{HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: noRetry,
 		Logger: logr.Discard(),
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"})
-	creds := map[lifecycle.CredentialID]*counted{}
+	creds := map[lifecycle.CredentialID]*countingCredential{}
 	for id := lifecycle.CredentialID(1); id <= 3; id++ {
-		creds[id] = &counted{closed: make(chan struct{})}
+		creds[id] = &countingCredential{closed: make(chan struct{})}
 		a.credentials = append(a.credentials, &boundCredential{id: id, cred: creds[id]})
 	}
 	life, end := context.WithCancelCause(context.Background())
 	conn := &connection{life: life, end: end}
-	there := before{conn: conn}
-	after := func(e lifecycle.Effect) { a.afterEffectLocked(e, brought{}, there)() }
+	previous := previousState{conn: conn}
+	runEffect := func(e lifecycle.Effect) { a.afterEffectLocked(e, eventPayload{}, previous)() }
 
-	a.commitLocked(lifecycle.UseCredential{Credential: 2}, brought{}, there)
+	a.commitLocked(lifecycle.UseCredential{Credential: 2}, eventPayload{}, previous)
 	g.Expect(conn.credential.Load().id).To(BeEquivalentTo(2))
 
-	asked := time.Now()
-	after(lifecycle.DiscardSecret{Credential: 1, Before: asked})
-	g.Expect(creds[1].discarded).To(Equal(asked))
-	after(lifecycle.CloseCredential{Credential: 1})
+	sentAt := time.Now()
+	runEffect(lifecycle.DiscardSecret{Credential: 1, Before: sentAt})
+	g.Expect(creds[1].discarded).To(Equal(sentAt))
+	runEffect(lifecycle.CloseCredential{Credential: 1})
 	g.Expect(creds[1].closed).To(BeClosed())
-	after(lifecycle.RetireCredential{Credential: 3})
-	g.Expect(creds[3].closed).NotTo(BeClosed(), "requests may still use it")
+	runEffect(lifecycle.RetireCredential{Credential: 3})
+	g.Expect(creds[3].closed).NotTo(BeClosed(), "requests may still use the credential")
 	g.Expect(a.credentials).To(HaveLen(1))
 
 	attemptLife, cancel := context.WithCancel(context.Background())
 	a.attempt = &attempt{ctx: attemptLife, cancel: cancel}
-	a.commitLocked(lifecycle.CancelAttempt{}, brought{}, there)
+	a.commitLocked(lifecycle.CancelAttempt{}, eventPayload{}, previous)
 	g.Expect(attemptLife.Err()).To(HaveOccurred())
 
-	a.commitLocked(lifecycle.EndConnection{}, brought{}, there)
+	a.commitLocked(lifecycle.EndConnection{}, eventPayload{}, previous)
 	g.Expect(conn.err()).To(MatchError(ErrNotConnected))
-	g.Expect(conn.credential.Load()).To(BeNil(), "a handle that is kept keeps no secret")
-	g.Eventually(creds[3].closed).Should(BeClosed(), "no request of a connection that ended uses it")
+	g.Expect(conn.credential.Load()).To(BeNil(), "a retained handle does not retain a secret")
+	g.Eventually(creds[3].closed).Should(BeClosed(), "no request of an ended connection uses the credential")
 }
 
-// Every field of a resolution that a decision needs reaches the machine.
+// resolutionOf copies every field of a resolution that a decision needs.
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
 	got := resolutionOf(credential.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
@@ -86,19 +86,19 @@ func TestResolutionOf(t *testing.T) {
 	}
 }
 
-// A connection that is kept after its end does not keep the credential that it was made with, nor
-// does anything else.
+// After the extension is removed, nothing references the credential, not even a retained
+// connection.
 func TestNothingKeepsACredential(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := found.(*identityAccessor).published.Load().conn
 	bound := weak.Make(conn.credential.Load())
 	found = nil
-	d.gone("red")
+	d.deleteExtension("red")
 	g.Eventually(func() bool {
 		runtime.GC()
 		return bound.Value() == nil

@@ -8,21 +8,21 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// What package connstate declares, by the names under which clustercache knows it.
+// Aliases of types in package connstate, with the names that clustercache uses.
 type (
-	// Phase is where a connection stands.
+	// Phase is the phase of a connection's lifecycle.
 	Phase = connstate.Phase
-	// Reason says in one word why an extension is not connected.
+	// Reason is a one-word reason why an extension is not connected.
 	Reason = connstate.Reason
-	// NotConnectedError says which extension is not connected, why and since when.
+	// NotConnectedError states which extension is not connected, why and since when.
 	NotConnectedError = connstate.NotConnectedError
 	// Identity is a user as an API server states it.
 	Identity = connstate.Identity
-	// HealthCheckingState is what the probes of a connection found.
+	// HealthCheckingState is the result of a connection's probes.
 	HealthCheckingState = connstate.Health
 )
 
-// The phases and reasons; package connstate says what they mean.
+// The phases and reasons; package connstate documents them.
 const (
 	Disconnected = connstate.Disconnected
 	Connecting   = connstate.Connecting
@@ -43,14 +43,15 @@ const (
 	Deleted                = connstate.Deleted
 )
 
-// ErrNotConnected is in the chain of every error that is due to an extension not being connected,
-// for errors.Is.
+// ErrNotConnected is in the chain of every error whose cause is that an extension is not connected.
+// Use errors.Is.
 var ErrNotConnected = connstate.ErrNotConnected
 
-// errUnknown is the cause of NotStarted where the extension is unknown.
-var errUnknown = errors.New("it is unknown here: not seen yet, deleted, or filtered out, or this replica does not lead")
+// errUnknown is the cause of NotStarted if the extension is unknown.
+var errUnknown = errors.New("the extension is unknown here: not seen yet, deleted, or filtered out, or this " +
+	"replica is not the leader")
 
-// notAllowedError is the error of a rule that forbids an extension its ServiceAccount.
+// notAllowedError is the error of a rule that forbids an extension to use its ServiceAccount.
 type notAllowedError struct{ cause error }
 
 func (e *notAllowedError) Error() string { return e.cause.Error() }
@@ -60,7 +61,7 @@ func (e *notAllowedError) Unwrap() error { return e.cause }
 // ServiceAccount.
 func MarkNotAllowed(err error) error { return &notAllowedError{cause: err} }
 
-// reasonOf says why resolving, or obtaining a credential, failed.
+// reasonOf returns the reason why resolving an extension, or obtaining a credential, failed.
 func reasonOf(err error) Reason {
 	var notAllowed *notAllowedError
 	switch {
@@ -83,5 +84,5 @@ func reasonOf(err error) Reason {
 	}
 }
 
-// KeyString formats a key as "namespace/name", or "name" where there is no namespace.
+// KeyString formats a key as "namespace/name", or "name" if there is no namespace.
 func KeyString(key client.ObjectKey) string { return connstate.KeyString(key) }

@@ -16,17 +16,17 @@ func (a *identityAccessor) ProbeForAll(id targets.ID) bool {
 	accepts := a.machine.AcceptsProbe(event)
 	a.mu.Unlock()
 	if accepts {
-		a.step(event, brought{})
+		a.step(event, eventPayload{})
 	}
 	return accepts
 }
 
 // TargetDown implements targets.Member.
 func (a *identityAccessor) TargetDown(id targets.ID, err error) {
-	a.step(lifecycle.TargetDown{Target: lifecycle.TargetID(id), Err: err}, brought{})
+	a.step(lifecycle.TargetDown{Target: lifecycle.TargetID(id), Err: err}, eventPayload{})
 }
 
 // RetryAt implements targets.Member.
 func (a *identityAccessor) RetryAt(id targets.ID, at time.Time) {
-	a.step(lifecycle.RetryAt{Target: lifecycle.TargetID(id), At: at}, brought{})
+	a.step(lifecycle.RetryAt{Target: lifecycle.TargetID(id), At: at}, eventPayload{})
 }

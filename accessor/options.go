@@ -19,33 +19,37 @@ type CacheOptions struct {
 	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults
 	// to 10 h.
 	SyncPeriod *time.Duration
-	// DefaultTransform is applied to every object before it is cached, unless ByObject has another
-	// for its kind. It is called by many informers at the same time, and a panic ends the process;
-	// so it is with ByObject and Indexes.
+	// DefaultTransform is applied to every object before the object is cached, unless ByObject has
+	// another transform for the kind. Many informers call DefaultTransform at the same time, and a
+	// panic ends the process. The same applies to the functions in ByObject and Indexes.
 	DefaultTransform toolscache.TransformFunc
-	// ByObject restricts or transforms what is cached of a kind. Namespaces must not be set: what
-	// is cached follows from what is read.
+	// ByObject restricts or transforms which objects of a kind are cached. Namespaces must not be
+	// set: the reads determine which namespaces are cached.
 	ByObject map[client.Object]cache.ByObject
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
-	// AccessReviewInterval is how often the API server is asked whether the identity may still
-	// watch what is watched, and whether it may now what it might not: each time 80 to 100 % of it
-	// after the time before. Defaults to 60 s. A right that was revoked is lost after that and
-	// about 2 s. It costs a SelfSubjectAccessReview for each informer, outside of Client.QPS, and
-	// more where it is Forbidden: see docs/operations.md.
+	// AccessReviewInterval is how often the cache asks the API server about the permissions of the
+	// identity. The cache asks whether the identity may still watch what it watches, and whether a
+	// Forbidden scope is permitted by now. Two reviews are 80 to 100 % of AccessReviewInterval
+	// apart. Defaults to 60 s. A revoked permission takes effect within AccessReviewInterval and
+	// about 2 s. Each review costs a SelfSubjectAccessReview for each informer, outside of
+	// Client.QPS, and more where the informer is Forbidden: see docs/operations.md.
 	AccessReviewInterval time.Duration
-	// IdleTimeout is how long an informer goes on that was started by a read and is not read any
-	// more, up to twice as long. 0 keeps it as long as the connection.
+	// IdleTimeout is how long an informer that a read has started runs without further reads. The
+	// informer ends after IdleTimeout at the earliest, and after twice IdleTimeout at the latest. 0
+	// keeps the informer as long as the connection.
 	IdleTimeout time.Duration
-	// PollWithoutWatch: where the identity may list and not watch, list instead:
-	// AccessReviewInterval, and up to a minute more, apart. Otherwise it is Forbidden.
+	// PollWithoutWatch lists instead of watching where the identity may list but not watch. Two
+	// lists are AccessReviewInterval, and up to a minute more, apart. Without PollWithoutWatch such
+	// a scope is Forbidden.
 	PollWithoutWatch bool
 	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster
-	// of the extensions, once for all connections to it, so that revoked and granted rights are
-	// noticed within seconds, or within AccessReviewInterval and about 2 s while the rights of that
-	// very identity, or of its groups, change all the time. If it may not
-	// (config/rbac/rbac-events.yaml) the log says so, and AccessReviewInterval it is; so it is at
-	// the API servers of kubeconfigs.
+	// of the extensions, once for all connections to that cluster. Revoked and granted permissions
+	// then take effect within seconds. While the permissions of the identity itself, or of its
+	// groups, change continuously, they take effect within AccessReviewInterval and about 2 s. If
+	// the host operator may not watch RBAC (config/rbac/rbac-events.yaml), the log reports that,
+	// and AccessReviewInterval applies. AccessReviewInterval also applies at the API servers of
+	// kubeconfigs.
 	WatchRBAC bool
 }
 
@@ -59,16 +63,16 @@ type CacheOptionsIndex struct {
 	ExtractValue client.IndexerFunc
 }
 
-// ClientOptions configure the clients of every connection; the limits are per identity.
+// ClientOptions configure the clients of every connection. The limits are per identity.
 type ClientOptions struct {
-	// Timeout bounds each request but watches, and each cached read. Defaults to 10 s.
+	// Timeout bounds each request except watches, and each cached read. Defaults to 10 s.
 	Timeout time.Duration
-	// QPS and Burst limit the requests of one identity, probes and access reviews excepted. They
+	// QPS and Burst limit the requests of one identity, except probes and access reviews. They
 	// default to 20 and 30.
 	QPS   float32
 	Burst int
-	// UserAgent names the host operator to API servers. It is required; each connection appends its
-	// extension's key.
+	// UserAgent names the host operator to API servers. UserAgent is required. Each connection
+	// appends the key of its extension.
 	UserAgent string
 	// Cache says which reads bypass the cache.
 	Cache ClientCacheOptions
@@ -76,19 +80,19 @@ type ClientOptions struct {
 
 // ClientCacheOptions say which reads of GetClient bypass the cache.
 type ClientCacheOptions struct {
-	// DisableFor lists objects whose kinds are always read live.
+	// DisableFor lists objects whose kinds are always read from the API server.
 	DisableFor []client.Object
 }
 
-// MetricsOptions say what is told to Prometheus.
+// MetricsOptions configure the metrics.
 type MetricsOptions struct {
-	// PerExtension adds series for every extension; they are gone with it. Mind how many extensions
-	// there are.
+	// PerExtension adds series for every extension. The series of an extension end with the
+	// extension. The number of series grows with the number of extensions.
 	PerExtension bool
 }
 
-// Options configure a Set. Everything must be set; SetupWithManager defaults what its callers leave
-// out.
+// Options configure a Set. Every field must be set. SetupWithManager sets defaults for the fields
+// that its callers omit.
 type Options struct {
 	Scheme         *runtime.Scheme
 	Cache          CacheOptions
@@ -96,13 +100,13 @@ type Options struct {
 	HealthProbe    healthprobe.Options
 	ConnectBackoff wait.Backoff
 	Metrics        MetricsOptions
-	RBACWatcher    *scopedcache.RBACWatcher // of the cluster of the extensions; nil for none
+	RBACWatcher    *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
 	Logger         logr.Logger
 
-	// Wake asks for a Reconcile of that extension soon. It must not block.
+	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)
-	// Changed tells that the extension connected, disconnected, went away, or lost or won a right
-	// or a kind. object is as last reconciled, and shared: it must not be changed. It must not
-	// block.
+	// Changed reports that the extension connected or disconnected, was removed, or gained or lost
+	// access to a kind. object is the extension as last reconciled. object is shared and must not
+	// be changed. Changed must not block.
 	Changed func(object client.Object)
 }

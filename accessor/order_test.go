@@ -16,20 +16,21 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// notified is a set of one extension that cannot be resolved, and what its Changed was called with.
-type notified struct {
+// notificationRecorder is a set with one extension that cannot be resolved. It records the calls of
+// Changed.
+type notificationRecorder struct {
 	*Set
 	entered chan struct{} // Changed was called
 	proceed chan struct{} // Changed may return
 
 	mu     sync.Mutex
-	events []int64 // guarded by mu; the generations that Changed got
+	events []int64 // guarded by mu; the generations that Changed received
 }
 
-func newNotified() *notified {
-	n := &notified{entered: make(chan struct{}), proceed: make(chan struct{})}
+func newNotificationRecorder() *notificationRecorder {
+	n := &notificationRecorder{entered: make(chan struct{}), proceed: make(chan struct{})}
 	n.Set = NewSet(Options{
-		HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: never, Logger: logr.Discard(),
+		HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(),
 		Wake: func(client.ObjectKey) {},
 		Changed: func(object client.Object) {
 			n.entered <- struct{}{}
@@ -45,27 +46,27 @@ func newNotified() *notified {
 	return n
 }
 
-// reconcile says that the extension, at that generation, cannot be resolved: that is announced for
-// each generation.
-func (n *notified) reconcile(generation int64) {
+// reconcile reports that the extension, at that generation, cannot be resolved. The set notifies
+// once for each generation.
+func (n *notificationRecorder) reconcile(generation int64) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid", Generation: generation}}
 	n.Reconcile(object, credential.Resolution{}, credential.ErrInvalidReference)
 }
 
-func (n *notified) all() []int64 {
+func (n *notificationRecorder) all() []int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]int64(nil), n.events...)
 }
 
-// A notification never overtakes an earlier one, and the goroutine that comes second does not wait
-// for the first.
+// A notification never overtakes an earlier one, and the second goroutine does not wait for the
+// first.
 func TestNotificationsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, n := NewWithT(t), newNotified()
+		g, n := NewWithT(t), newNotificationRecorder()
 		go n.reconcile(1)
 		<-n.entered
-		n.reconcile(2) // returns, although Changed has not
+		n.reconcile(2) // returns before the first call of Changed returns
 		g.Expect(n.all()).To(BeEmpty())
 		n.proceed <- struct{}{}
 		<-n.entered
@@ -75,10 +76,10 @@ func TestNotificationsInOrder(t *testing.T) {
 	})
 }
 
-// Remove returns when nothing of the extension is under way any more.
+// Remove returns after all notifications of the extension have returned.
 func TestRemoveWaitsForNotifications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, n := NewWithT(t), newNotified()
+		g, n := NewWithT(t), newNotificationRecorder()
 		go n.reconcile(1)
 		<-n.entered
 		removed := make(chan struct{})
@@ -89,7 +90,7 @@ func TestRemoveWaitsForNotifications(t *testing.T) {
 		synctest.Wait()
 		g.Expect(removed).NotTo(BeClosed())
 		n.proceed <- struct{}{}
-		<-n.entered // gone
+		<-n.entered // removed
 		synctest.Wait()
 		g.Expect(removed).NotTo(BeClosed())
 		n.proceed <- struct{}{}
@@ -98,10 +99,10 @@ func TestRemoveWaitsForNotifications(t *testing.T) {
 	})
 }
 
-// A callback that panics costs its own caller, and nothing that comes after it.
+// A panic in a callback reaches the goroutine that called it. The notifications after it still run.
 func TestNotificationThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, n := NewWithT(t), newNotified()
+		g, n := NewWithT(t), newNotificationRecorder()
 		panicked := make(chan any)
 		go func() {
 			defer func() { panicked <- recover() }()
@@ -113,7 +114,7 @@ func TestNotificationThatPanics(t *testing.T) {
 		g.Expect(<-panicked).To(Equal("unlucky"))
 		removed := make(chan struct{})
 		go func() {
-			n.Remove(client.ObjectKey{Name: "red"}, Deleted) // takes over what was left
+			n.Remove(client.ObjectKey{Name: "red"}, Deleted) // runs the remaining notifications
 			close(removed)
 		}()
 		for range 2 {
@@ -125,39 +126,39 @@ func TestNotificationThatPanics(t *testing.T) {
 	})
 }
 
-// A new identity at the same API server keeps its TCP connections and what is known of its kinds:
-// the target is joined again before it is left.
+// After a change of identity at the same API server, the TCP connections and the discovery results
+// are kept, because the accessor joins the target again before it leaves the target.
 func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	before := d.targets.List()
+	previous := d.targets.List()
 	object := d.Object(client.ObjectKey{Name: "red"})
-	resolved, err := d.resolver.Resolve(t.Context(), object)
+	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
-	resolved.Key += "another"
-	d.Set.Reconcile(object, resolved, nil)
+	resolution.Key += "another"
+	d.Set.Reconcile(object, resolution, nil)
 	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation >= 2 })
 	g.Expect(d.targets.List()).To(HaveLen(1))
-	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(before[0]))
+	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(previous[0]))
 }
 
-// A target that is not adopted is left again.
+// The accessor leaves a target that the machine does not adopt.
 func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	object := d.Object(client.ObjectKey{Name: "red"})
-	resolved, err := d.resolver.Resolve(t.Context(), object)
+	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
-	a.step(lifecycle.Removed{Reason: Deleted}, brought{})
-	a.reconcile(object, resolved, nil)
+	a.step(lifecycle.Removed{Reason: Deleted}, eventPayload{})
+	a.reconcile(object, resolution, nil)
 	g.Eventually(d.targets.List).Should(BeEmpty())
 	g.Expect(a.credentials).To(BeEmpty())
 }

@@ -14,14 +14,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
-// registry is the accessors of all extensions by key. Its methods may be called from any goroutine
-// and never wait, except Unwatch.
+// registry holds the accessors of all extensions by key. Its methods may be called from any
+// goroutine. Only Unwatch may block.
 type registry struct {
 	byKey   sync.Map // client.ObjectKey to *identityAccessor
 	unknown atomic.Pointer[unknownExtensions]
 }
 
-// unknownExtensions is why extensions are unknown, if there is more to say than that they are.
+// unknownExtensions is the reason why extensions are unknown, where a specific reason exists.
 type unknownExtensions struct {
 	reason Reason
 	cause  error
@@ -34,8 +34,8 @@ func (r *registry) each(f func(*identityAccessor)) {
 	})
 }
 
-// MayNotRead notes why the host operator may not read what extensions there are; nil if it may.
-// Extensions that are unknown then have the reason OperatorForbidden.
+// MayNotRead records why the host operator may not read the extensions; nil if it may. While a
+// cause is recorded, unknown extensions have the reason OperatorForbidden.
 func (r *registry) MayNotRead(cause error) {
 	if cause == nil {
 		r.unknown.Store(nil)
@@ -55,7 +55,7 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	return found.(*identityAccessor), nil
 }
 
-// connected is the way of getters: one map load and one atomic load.
+// connected is the path that getters take: one map load and one atomic load.
 func (r *registry) connected(key client.ObjectKey) (*connection, error) {
 	_, conn, err := r.connectedAccessor(key)
 	return conn, err
@@ -69,7 +69,7 @@ func (r *registry) clients(key client.ObjectKey) (*clients, error) {
 	return a.published.Load().clients()
 }
 
-// GetClient returns the client whose reads are cached, or a *NotConnectedError.
+// GetClient returns the client that reads from the cache, or a *NotConnectedError.
 func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
 	h, err := r.clients(key)
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *registry) GetReader(key client.ObjectKey) (client.Reader, error) {
 	return h.cache, nil
 }
 
-// GetUncachedClient returns the client that asks the API server, or a *NotConnectedError.
+// GetUncachedClient returns the client that reads from the API server, or a *NotConnectedError.
 func (r *registry) GetUncachedClient(key client.ObjectKey) (client.Client, error) {
 	h, err := r.clients(key)
 	if err != nil {
@@ -144,7 +144,8 @@ func (r *registry) connectedAccessor(key client.ObjectKey) (*identityAccessor, *
 	return a, published.conn, nil
 }
 
-// Unwatch ends a watch, or takes dependents from it. What is not registered is no error.
+// Unwatch ends a watch, or removes dependents from the watch. Unwatch ignores watches and
+// dependents that are not registered.
 func (r *registry) Unwatch(ctx context.Context, key client.ObjectKey, name string, dependents ...types.UID) {
 	if a, err := r.find(key); err == nil {
 		a.watches.Unwatch(ctx, name, dependents...)
@@ -170,8 +171,8 @@ func (r *registry) States() []ConnectionState {
 	return states
 }
 
-// Object returns the extension as last reconciled, nil if it is unknown. It is shared: do not
-// change it.
+// Object returns the extension as last reconciled, nil if the extension is unknown. The object is
+// shared: do not change it.
 func (r *registry) Object(key client.ObjectKey) client.Object {
 	a, err := r.find(key)
 	if err != nil {
@@ -180,7 +181,8 @@ func (r *registry) Object(key client.ObjectKey) client.Object {
 	return a.lastObject()
 }
 
-// Objects returns every known extension as last reconciled. They are shared: do not change them.
+// Objects returns every known extension as last reconciled. The objects are shared: do not change
+// them.
 func (r *registry) Objects() []client.Object {
 	var objects []client.Object
 	r.each(func(a *identityAccessor) {
@@ -192,7 +194,8 @@ func (r *registry) Objects() []client.Object {
 }
 
 // EachUnhealthy calls f for every known extension that is not connected, or whose last probe
-// failed, with the time of its last success, or else since when it is known.
+// failed. The argument since is the time of the last success, or else the time at which the
+// extension became known.
 func (r *registry) EachUnhealthy(f func(object client.Object, since time.Time)) {
 	r.each(func(a *identityAccessor) {
 		if object, since, unhealthy := a.unhealthy(); unhealthy {

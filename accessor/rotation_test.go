@@ -18,21 +18,21 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// ownerOf answers for tokens such as "red-2": it is red's.
+// ownerOf returns the user of a token: token "red-2" belongs to user "red".
 func ownerOf(token string) authenticationv1.UserInfo {
 	owner, _, _ := strings.Cut(token, "-")
 	return authenticationv1.UserInfo{Username: owner, UID: "uid-of-" + owner}
 }
 
-// proves are the tokens that a server takes, and counts.
-type proves struct {
+// tokenReviews holds the tokens that a server accepts, and counts the reviews of each token.
+type tokenReviews struct {
 	mu    sync.Mutex
-	valid map[string]int // guarded by mu; answers to whoever sends the token
+	valid map[string]int // guarded by mu; the status of the answer by token
 	seen  map[string]int // guarded by mu
 }
 
-func provesTokens(r *reviewer, valid ...string) *proves {
-	p := &proves{valid: map[string]int{}, seen: map[string]int{}}
+func acceptTokens(r *reviewer, valid ...string) *tokenReviews {
+	p := &tokenReviews{valid: map[string]int{}, seen: map[string]int{}}
 	p.accept(valid...)
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		p.mu.Lock()
@@ -46,7 +46,7 @@ func provesTokens(r *reviewer, valid ...string) *proves {
 	return p
 }
 
-func (p *proves) accept(tokens ...string) {
+func (p *tokenReviews) accept(tokens ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, token := range tokens {
@@ -54,7 +54,7 @@ func (p *proves) accept(tokens ...string) {
 	}
 }
 
-func (p *proves) revoke(tokens ...string) {
+func (p *tokenReviews) revoke(tokens ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, token := range tokens {
@@ -62,7 +62,7 @@ func (p *proves) revoke(tokens ...string) {
 	}
 }
 
-func (p *proves) count(token string) int {
+func (p *tokenReviews) count(token string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen[token]
@@ -72,11 +72,12 @@ func messageHas(text string) func(ConnectionState) bool {
 	return func(s ConnectionState) bool { return s.Phase == Connected && strings.Contains(s.Message, text) }
 }
 
-// soon are probes that leave a newer credential little to wait for.
-var soon = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour, Timeout: 5 * time.Second,
+// shortInterval lets a newer credential be tried again after a millisecond.
+var shortInterval = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour,
+	Timeout:          5 * time.Second,
 	FailureThreshold: 3}
 
-// tokenInUse is what requests of the extension's connection carry.
+// tokenInUse returns the token that requests of the extension's connection carry.
 func tokenInUse(t *testing.T, d *driver, name string) string {
 	t.Helper()
 	conn, err := d.connected(client.ObjectKey{Name: name})
@@ -94,47 +95,47 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	return sent
 }
 
-// A newer token of the same identity takes the place of the one in use, and nobody notices.
+// A newer token of the same identity replaces the one in use without any notification.
 func TestNewerTokenIsTakenUp(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	p := provesTokens(r, "red-1", "red-2")
-	d := drive(t, r.URL, rare, never)
+	p := acceptTokens(r, "red-1", "red-2")
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
-	before := d.eventually("red", connectedAs("red"))
+	previous := d.eventually("red", connectedAs("red"))
 	conn, err := d.connected(client.ObjectKey{Name: "red"})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 	d.extension("red", "red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	after, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(after.Generation).To(Equal(before.Generation))
-	g.Expect(after.Since).To(Equal(before.Since))
+	g.Expect(after.Generation).To(Equal(previous.Generation))
+	g.Expect(after.Since).To(Equal(previous.Since))
 	g.Expect(after.Message).To(BeEmpty())
 	g.Expect(conn.err()).NotTo(HaveOccurred())
-	g.Expect(p.count("red-2")).To(Equal(1), "asked once, before anything else was sent with it")
-	g.Expect(d.changed()).To(Equal([]string{"red"}), "nobody is told")
-	g.Expect(d.said()).To(BeEmpty())
+	g.Expect(p.count("red-2")).To(Equal(1), "one review, before any other request with the token")
+	g.Expect(d.changed()).To(Equal([]string{"red"}), "the rotation causes no notification")
+	g.Expect(d.disconnectReasons()).To(BeEmpty())
 }
 
-// One that the API server does not accept is not used while the earlier one works; the state says
-// so, and it is tried again.
+// A newer token that the API server rejects is not used while the earlier one works. The state
+// reports that, and the accessor tries the newer token again.
 func TestNewerTokenThatIsRefused(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	p := provesTokens(r, "red-1")
-	d := drive(t, r.URL, soon, atOnce)
+	p := acceptTokens(r, "red-1")
+	d := drive(t, r.URL, shortInterval, immediateRetry)
 	d.extension("red", "red-1")
-	before := d.eventually("red", connectedAs("red"))
+	previous := d.eventually("red", connectedAs("red"))
 	d.extension("red", "red-2")
 	d.eventually("red", messageHas("connected with an earlier credential; the newest is not used"))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 
-	// So is a third one.
+	// A third token is tried again, too.
 	d.extension("red", "red-3")
 	g.Eventually(func() int { return p.count("red-3") }).WithTimeout(patience).Should(BeNumerically(">", 1))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
-	// What is provided again is in use already.
+	// The provider returns the token that is in use again, so the message disappears.
 	d.extension("red", "red-1")
 	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Message == "" })
 	d.extension("red", "red-2")
@@ -142,17 +143,17 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	p.accept("red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	after := d.eventually("red", func(s ConnectionState) bool { return s.Message == "" })
-	g.Expect(after.Generation).To(Equal(before.Generation))
-	g.Expect(d.said()).To(BeEmpty())
+	g.Expect(after.Generation).To(Equal(previous.Generation))
+	g.Expect(d.disconnectReasons()).To(BeEmpty())
 }
 
-// When the earlier one stops working there is nothing left to be kept: the next connect uses the
-// newest.
+// When the earlier token stops working, the connection ends, and the next connect uses the newest
+// token.
 func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	p := provesTokens(r, "red-1")
-	d := drive(t, r.URL, fast, never)
+	p := acceptTokens(r, "red-1")
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
 	d.extension("red", "red-2")
@@ -163,15 +164,15 @@ func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 		return s.Phase == Connected && s.Generation == 2 && s.Message == ""
 	})
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
-	g.Expect(d.said()).To(Equal([]string{"Unauthorized"}))
+	g.Expect(d.disconnectReasons()).To(Equal([]string{"Unauthorized"}))
 }
 
-// A token of another identity is another connection, and nothing of the old one.
+// A token of another identity causes a new connection, and the old one ends.
 func TestNewerTokenOfAnother(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	p := provesTokens(r, "red-1", "blue-1")
-	d := drive(t, r.URL, rare, never)
+	p := acceptTokens(r, "red-1", "blue-1")
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
 	old, err := d.connected(client.ObjectKey{Name: "red"})
@@ -180,37 +181,37 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	after := d.eventually("red", connectedAs("blue"))
 	g.Expect(after.Generation).To(BeEquivalentTo(2))
 	g.Expect(old.err()).To(MatchError(ErrNotConnected))
-	g.Expect(d.said()).To(Equal([]string{"IdentityMismatch"}))
-	g.Expect(p.count("blue-1")).To(Equal(2), "whose it is, and the connect")
+	g.Expect(d.disconnectReasons()).To(Equal([]string{"IdentityMismatch"}))
+	g.Expect(p.count("blue-1")).To(Equal(2), "one review by the verify, and one by the connect")
 }
 
-// While nothing is connected the newest credential replaces the earlier one, also one that is being
-// tried.
+// While there is no connection, the newest credential replaces the earlier one, even during a
+// connect.
 func TestNewerTokenWhileConnecting(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	held, release := make(chan struct{}), make(chan struct{})
-	free := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(free)
+	blocked, release := make(chan struct{}), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(unblock)
 	var once sync.Once
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		if token == "red-1" {
-			once.Do(func() { close(held) })
+			once.Do(func() { close(blocked) })
 			<-release
 		}
 		return http.StatusCreated, ownerOf(token)
 	})
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
-	<-held
+	<-blocked
 	d.extension("red", "red-2")
 	state := d.eventually("red", connectedAs("red"))
 	g.Expect(state.Generation).To(BeEquivalentTo(1))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
-	free()
+	unblock()
 
-	// Refused ones are replaced without waiting for their backoff.
-	p := provesTokens(r, "late-2")
+	// A newer token replaces a rejected token without waiting for the backoff.
+	p := acceptTokens(r, "late-2")
 	d.extension("late", "late-1")
 	d.eventually("late", disconnectedFor(Unauthorized))
 	d.extension("late", "late-2")
@@ -218,78 +219,79 @@ func TestNewerTokenWhileConnecting(t *testing.T) {
 	g.Expect(p.count("late-1")).To(Equal(1))
 }
 
-// An extension that goes while whose a newer credential is, is being asked, leaves nothing, and the
-// answer changes nothing.
+// An extension that is deleted while a newer credential is being verified leaves no target behind.
+// The answer of the verify has no effect.
 func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	held, release := make(chan struct{}), make(chan struct{})
-	free := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(free)
+	blocked, release := make(chan struct{}), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(unblock)
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		if token == "red-2" {
-			close(held)
+			close(blocked)
 			<-release
 		}
 		return http.StatusCreated, ownerOf(token)
 	})
-	d := drive(t, r.URL, rare, never)
+	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	conn := a.published.Load().conn
 	d.extension("red", "red-2")
-	<-held
+	<-blocked
 	a.mu.Lock()
 	newer := a.attempt.credential
 	a.mu.Unlock()
-	d.gone("red")
-	free()
+	d.deleteExtension("red")
+	unblock()
 	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(newer.cred.Prepare(t.Context())).NotTo(Succeed(), "it was given up")
+	g.Expect(newer.cred.Prepare(t.Context())).NotTo(Succeed(), "the credential is closed")
 	g.Expect(conn.credential.Load()).NotTo(BeIdenticalTo(newer))
 }
 
-// A provider that gives another credential with every look is tried no more often than a probe
-// would be.
+// If a provider returns another credential for each Resolve, the accessor tries them no more often
+// than it probes.
 func TestCredentialThatIsNeverTheSame(t *testing.T) {
 	for name, status := range map[string]int{"accepted": http.StatusCreated, "refused": http.StatusUnauthorized} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			r := newReviewer(t)
 			r.answers(func(token string) (int, authenticationv1.UserInfo) { return status, ownerOf(token) })
-			d := drive(t, r.URL, rare, never)
+			d := drive(t, r.URL, rareProbes, noRetry)
 			d.mu.Lock()
-			d.fresh = func(name string) string { return name + "-" + rand.Text() }
+			d.newToken = func(name string) string { return name + "-" + rand.Text() }
 			d.mu.Unlock()
 			d.extension("red", "red-1")
-			g.Eventually(r.asked.Load).WithTimeout(patience).Should(BeNumerically(">=", 1))
-			for range 50 { // whatever wakes it
+			g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">=", 1))
+			for range 50 { // any number of wakes
 				d.wake <- client.ObjectKey{Name: "red"}
 			}
-			d.extension("other", "other-1") // behind them in the queue
+			d.extension("other", "other-1") // after them in the queue
 			d.eventually("other", func(s ConnectionState) bool {
 				return s.Phase != Connecting && s.Generation+int64(s.Health.ConsecutiveFailures) > 0
 			})
-			g.Expect(r.asked.Load()).To(BeNumerically("<=", 6), "of both: a connect, and a newer credential at once or two")
+			g.Expect(r.reviews.Load()).To(BeNumerically("<=", 6),
+				"for each of the two extensions: one connect, and one or two newer credentials")
 		})
 	}
 }
 
-// What an API server says that a tenant chose is not shown, and neither is more than anybody could
-// read.
+// The state does not show the answers of an API server that a tenant chose. The state shows no user
+// name that is too long or not printable.
 func TestAnswersOfForeignServers(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	d := drive(t, r.URL, rare, atOnce)
+	d := drive(t, r.URL, rareProbes, immediateRetry)
 	d.mu.Lock()
-	d.foreign = true
+	d.untrustedServer = true
 	d.mu.Unlock()
 	r.echo.Store(true) // 502, with the request's headers
 	d.extension("echoed", "token")
 	state := d.eventually("echoed", disconnectedFor(ProbeFailed))
-	g.Expect(state.Message).To(Equal("asking the API server who we are: it answered Bad Gateway"))
+	g.Expect(state.Message).To(Equal("asking the API server who we are: the API server answered Bad Gateway"))
 	r.echo.Store(false)
 	for name, user := range map[string]authenticationv1.UserInfo{
 		"long":       {Username: strings.Repeat("x", 2000)},
@@ -299,15 +301,15 @@ func TestAnswersOfForeignServers(t *testing.T) {
 		r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, user })
 		d.extension(name, "token")
 		state := d.eventually(name, disconnectedFor(ProbeFailed))
-		g.Expect(state.Message).To(ContainSubstring("nobody could read"))
+		g.Expect(state.Message).To(ContainSubstring("are not printable or too long"))
 	}
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated,
 			authenticationv1.UserInfo{Username: "system:anonymous", Groups: []string{"system:unauthenticated"}}
 	})
-	d.extension("nobody", "token")
-	d.eventually("nobody", disconnectedFor(Unauthorized))
-	// An answer without end is not read to it.
+	d.extension("anonymous", "token")
+	d.eventually("anonymous", disconnectedFor(Unauthorized))
+	// An answer that is too long is not read completely.
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated,
 			authenticationv1.UserInfo{
@@ -319,8 +321,8 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	g.Expect(untrusted.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
 }
 
-// Groups are part of what a newer credential must prove, for what was read with the old ones is
-// cached.
+// A newer credential must have the same groups, because the cache holds objects that were read with
+// the old groups.
 func TestNewerTokenOfOtherGroups(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -328,7 +330,7 @@ func TestNewerTokenOfOtherGroups(t *testing.T) {
 		groups := map[string][]string{"red-1": {"a", "b"}, "red-2": {"b", "a"}, "red-3": {"a"}}[token]
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "red", Groups: groups}
 	})
-	d := drive(t, r.URL, soon, never)
+	d := drive(t, r.URL, shortInterval, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
 	d.extension("red", "red-2")
@@ -339,17 +341,17 @@ func TestNewerTokenOfOtherGroups(t *testing.T) {
 	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 && len(s.Identity.Groups) == 1 })
 }
 
-// While one asks whose a newer credential is, a 401 to the one in use is not forgotten.
+// A 401 to a request is not lost while a newer credential is being verified.
 func TestUnauthorizedWhileVerifying(t *testing.T) {
 	r := newReviewer(t)
-	held, release := make(chan struct{}), make(chan struct{})
-	free := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(free)
+	blocked, release := make(chan struct{}), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(unblock)
 	var once sync.Once
 	var revoked atomic.Bool
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		if token == "red-2" {
-			once.Do(func() { close(held) })
+			once.Do(func() { close(blocked) })
 			<-release
 			return http.StatusInternalServerError, authenticationv1.UserInfo{}
 		}
@@ -358,23 +360,23 @@ func TestUnauthorizedWhileVerifying(t *testing.T) {
 		}
 		return http.StatusCreated, ownerOf(token)
 	})
-	d := drive(t, r.URL, soon, never)
+	d := drive(t, r.URL, shortInterval, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
 	conn, err := d.connected(client.ObjectKey{Name: "red"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.extension("red", "red-2")
-	<-held
+	<-blocked
 	revoked.Store(true)
-	conn.unauthorized()
-	free()
-	NewWithT(t).Eventually(d.said).WithTimeout(patience).Should(ContainElement("Unauthorized"))
+	conn.onUnauthorized()
+	unblock()
+	NewWithT(t).Eventually(d.disconnectReasons).WithTimeout(patience).Should(ContainElement("Unauthorized"))
 }
 
-// Under impersonation a denied review is the verdict, if it goes on.
+// Under impersonation, reviews that stay denied end the connection.
 func TestDeniedImpersonation(t *testing.T) {
 	r := newReviewer(t)
-	d := drive(t, r.URL, fast, never)
+	d := drive(t, r.URL, fastProbes, noRetry)
 	d.mu.Lock()
 	d.impersonated = true
 	d.mu.Unlock()

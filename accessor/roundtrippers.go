@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// neverRedirect hands redirects to the caller: an API server does not redirect its clients, what
-// runs behind it may.
+// neverRedirect returns redirects to the caller. An API server does not redirect its clients; a
+// backend behind it may.
 func neverRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // failingRoundTripper is a RoundTripper that sends nothing.
@@ -25,9 +25,10 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 	return nil, r.err
 }
 
-// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It fails when
-// the connection has ended, ends what is under way with it, names the extension to the API server,
-// and notes what the answers mean.
+// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. After the
+// connection has ended, lifetimeRoundTripper refuses requests. Requests under way end with the
+// connection. lifetimeRoundTripper sets the User-Agent that names the extension, and records 401s
+// and successes.
 type lifetimeRoundTripper struct {
 	conn *connection
 	next http.RoundTripper
@@ -61,13 +62,13 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	}
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
-		g.conn.unauthorized()
+		g.conn.onUnauthorized()
 	case resp.StatusCode < http.StatusBadRequest:
 		now := time.Now()
-		g.conn.served.Store(&now)
+		g.conn.servedAt.Store(&now)
 	}
 	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
-		// net/http has handed the TCP connection over, and no context ends it any more.
+		// net/http has handed the TCP connection over, so no context ends it.
 		stopClosing := context.AfterFunc(g.conn.life, func() { _ = upgraded.Close() })
 		releaseRequest := release
 		release = func() {
@@ -76,7 +77,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		}
 	}
 	resp.Body = bodyWithRelease(resp.Body, release)
-	resp.Request = caller // and not the one that carries the token
+	resp.Request = caller // not the request that carries the token
 	return resp, nil
 }
 
@@ -107,14 +108,15 @@ func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
 	return &releasingBody{body, release}
 }
 
-// limiter is the identity's rate limit; no request waits for it after the connection has ended.
+// limiter is the identity's rate limit. No request waits for the limit after the connection has
+// ended.
 type limiter struct {
 	flowcontrol.RateLimiter
 	conn *connection
 }
 
-// Wait implements flowcontrol.RateLimiter. When the connection has ended it lets the request
-// through to lifetimeRoundTripper, which refuses it with the reason.
+// Wait implements flowcontrol.RateLimiter. After the connection has ended, Wait lets the request
+// through to lifetimeRoundTripper, which refuses the request with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
 	if l.conn.err() != nil || l.TryAccept() {
 		return nil
@@ -128,27 +130,28 @@ func (l *limiter) Wait(ctx context.Context) error {
 	return nil
 }
 
-// identityRoundTripper is the RoundTripper that adds the connection's identity to requests, by the
-// credential that it uses at that moment.
+// identityRoundTripper is the RoundTripper that adds the connection's identity to requests. Each
+// request uses the credential that is in use when the request is sent.
 type identityRoundTripper struct {
-	conn *connection
-	next http.RoundTripper // reaches the target without a credential
-	own  bool              // next dials by itself, so that nothing else can carry its requests
+	conn      *connection
+	next      http.RoundTripper // reaches the target without a credential
+	ownDialer bool              // next dials its own connections, so no other transport can carry its requests
 }
 
 func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.credential.Load()
-	if now == nil { // the connection has ended since lifetimeRoundTripper looked
+	if now == nil { // the connection has ended after the check in lifetimeRoundTripper
 		return failingRoundTripper{p.conn.err()}.RoundTrip(req)
 	}
-	if err := now.target.Accepts(req); err != nil { // before anything is added that is not for others
+	if err := now.target.Accepts(req); err != nil { // before credentials are added, which other servers must not receive
 		return failingRoundTripper{err}.RoundTrip(req)
 	}
-	if now.carrier != nil && p.own {
-		return failingRoundTripper{errors.New("clients that dial by themselves, as client-go's exec and port-forward " +
-			"do, cannot act with a client certificate " +
-			"or by impersonation; use credentials with a token for them (ServiceAccountTokens, or a kubeconfig with a " +
-			"token)")}.RoundTrip(req)
+	if now.carrier != nil && p.ownDialer {
+		return failingRoundTripper{
+			errors.New("a client that opens its own connections, such as client-go's exec or port-forward, " +
+				"cannot use a client certificate or impersonation; use a credential with a token for such clients " +
+				"(ServiceAccountTokens, or a kubeconfig with a token)"),
+		}.RoundTrip(req)
 	}
 	return now.roundTripper(p.next).RoundTrip(req)
 }
@@ -156,7 +159,8 @@ func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (p *identityRoundTripper) WrappedRoundTripper() http.RoundTripper { return p.next }
 
-// dialsItself reports whether a RoundTripper is none of net/http's, under whatever wraps it.
+// dialsItself reports whether the innermost RoundTripper, below all wrappers, is not an
+// http.Transport.
 func dialsItself(next http.RoundTripper) bool {
 	for {
 		switch wrapped := next.(type) {

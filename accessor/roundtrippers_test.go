@@ -12,26 +12,27 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 )
 
-// neverUsed is a credential that nothing may be sent with.
-type neverUsed struct {
+// unusableCredential is a credential that fails the test if a request uses it.
+type unusableCredential struct {
 	credential.Credential
 	t *testing.T
 }
 
-func (n neverUsed) RoundTripper(http.RoundTripper) http.RoundTripper {
+func (n unusableCredential) RoundTripper(http.RoundTripper) http.RoundTripper {
 	n.t.Error("the credential was used")
 	return failingRoundTripper{}
 }
 
-// A request for another server, or another virtual host of this one, gets no token to begin with.
+// A request for another server, or for another virtual host of the same server, fails before the
+// token is added.
 func TestNoCredentialForOtherHosts(t *testing.T) {
 	g := NewWithT(t)
 	var all targets.Set
-	joined, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil)
+	membership, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
-	defer joined.Leave()
+	defer membership.Leave()
 	conn := &connection{}
-	conn.credential.Store(&boundCredential{cred: neverUsed{t: t}, target: joined.Target})
+	conn.credential.Store(&boundCredential{cred: unusableCredential{t: t}, target: membership.Target})
 	for url, host := range map[string]string{
 		"https://here:6443/api":  "there:6443",
 		"https://here:6443/apis": "here",

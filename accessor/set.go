@@ -14,13 +14,14 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// handlerPatience is how long a set that ends waits for handlers of other controllers, which
-// informers call: one that hangs must not keep the manager from stopping.
+// handlerPatience is how long a set that shuts down waits for the event handlers of other
+// controllers, which informers call. A handler that hangs must not prevent the manager from
+// stopping.
 const handlerPatience = 5 * time.Second
 
-// Set keeps the accessors of all extensions by key. The reconciler of clustercache owns it: it
-// alone calls Reconcile, Remove and Run. Everything else may be called from any goroutine, and
-// getters never wait.
+// Set holds the accessors of all extensions by key. The reconciler of clustercache owns the set:
+// only the reconciler calls Reconcile, Remove and Run. All other methods may be called from any
+// goroutine, and getters never block.
 type Set struct {
 	registry
 
@@ -28,13 +29,13 @@ type Set struct {
 	lifecycle lifecycle.Config
 	targets   targets.Set
 	pool      workpool.Pool
-	owned     workpool.TaskGroup
+	tasks     workpool.TaskGroup
 
 	life context.Context // parent of everything; ends when Run does
 	end  context.CancelCauseFunc
 }
 
-// NewSet makes an empty set. It starts nothing; Run does.
+// NewSet returns an empty set. Run starts its background work.
 func NewSet(options Options) *Set {
 	life, end := context.WithCancelCause(context.Background())
 	return &Set{
@@ -44,8 +45,8 @@ func NewSet(options Options) *Set {
 	}
 }
 
-// Run keeps an eye on silent targets until ctx is done. Then it ends every connection, and returns
-// once nothing of the set runs any more.
+// Run checks silent targets until ctx is done. Then Run ends every connection, and returns once
+// nothing of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
 	defer metrics.Add(s.metricsSnapshot)()
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
@@ -61,7 +62,7 @@ func (s *Set) Run(ctx context.Context) error {
 	}
 }
 
-// metricsSnapshot is what metrics show.
+// metricsSnapshot returns the values that the metrics export.
 func (s *Set) metricsSnapshot() metrics.Snapshot {
 	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
 	s.each(func(a *identityAccessor) {
@@ -93,43 +94,45 @@ func (s *Set) shutdown() {
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
 	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
-	// what Reconcile made meanwhile; it makes no more
+	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
 	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
 	s.pool.Close()
-	if !s.owned.Wait(handlerPatience) {
-		s.options.Logger.Info("Stopped, although handlers of other controllers are still being called", "waited",
+	if !s.tasks.Wait(handlerPatience) {
+		s.options.Logger.Info("Stopped while event handlers of other controllers are still running", "waited",
 			handlerPatience)
 	}
 }
 
-// Reconcile takes what the extension is to connect as, or why that is not known, and starts what is
-// due: a connect, a probe, or nothing. It never waits. It returns after what time to call it again;
-// 0 means when Wake is called or the extension changes.
-func (s *Set) Reconcile(object client.Object, resolved credential.Resolution, err error) time.Duration {
+// Reconcile receives the identity that the extension connects as, or the error of resolving it.
+// Reconcile starts the attempt that is due: a connect, a probe, or none. Reconcile never blocks.
+// Reconcile returns the delay after which the caller must call Reconcile again. The delay is 0 if
+// the next call follows a Wake or a change of the extension only.
+func (s *Set) Reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)
-	if ok && found.(*identityAccessor).isOf(object) {
-		return found.(*identityAccessor).reconcile(object, resolved, err)
+	if ok && found.(*identityAccessor).belongsTo(object) {
+		return found.(*identityAccessor).reconcile(object, resolution, err)
 	}
 	if ok {
-		s.Remove(key, Deleted) // and created again, before anybody looked
+		s.Remove(key, Deleted) // the object was deleted and created again between two reconciles
 	}
 	a := newAccessor(s, key)
 	s.byKey.Store(key, a)
-	if s.life.Err() != nil { // the set has ended; if it ends from now on, it finds the accessor
+	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
 		s.byKey.Delete(key)
 		return 0
 	}
-	return a.reconcile(object, resolved, err)
+	return a.reconcile(object, resolution, err)
 }
 
-// Remove ends the extension's connection and forgets everything about it.
+// Remove ends the extension's connection and deletes all state of the extension.
 func (s *Set) Remove(key client.ObjectKey, reason Reason) {
 	if found, ok := s.byKey.LoadAndDelete(key); ok {
 		found.(*identityAccessor).remove(reason, nil)
 	}
 }
 
-// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a
-// random time of up to 50 ms per waiter and 10 s in all, so that what is back meets no storm.
+// WakeDelay returns how long one of the given number of waiters delays its retry after the resource
+// that all of them wait for is available again. The delay is random, up to 50 ms per waiter and 10
+// s in total. The delays spread the retries, so that the resource receives no burst of requests.
 func WakeDelay(waiters int) time.Duration { return targets.WakeDelay(waiters) }

@@ -13,64 +13,67 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// What package watches declares, by the names under which it is known here.
+// Aliases of types in package watches, with the names that this package uses.
 type (
-	// Watcher says what to watch and who is told.
+	// Watcher describes what to watch, and the handler that receives the events.
 	Watcher = watches.Watcher
-	// ContentWatch says of what content to watch the kinds, and who is told.
+	// ContentWatch describes the content whose kinds to watch, and the handler that receives the
+	// events.
 	ContentWatch = watches.ContentWatch
-	// WatchState is a snapshot of one informer's worth of watch.
+	// WatchState is a snapshot of one watch, as far as one informer serves it.
 	WatchState = watches.WatchState
 )
 
-// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another kind
-// or scope.
+// ErrWatchConflict is the error of Watch and WatchContent for a name that is in use for another
+// kind or scope.
 var ErrWatchConflict = watches.ErrConflict
 
-// ConnectionState is a snapshot of one extension's connection. It holds no secret, and but for the
-// errors and selectors in Scopes it shares nothing with the connection.
+// ConnectionState is a snapshot of one extension's connection. ConnectionState holds no secret.
+// Except for the errors and selectors in Scopes, ConnectionState shares nothing with the
+// connection.
 type ConnectionState struct {
 	Extension client.ObjectKey
 	UID       types.UID // of the extension
-	// ObservedGeneration is the metadata.generation of the extension that this is about.
+	// ObservedGeneration is the metadata.generation of the extension that the state is based on.
 	ObservedGeneration int64
 	Phase              Phase
-	Reason             Reason // why not connected; "" when connected
-	// for a person: why not connected, or why the newest credential is not in use; never a secret
+	Reason             Reason // why there is no connection; "" while connected
+	// human-readable: why there is no connection, or why the newest credential is not in use; never
+	// a secret
 	Message string
-	Since   time.Time // of this phase
-	// as verified (under impersonation the UID is that of the ServiceAccount); zero while not
-	// connected
+	Since   time.Time // start of this phase
+	// as the API server stated it (under impersonation the UID is that of the ServiceAccount); zero
+	// while not connected
 	Identity Identity
-	Target   string // the API server's URL; empty while it is not known
-	// of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while it is not
-	// known
+	Target   string // the API server's URL; empty while unknown
+	// source of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while
+	// unknown
 	Source       string
-	Generation   int64     // counts connects
-	TokenExpires time.Time // zero if it does not expire
+	Generation   int64     // number of connects so far
+	TokenExpires time.Time // zero if the token does not expire
 	Health       HealthCheckingState
 	Watches      []WatchState // sorted by name, kind and scope
-	// of the connection's cache, sorted by kind and scope; empty while not connected
+	// scopes of the connection's cache, sorted by kind and scope; empty while not connected
 	Scopes []scopedcache.ScopeState
 }
 
-// snapshot is the state of an accessor that getters see. What it says never changes; a transition
-// publishes another.
+// snapshot is the state of an accessor that getters read. A snapshot is immutable; a transition
+// publishes another one.
 type snapshot struct {
 	phase  Phase
 	reason Reason
 	since  time.Time
-	epoch  int64 // counts connects
+	epoch  int64 // number of connects so far
 
-	conn *connection        // set exactly when phase is Connected
-	err  *NotConnectedError // set exactly when conn is not
+	conn *connection        // not nil exactly if phase is Connected
+	err  *NotConnectedError // not nil exactly if conn is nil
 
-	built atomic.Pointer[clients] // what conn built on first use, here too so that getters find it in one step less
+	builtClients atomic.Pointer[clients] // the clients of conn, once built; here too, to save getters one indirection
 }
 
 // clients returns the clients of the connection, built on first use.
 func (s *snapshot) clients() (*clients, error) {
-	if h := s.built.Load(); h != nil {
+	if h := s.builtClients.Load(); h != nil {
 		return h, nil
 	}
 	if s.conn == nil {
@@ -78,12 +81,12 @@ func (s *snapshot) clients() (*clients, error) {
 	}
 	h, err := s.conn.clients()
 	if err == nil {
-		s.built.Store(h)
+		s.builtClients.Store(h)
 	}
 	return h, err
 }
 
-// state is a snapshot for people.
+// state returns a snapshot of the connection.
 func (a *identityAccessor) state() ConnectionState {
 	a.mu.Lock()
 	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
@@ -110,8 +113,8 @@ func (a *identityAccessor) state() ConnectionState {
 	return state
 }
 
-// unhealthy reports whether the extension is not connected or its last probe was no success, and
-// since when it had none.
+// unhealthy reports whether the extension is not connected or its last probe did not succeed. If
+// so, since is the time of the last success.
 func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

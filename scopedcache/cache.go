@@ -13,26 +13,27 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// Cache is a cache.Cache whose informers can be had by scope. Its methods may be called from any
-// goroutine.
+// Cache is a cache.Cache that also gives access to informers by scope. Its methods may be called
+// from any goroutine.
 //
-// An informer from GetInformer outlives the loss of its right or kind, until RemoveInformer, which
-// stops all informers of the kind but those that somebody holds. IndexField applies to all
-// informers of a kind and representation, also those to come; a second index of the same name is an
-// error.
+// An informer from GetInformer stays valid while access is revoked or the kind is not served. The
+// informer ends with RemoveInformer, which stops all informers of the kind except those with a
+// Handle. IndexField applies to all informers of a kind and representation, including later ones. A
+// second index of the same name is an error.
 type Cache interface {
 	cache.Cache
 
-	// Hold returns a handle on the part of the object's kind, in the object's representation, that
-	// scope selects. The same scope is one informer, whoever holds or reads it. It does no I/O and
-	// does not wait: the kind need not be served, nor the right be there. It is an error if the
-	// scheme does not know the type, an unstructured or metadata object has no apiVersion and kind,
-	// the scope selects nothing, or the cache has stopped. The selectors of the cache's options
-	// apply to it; the namespaces that they name do not restrict it.
-	Hold(ctx context.Context, object client.Object, entry Scope, options HoldOptions) (*Handle, error)
+	// Hold returns a handle on the part of the object's kind that scope selects, in the object's
+	// representation. All holders and readers of one scope share one informer. The selectors of the
+	// cache's options apply to the scope, but the namespaces in these options do not restrict it.
+	// Hold does no I/O and does not wait: the kind need not be served, and the identity need not
+	// have access yet. Hold returns an error if the scheme does not know the type, or the scope
+	// selects nothing. An unstructured or metadata object without apiVersion and kind is an error
+	// too, and so is a cache that has stopped.
+	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
-	// States returns a snapshot of every scope, in no order. It takes time in proportion to the
-	// objects.
+	// States returns a snapshot of every scope, in no particular order. The call takes time in
+	// proportion to the number of objects.
 	States() []ScopeState
 }
 
@@ -41,7 +42,7 @@ type scopedCache struct {
 	cacheOptions cache.Options
 	options      Options
 	reviewer     *reviewer
-	rbacEvents   *RBACWatcher // its own, if it watches RBAC
+	rbacEvents   *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
 }
 
@@ -73,7 +74,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
 	}
-	c.newEntry = func(k *kind, where Scope) *entry { return newEntry(c, k, where) }
+	c.newEntry = func(k *kind, scope Scope) *entry { return newEntry(c, k, scope) }
 	c.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {
 		if c.rbacEvents, err = NewRBACWatcher(config, opts, options); err != nil {
@@ -86,8 +87,8 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 // NeedLeaderElection tells managers to start the cache on every replica.
 func (s *scopedCache) NeedLeaderElection() bool { return false }
 
-// Start runs the informers, those there are and those to come, until ctx is done. It blocks until
-// they have stopped. What is called after that fails with the cause of ctx, or ErrStopped.
+// Start runs the existing informers and later ones until ctx is done. Start then blocks until the
+// informers have stopped. Calls after that fail with the cause of ctx, or with ErrStopped.
 func (s *scopedCache) Start(ctx context.Context) error {
 	s.mu.Lock()
 	if s.life != nil {
@@ -112,8 +113,8 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	return nil
 }
 
-// IndexField adds an index to all informers of the object's kind and representation, those there
-// are and those to come.
+// IndexField adds an index to all informers of the object's kind and representation, including
+// later ones.
 func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string,
 	extract client.IndexerFunc) error {
 	k, err := s.kindOf(object)

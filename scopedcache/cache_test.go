@@ -41,26 +41,26 @@ const patience = 30 * time.Second
 
 var configMaps = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
 
-// apiServer serves one ConfigMap, "n/a", and counts the watches that are open. What a real one does
-// is tested in package test; this one can be made to deny, and says what was asked.
+// apiServer is a fake that serves one ConfigMap, "n/a", counts open watches, can deny access, and
+// records requests. Package test tests against a real API server.
 type apiServer struct {
 	*httptest.Server
 
 	mu     sync.Mutex
-	denied bool // guarded by mu; the rights
-	// guarded by mu; if it is not nil and answers, nobody else does
+	denied bool // guarded by mu; deny all access
+	// guarded by mu; if not nil and it returns true, it has written the response
 	answer func(w http.ResponseWriter, req *http.Request) bool
-	// guarded by mu; lists by path, also those that watches begin with
-	lists map[string]int
-	begun int             // guarded by mu; watches, in all
-	asks  int             // guarded by mu; access reviews
-	open  map[string]int  // guarded by mu; watches by path
-	end   chan struct{}   // guarded by mu; closed and replaced to end all watches
-	asked map[string]bool // guarded by mu; paths
+	// guarded by mu; lists by path, including lists streamed by watches
+	lists       map[string]int
+	watchCount  int             // guarded by mu; all watches so far
+	reviewCount int             // guarded by mu; access reviews
+	open        map[string]int  // guarded by mu; open watches by path
+	end         chan struct{}   // guarded by mu; closed and replaced to end all watches
+	paths       map[string]bool // guarded by mu; requested paths
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), asked: map[string]bool{}, lists: map[string]int{}}
+	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), paths: map[string]bool{}, lists: map[string]int{}}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.cut()
@@ -76,9 +76,9 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	whoami := strings.HasSuffix(req.URL.Path, "/selfsubjectreviews")
 	readyz := req.URL.Path == "/readyz"
 	if review {
-		a.asks++
+		a.reviewCount++
 	} else if !whoami && !readyz {
-		a.asked[req.URL.Path] = true
+		a.paths[req.URL.Path] = true
 	}
 	a.mu.Unlock()
 	if answer != nil && answer(w, req) {
@@ -121,7 +121,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	a.mu.Lock()
-	a.begun++
+	a.watchCount++
 	a.open[req.URL.Path]++
 	a.mu.Unlock()
 	defer func() {
@@ -145,7 +145,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// refuse answers with a Status.
+// refuse responds with a Status.
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -168,7 +168,7 @@ func (a *apiServer) deny(denied bool) {
 	a.denied = denied
 }
 
-// watches are the paths that are watched, as often as they are.
+// watches returns the path of each open watch, sorted.
 func (a *apiServer) watches() (paths []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -184,36 +184,36 @@ const (
 	everywhere = "/api/v1/configmaps"
 )
 
-// newCache makes a cache that runs until the test ends and asks for its rights often.
+// newCache creates a cache that runs until the test ends and reviews its access often.
 func (a *apiServer) newCache(t *testing.T, options ...func(*Options)) Cache {
 	t.Helper()
 	return a.newCacheOf(t, cache.Options{}, options...)
 }
 
-// newCacheOf is newCache with options of controller-runtime.
+// newCacheOf is newCache with options for controller-runtime's cache.
 func (a *apiServer) newCacheOf(t *testing.T, opts cache.Options, options ...func(*Options)) Cache {
 	t.Helper()
 	g := NewWithT(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
 	httpClient := &http.Client{Transport: &http.Transport{}}
-	own := Options{AccessReviewInterval: 200 * time.Millisecond, PerNamespace: true}
+	scopedOptions := Options{AccessReviewInterval: 200 * time.Millisecond, PerNamespace: true}
 	for _, option := range options {
-		option(&own)
+		option(&scopedOptions)
 	}
 	opts.HTTPClient, opts.Mapper, opts.Scheme = httpClient, mapper, runtime.NewScheme()
-	made, err := NewWithOptions(own)(&rest.Config{Host: a.URL}, opts)
+	created, err := NewWithOptions(scopedOptions)(&rest.Config{Host: a.URL}, opts)
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = made.Start(ctx) })
+	running.Go(func() { _ = created.Start(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
 		httpClient.CloseIdleConnections()
 	})
-	g.Expect(made.WaitForCacheSync(ctx)).To(BeTrue())
-	return made.(Cache)
+	g.Expect(created.WaitForCacheSync(ctx)).To(BeTrue())
+	return created.(Cache)
 }
 
 func configMap() client.Object {
@@ -228,20 +228,20 @@ func list(ctx context.Context, c Cache, namespace string) error {
 	return c.List(ctx, list, client.InNamespace(namespace))
 }
 
-// The same scope is one informer, however many hold it; it stops with the last of them.
+// All holders of a scope share one informer, which stops with the last holder.
 func TestHoldersShareAnInformer(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t)
 	hold := func(namespace string) *Handle {
-		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, HoldOptions{})
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		return held
+		return handle
 	}
 	first, second, other := hold("n"), hold("n"), hold("")
 	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere, inN}))
 	first.Release()
-	first.Release() // again, which changes nothing
+	first.Release() // a second Release has no effect
 	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{everywhere, inN}))
 	second.Release()
 	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere}))
@@ -249,35 +249,35 @@ func TestHoldersShareAnInformer(t *testing.T) {
 	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(c.States()).To(BeEmpty())
 	third := hold("n")
-	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "it starts anew")
+	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "a new informer starts")
 	third.Release()
 }
 
-// What somebody reads stays when the holders have gone, until it is removed; what somebody holds is
-// not removed.
+// A scope that is read stays after its holders release it, until RemoveInformer. RemoveInformer
+// does not stop a scope that has a holder.
 func TestReadersAndHolders(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
-	held.Release()
+	handle.Release()
 	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}))
 	again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
-	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "somebody holds it")
+	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "the scope has a holder")
 	g.Expect(again.IsStopped()).To(BeFalse())
 	again.Release()
 	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "it is started for the next reader")
+	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "the next read starts a new informer")
 	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
 	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
 }
 
-// A read in a namespace asks for that namespace only, so that a Role suffices.
+// A read in a namespace requests that namespace only, so that a Role suffices.
 func TestReadsAskForTheirNamespace(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -285,23 +285,23 @@ func TestReadsAskForTheirNamespace(t *testing.T) {
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for path := range a.asked {
+	for path := range a.paths {
 		g.Expect(path).To(Equal(inN))
 	}
 }
 
-// Observers hear of states in their order, and readers of a denial at once.
+// Observers receive states in order. Readers receive a denial at once.
 func TestObserve(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	a.deny(true)
 	c := a.newCache(t)
-	told := make(chan ScopeState, 100)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
-		HoldOptions{Observe: func(state ScopeState) { told <- state }})
+	states := make(chan ScopeState, 100)
+	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
+		HoldOptions{OnStateChange: func(state ScopeState) { states <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
 	var state ScopeState
-	g.Eventually(told).WithTimeout(patience).Should(Receive(&state))
+	g.Eventually(states).WithTimeout(patience).Should(Receive(&state))
 	g.Expect(state.State).To(Equal(Forbidden))
 	g.Expect(apierrors.IsForbidden(state.LastError)).To(BeTrue())
 	g.Expect(state.GVK).To(Equal(configMaps))
@@ -310,16 +310,16 @@ func TestObserve(t *testing.T) {
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	late := make(chan ScopeState, 100)
 	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
-		HoldOptions{Observe: func(state ScopeState) { late <- state }})
+		HoldOptions{OnStateChange: func(state ScopeState) { late <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "who comes late is told what is")
+	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "a late observer receives the current state")
 	other.Release()
 
 	a.deny(false)
 	seen := func() (last State) {
 		for {
 			select {
-			case state := <-told:
+			case state := <-states:
 				last = state.State
 			default:
 				return last
@@ -332,16 +332,16 @@ func TestObserve(t *testing.T) {
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 
 	a.deny(true)
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden), "nothing but the answer to the review tells")
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden), "only the answer to the review shows the denial")
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
 	a.deny(false)
 	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
-	g.Expect(late).NotTo(Receive(), "who has released is told nothing")
-	held.Release()
+	g.Expect(late).NotTo(Receive(), "an observer receives nothing after Release")
+	handle.Release()
 }
 
-// What New does where nobody says otherwise.
+// Negative and zero options have the defaults that Options documents.
 func TestDefaults(t *testing.T) {
 	g := NewWithT(t)
 	options := Options{AccessReviewInterval: -1}
@@ -352,36 +352,37 @@ func TestDefaults(t *testing.T) {
 	g.Expect(options.PerNamespace || options.WatchRBAC || options.PollWithoutWatch).To(BeFalse())
 }
 
-// A handle reads what it holds: another kind, representation or namespace is an error, and not an
-// informer that nobody asked to be allowed, nor a part of the truth.
+// A handle reads its own scope. Another kind, representation or namespace is an error. Such a read
+// starts no informer without an access review, and returns no partial list.
 func TestHandleReadsWhatItHolds(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	defer held.Release()
-	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+	defer handle.Release()
+	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
 	secrets := &unstructured.UnstructuredList{}
 	secrets.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "SecretList"})
-	g.Expect(held.List(t.Context(), secrets)).
+	g.Expect(handle.List(t.Context(), secrets)).
 		To(
 			MatchError(
 				ContainSubstring(
 					"the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
 	metadata := &metav1.PartialObjectMetadata{}
 	metadata.SetGroupVersionKind(configMaps)
-	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).
+	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).
 		To(MatchError(ContainSubstring("(Metadata)")))
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
-	g.Expect(held.List(t.Context(), list, client.InNamespace("m"))).
+	g.Expect(handle.List(t.Context(), list, client.InNamespace("m"))).
 		To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
-	g.Expect(held.List(t.Context(), list)).To(Succeed())
+	g.Expect(handle.List(t.Context(), list)).To(Succeed())
 	g.Expect(a.watches()).To(Equal([]string{inN}))
 }
 
-// What selects nothing is refused: on its way to the API server it would select everything.
+// A selector that selects nothing is refused, because the API server would return all objects for
+// it.
 func TestScopesThatSelectNothing(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -400,14 +401,14 @@ func TestScopesThatSelectNothing(t *testing.T) {
 	}
 }
 
-// The same dependent holds a scope once by each name.
+// A dependent has one handle on a scope for each name.
 func TestDependentsByName(t *testing.T) {
 	g := NewWithT(t)
 	c := newAPIServer(t).newCache(t)
 	hold := func(name, dependent string) *Handle {
-		held, err := c.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: name, Dependent: types.UID(dependent)})
+		handle, err := c.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: name, Dependent: types.UID(dependent)})
 		g.Expect(err).NotTo(HaveOccurred())
-		return held
+		return handle
 	}
 	one, again, other := hold("a", "uid"), hold("a", "uid"), hold("b", "uid")
 	g.Expect(again).To(BeIdenticalTo(one))
@@ -418,7 +419,8 @@ func TestDependentsByName(t *testing.T) {
 	g.Expect(c.States()).To(BeEmpty())
 }
 
-// A person is told what may not be read, and that it may again; not that an informer begins.
+// The log reports when a scope cannot be read, and when it can again. The start of an informer is
+// not logged.
 func TestLog(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)

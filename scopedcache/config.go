@@ -13,14 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// kindConfig is what controller-runtime's options say of a kind.
+// kindConfig is the part of controller-runtime's options that applies to a kind.
 type kindConfig struct {
-	everywhere cache.Config            // for kinds without namespaces, and where no namespaces are configured
-	namespaces map[string]cache.Config // if not empty, the only ones that are cached of a namespaced kind
+	everywhere cache.Config            // for cluster-scoped kinds, and without namespaces
+	namespaces map[string]cache.Config // if not empty, the only ones that are cached
 }
 
-// configs are the options by kind. Which ones apply to a namespaced kind is decided when its
-// mapping is known, so that making a cache asks the API server nothing.
+// configs are the options by kind. Whether a kind is namespaced is looked up later, so that
+// creating a cache sends no request to the API server.
 type configs struct {
 	defaults cache.Options
 	byObject map[schema.GroupVersionKind]cache.ByObject
@@ -41,30 +41,31 @@ func newConfigs(opts cache.Options) (configs, error) {
 	return result, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
 }
 
-// rejectEmptySelectors refuses selectors that select nothing: an API server would take them for
-// everything.
+// rejectEmptySelectors returns an error for selectors that select nothing: an API server would
+// return all objects for them.
 func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
 	if noLabels(label) || noFields(field) {
-		return errors.New("a selector of the cache's options selects nothing: an API server would take that for everything")
+		return errors.New("a selector of the cache's options selects nothing: an API server would return all objects")
 	}
 	for namespace, config := range namespaces {
 		if noLabels(config.LabelSelector) || noFields(config.FieldSelector) {
 			return errors.Errorf(
-				"a selector of the cache's options for namespace %q selects nothing: an API server would take that for "+
-					"everything", namespace)
+				"a selector of the cache's options for namespace %q selects nothing: an API server would return all "+
+					"objects", namespace)
 		}
 	}
 	return nil
 }
 
-// forKind returns what applies to a kind. What a namespace does not say its kind says, else the defaults
-// of the namespace, else the defaults of the cache.
+// forKind returns the options that apply to a kind. For each namespace, the first of these that is
+// set applies: the namespace's options for the kind, the kind's options, the namespace's defaults,
+// the cache's defaults.
 func (c configs) forKind(gvk schema.GroupVersionKind) kindConfig {
 	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector,
 		FieldSelector: c.defaults.DefaultFieldSelector,
 		Transform:     c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
 		EnableWatchBookmarks: c.defaults.DefaultEnableWatchBookmarks, SyncPeriod: c.defaults.SyncPeriod}
-	options := c.byObject[gvk] // the zero value says nothing
+	options := c.byObject[gvk] // the zero value sets nothing
 	kind := cache.Config{LabelSelector: options.Label, FieldSelector: options.Field, Transform: options.Transform,
 		UnsafeDisableDeepCopy: options.UnsafeDisableDeepCopy, EnableWatchBookmarks: options.EnableWatchBookmarks,
 		SyncPeriod: options.SyncPeriod}
@@ -82,13 +83,14 @@ func (c configs) forKind(gvk schema.GroupVersionKind) kindConfig {
 		}
 	}
 	if all, ok := result.namespaces[metav1.NamespaceAll]; ok {
-		all.FieldSelector = andFields(others, all.FieldSelector) // the others have informers of their own
+		// The other namespaces have informers of their own.
+		all.FieldSelector = andFields(others, all.FieldSelector)
 		result.namespaces[metav1.NamespaceAll] = all
 	}
 	return result
 }
 
-// orElse is config, and what another one says where it says nothing.
+// orElse returns config, with unset fields taken from other.
 func orElse(config, other cache.Config) cache.Config {
 	if config.LabelSelector == nil {
 		config.LabelSelector = other.LabelSelector

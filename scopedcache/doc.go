@@ -1,117 +1,134 @@
-// Package scopedcache is a cache.Cache that lives with RBAC: informers start when the identity may
-// list and watch, stop when it may not any more, and are healed when it may again; reads always
-// end, with the truth. It does not need the rest of latchkey.
+// Package scopedcache provides a cache.Cache that follows RBAC as it changes. An informer starts
+// when the identity may list and watch. The informer stops when access is revoked, and a new one
+// starts when access is granted again. Every read ends: with the objects, or with an error that
+// names the reason. The package does not need the rest of latchkey.
 //
 // # Setup
 //
-// [New] is a cache.NewCacheFunc. In any operator:
+// [New] is a cache.NewCacheFunc. Use it in any operator:
 //
 //	ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 //
-// An operator that lacks rights on some of its kinds then starts and stays up: its controllers of
-// the others work, and those of these kinds begin when the rights are granted. With
-// controller-runtime's own cache it ends after CacheSyncTimeout. (A kind that fails otherwise, with
-// 5xx or without a connection, still ends it then.) The log says what is Forbidden or not served;
-// [Options] Observe and [Cache] States tell programs: nothing else shows that an operator that is
-// up does only half of its work (see the example of [Cache]).
+// An operator that lacks access to some of its kinds then starts and stays up. Its controllers of
+// the other kinds work. The controllers of these kinds begin when access is granted. With
+// controller-runtime's own cache, the operator ends after CacheSyncTimeout. (A kind that fails in
+// another way, with 5xx or without a connection, still ends the operator then.)
+//
+// The log reports which kinds are Forbidden or not served. Programs get the same information from
+// OnStateChange of [Options] and from States of [Cache]. Use one of them: nothing else shows that a
+// running operator does only half of its work (see the example of [Cache]).
 //
 // Controllers watch all namespaces unless cache.Options.DefaultNamespaces names some. An operator
-// with Roles only sets that: else its controllers are Forbidden, and wait for a ClusterRole.
+// that has only Roles must set DefaultNamespaces. Otherwise its controllers are Forbidden, and wait
+// for a ClusterRole.
 //
-// Who is refused a read in Reconcile is not called when the right is granted, unless the controller
-// watches that kind: watch it, or requeue after a while.
+// If a read in Reconcile is refused, controller-runtime does not call Reconcile again when access
+// is granted, unless the controller watches that kind. Watch the kind, or requeue after a while.
 //
-// [NewWithOptions] has the knobs. With WatchRBAC a change of rights is noticed in seconds rather
-// than in a minute; that takes the right to watch RBAC (config/rbac/rbac-events.yaml):
+// [NewWithOptions] accepts options. With WatchRBAC the cache notices a change of permissions within
+// seconds rather than within a minute. WatchRBAC needs permission to watch RBAC objects
+// (config/rbac/rbac-events.yaml):
 //
 //	NewCache: scopedcache.NewWithOptions(scopedcache.Options{WatchRBAC: true})
 //
 // # Usage
 //
-// Read and watch as with any controller-runtime cache. What a cached read gets:
+// Read and watch as with any controller-runtime cache. A cached read returns one of the following:
 //
-//   - the objects, if the identity may list and watch them in that namespace (or in all, where an
-//     informer of all is there);
-//   - apierrors.IsForbidden, naming verb, resource, namespace and identity, if it may not: after a
-//     few round trips the first time, and from memory then. Rights in some namespaces suffice for
-//     reads there; a read across all of them is Forbidden, and never a part of the truth;
-//   - meta.IsNoMatchError, if the kind is not served;
+//   - the objects, if the identity may list and watch them in that namespace (or in all namespaces,
+//     if there is an informer of all namespaces);
+//   - apierrors.IsForbidden, with verb, resource, namespace and identity, if the identity may not
+//     list and watch. The first such read takes a few round trips. Later ones are answered from
+//     memory. Access in some namespaces suffices for reads there. A read across all namespaces is
+//     then Forbidden, and never returns a part of the objects;
+//   - meta.IsNoMatchError, if the API server does not serve the kind;
 //   - a [*NotSyncedError], for which apierrors.IsTimeout holds, if the informer has not synced
-//     within ReadTimeout or the context: it says why;
-//   - what was there last, while the API server fails;
-//   - *cache.ErrCacheNotStarted before Start, [ErrStopped] after the cache has stopped,
-//     [ErrReleased] if the informer was removed meanwhile, *cache.ErrResourceNotCached with
-//     ReaderFailOnMissingInformer, and an error about an unknown namespace if the cache's options
-//     name others.
+//     within ReadTimeout or before the context ends. The error contains the reason;
+//   - the last known objects, while the API server fails;
+//   - *cache.ErrCacheNotStarted before Start;
+//   - [ErrStopped] after the cache has stopped;
+//   - [ErrReleased], if the informer is removed during the read;
+//   - *cache.ErrResourceNotCached, with ReaderFailOnMissingInformer;
+//   - an error about an unknown namespace, if the cache's options name other namespaces.
 //
 // Reads wait for ReadTimeout at most. GetInformer and WaitForCacheSync wait as long as their
-// context; in a connection both are bounded by Client.Timeout too.
+// context. In a connection of latchkey, Client.Timeout bounds these two as well.
 //
-// What is so for how long:
+// The following table lists the states of a scope: what a read returns, when the cache asks the API
+// server again, and which events handlers receive. "Regularly" means every AccessReviewInterval, or
+// when RBAC changes.
 //
-//	state      reads                     asked again                                handlers are told
-//	Syncing    wait                      -                                          what has been listed so far
-//	Synced     the objects               every AccessReviewInterval, or when RBAC changes  what changes
-//	Forbidden  apierrors.IsForbidden     after 2 s, then the same                   nothing; when it is back: creations, deletions
-//	NotServed  meta.IsNoMatchError       after 2 to 10 s; after 1 s if it is read   the same
-//	Failing    what was there last, or   after 0.5 to 10 s                          nothing; then what has changed
-//	           wait if there is nothing
+//	state      reads                    asks again                    event handlers receive
+//	Syncing    wait                     -                             the objects listed so far
+//	Synced     the objects              regularly                     each change
+//	Forbidden  apierrors.IsForbidden    after 2 s, then regularly     nothing while Forbidden; add and
+//	                                                                  delete events when access is back
+//	NotServed  meta.IsNoMatchError      after 2 to 10 s, or after     the same as for Forbidden
+//	                                    1 s if a reader asks
+//	Failing    the last known objects,  after 0.5 to 10 s             nothing while Failing; then the
+//	           or wait if none                                        changes since
 //
-// [Cache] Hold gives a [Handle] on a [Scope]: a namespace, a label and a field selector. The same
-// scope is one informer, whoever holds it, and stops with its last holder. The handle reads it,
-// takes handlers, and says how it does. The manager's cache is one:
-// mgr.GetCache().(scopedcache.Cache); so is that of a connection, from ClusterCache's GetCluster.
+// Hold of [Cache] returns a [Handle] on a [Scope]: a namespace, a label selector and a field
+// selector. All holders of one scope share one informer, which stops when the last holder releases
+// the scope. The handle reads the scope, accepts event handlers, and reports the scope's state. The
+// manager's cache is a [Cache]: mgr.GetCache().(scopedcache.Cache). The cache of a connection, from
+// GetCluster of ClusterCache, is one too.
 //
-// Handlers outlive informers. When a right or a kind comes back they are told of all there is, as
-// creations, and of what has gone meanwhile, as DeletedFinalStateUnknown with an object that has
-// name, UID, labels and owners only.
+// Event handlers outlive informers. When access or a kind comes back, handlers receive an add event
+// for every object. For each object that was deleted in the meantime they receive
+// DeletedFinalStateUnknown. The object in it has name, UID, labels and owners only.
 //
 // # Considerations
 //
-//   - Rights are asked for, by SelfSubjectAccessReview for list and watch: before an informer
-//     starts, then every AccessReviewInterval (for watch alone), and, with WatchRBAC, when a change
-//     of RBAC concerns the identity. The API server authorises a watch when it begins and not
-//     again, and it lasts 5 to 10 minutes. Whoever is authenticated may ask that by default
-//     (system:basic-user); where it may not be asked, the informer's own answers count, and its
-//     watch is begun anew every AccessReviewInterval. Ten rights are asked for at a time.
-//   - One denial is none. What never worked is Forbidden at the first no, and asked for again after
-//     2 s. But an API server in its first moments denies rightful requests, so a right that has
-//     worked is lost only when it was denied three times over two seconds, without an error in
-//     between, by an API server that says at /readyz that it is ready; ten seconds where it does
-//     not say so to this identity, and a minute where it says that it is not. Errors are never
+//   - The cache asks for permission with SelfSubjectAccessReviews for list and watch before an
+//     informer starts. The review is repeated, for watch alone, every AccessReviewInterval. With
+//     WatchRBAC, the cache also repeats the review when a change of RBAC concerns the identity. The
+//     reason: the API server authorizes a watch when it begins and not again, and a watch lasts 5
+//     to 10 minutes. By default every authenticated identity may create such reviews
+//     (system:basic-user). If the identity may not, the answers to the informer's own requests
+//     count, and the cache restarts the informer's watch every AccessReviewInterval. At most ten
+//     reviews are sent at a time.
+//   - A single denial is not trusted where access has worked, because an API server denies
+//     legitimate requests in its first moments. Access counts as revoked after three denials over
+//     two seconds, without an error in between, by an API server that is ready according to
+//     /readyz. The time is ten seconds if /readyz does not answer this identity, and a minute if
+//     /readyz reports that the API server is not ready. Where access has never worked, the first
+//     denial makes the scope Forbidden, and the cache asks again after 2 s. Errors never count as
 //     denials.
-//   - Each scope is a controller-runtime cache of its own, restricted to that scope: a few KiB
-//     beside its informer, and all of client-go's care. No lock of ours is held across I/O, so a
-//     kind that hangs delays no other. (controller-runtime's mapper holds one of its own while it
-//     discovers kinds.)
-//   - Where an identity may list and not watch, an informer would never learn of a change. Such a
-//     right is none, unless PollWithoutWatch has it listed again and again.
-//   - controller-runtime's mapper never forgets a kind. So where a kind is not found at its path,
-//     the API server's discovery is asked instead.
-//   - Memory: what a handler was told of costs a map entry per object and handler.
+//   - Each scope is a controller-runtime cache of its own, restricted to that scope. Such a cache
+//     costs a few KiB beside the informer, and keeps all that client-go does for its informers.
+//     This package holds no lock across I/O, so a kind that hangs delays no other kind.
+//     (controller-runtime's mapper holds a lock of its own while it discovers kinds.)
+//   - If an identity may list but not watch, an informer would never receive a change. Such a scope
+//     is Forbidden, unless PollWithoutWatch makes its informer list periodically.
+//   - controller-runtime's mapper never forgets a kind. So if the API server answers 404 at a
+//     kind's path, the cache asks the API server's discovery instead.
+//   - Memory: each object that a handler has received costs one map entry per handler.
 //
 // # Differences from controller-runtime's cache
 //
-// controller-runtime's own tests of its cache pass ("make conformance"), but for those that
-// contradict the following:
+// controller-runtime's own tests of its cache pass ("make conformance"), except for the tests that
+// contradict one of these differences:
 //
-//   - Before an informer starts, the API server is asked for the right. So a cache whose config
-//     reaches no API server serves nothing, also if its informer is a fake
+//   - The cache asks the API server for permission before an informer starts. So a cache whose
+//     config reaches no API server serves nothing, even if its informer is a fake
 //     (TestReaderWaitsForCacheSync).
-//   - HasSynced and WaitForCacheSync mean settled: synced, or Forbidden, or not served. GetInformer
+//   - HasSynced and WaitForCacheSync mean settled: synced, Forbidden, or not served. GetInformer
 //     then succeeds as well.
-//   - GetInformer succeeds for a kind that is not served, and begins when it is.
+//   - GetInformer succeeds for a kind that is not served. The informer starts when the kind is
+//     served.
 //   - A read waits for ReadTimeout at most.
-//   - Reads of a cache that has stopped fail; they do not go on from what was there last.
+//   - Reads of a cache that has stopped fail. Such reads do not continue with the last known
+//     objects.
 //   - IndexField starts no informer; the first read does.
-//   - Selectors that select nothing, as labels.Nothing, are refused.
-//   - With DefaultWatchErrorHandler, which is told of every error, client-go alone tries again what
+//   - Selectors that select nothing, such as labels.Nothing, are refused.
+//   - With DefaultWatchErrorHandler, which receives every error, client-go alone retries what
 //     fails.
-//   - HTTPClient.Timeout, which would end watches, is ignored.
-//   - ByObject and DefaultNamespaces ask the API server nothing while the cache is made.
-//     ByObject.Namespaces of a kind that has no namespaces is ignored rather than refused.
+//   - HTTPClient.Timeout is ignored, because it would end watches.
+//   - ByObject and DefaultNamespaces cause no request to the API server when the cache is created.
+//     ByObject.Namespaces of a cluster-scoped kind is ignored rather than refused.
 //
-// The idea of informers counted by their dependents, with rights asked before reads, is that of
-// telescopia, a proposed dynamic cache for operator-framework; this is another implementation of
-// it.
+// The idea comes from telescopia, a proposed dynamic cache for operator-framework: informers are
+// counted by their dependents, and permissions are checked before reads. This package is another
+// implementation of the idea.
 package scopedcache

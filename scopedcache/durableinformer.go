@@ -15,19 +15,20 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
-// durableInformer is a cache.Informer that outlives the informers behind it: those of one scope, or
-// of the namespaces that the cache's options name.
+// durableInformer is a cache.Informer that outlives the informers behind it. A durableInformer
+// covers one scope, or one scope for each namespace that the cache's options name.
 type durableInformer struct{ entries []*entry }
 
-// Informer is what GetInformer of a [Cache] returns. It reads from the very informers that feed its
-// handlers, where Get of the cache may use another one that serves the namespace. So what a handler
-// was called for is there to be read.
+// Informer is what GetInformer of a [Cache] returns. Get of Informer reads from the informers that
+// feed its event handlers. Get of the cache may use another informer that serves the namespace. So
+// an event handler can always read the object that it received.
 type Informer interface {
 	cache.Informer
-	// Get is that of the cache. Where the identity may not list and watch all that the informer is
-	// of, it is Forbidden.
+	// Get reads an object, as Get of the cache does. Get returns Forbidden if the identity may not
+	// list and watch the informer's whole scope.
 	Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error
-	// Readable returns why Get fails, nil if it does not. It waits while that is not known.
+	// Readable returns nil if Get can read, else the reason why not. Readable waits until one of
+	// them is known.
 	Readable(ctx context.Context) error
 }
 
@@ -59,16 +60,17 @@ func (f durableInformer) Readable(ctx context.Context) error {
 	return nil
 }
 
-// AddEventHandler adds a handler that outlives informers: what comes back is told again, as
-// creations, and what has gone meanwhile as DeletedFinalStateUnknown. It is no error that the
-// right, or the kind, is not there yet.
+// AddEventHandler adds a handler that outlives informers. When a new informer starts, the handler
+// receives an add event for each object again. For objects that were deleted in between it receives
+// DeletedFinalStateUnknown. AddEventHandler also succeeds while the identity has no access, or the
+// kind is not served.
 func (f durableInformer) AddEventHandler(handler toolscache.ResourceEventHandler) (
 	toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{})
 }
 
-// AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer,
-// one that is shorter than the cache's SyncPeriod counts only for informers that start after this.
+// AddEventHandlerWithResyncPeriod is AddEventHandler with a resync period. As with any informer, a
+// period shorter than the cache's SyncPeriod applies only to informers that start after this call.
 func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler,
 	resync time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
 	return f.AddEventHandlerWithOptions(handler, toolscache.HandlerOptions{ResyncPeriod: &resync})
@@ -86,7 +88,7 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 			}
 		})
 		if err != nil {
-			_ = f.RemoveEventHandler(result) // of those there are; it fails for none of them
+			_ = f.RemoveEventHandler(result) // cannot fail for the registrations so far
 			return nil, err
 		}
 		result.each = append(result.each, r)
@@ -94,8 +96,8 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	return result, nil
 }
 
-// RemoveEventHandler implements cache.Informer. A call of the handler that is under way goes on; no
-// other begins.
+// RemoveEventHandler implements cache.Informer. A call of the handler that is in progress
+// continues; no other call begins.
 func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
 	all, ok := handle.(*registrations)
 	if !ok {
@@ -109,7 +111,7 @@ func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandl
 	return nil
 }
 
-// AddIndexers adds indexers to the informers there are, and those to come.
+// AddIndexers adds indexers to the existing informers and to later ones.
 func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
 	for _, s := range f.entries {
 		if err := s.addIndexers(indexers); err != nil {
@@ -119,7 +121,8 @@ func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
 	return nil
 }
 
-// addIndexers adds indexers unless the informer that runs has others of these names.
+// addIndexers adds indexers to the entry and its running informer. addIndexers returns an error if
+// there are indexers of these names already.
 func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +133,7 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 			taken = taken || has
 		}
 		for _, index := range s.cache.indexesOf(s.kind) {
-			taken = taken || name == "field:"+index.field // as controller-runtime calls it
+			taken = taken || name == "field:"+index.field // the name that controller-runtime uses
 		}
 		if taken {
 			return errors.Errorf("there is an indexer %q of %s already", name, s.kind.gvk)
@@ -147,8 +150,8 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 	return nil
 }
 
-// HasSynced reports whether it is known what a read gets: the objects, Forbidden, or that there is
-// no such kind. So true does not mean that there are objects.
+// HasSynced reports whether the result of a read is known: the objects, Forbidden, or not served.
+// So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
 	for _, s := range f.entries {
 		select {
@@ -202,10 +205,10 @@ func (f durableInformer) IsStopped() bool {
 	return true
 }
 
-// registrations are one handler in the scopes of a durableInformer.
+// registrations are the registrations of one handler in all scopes of a durableInformer.
 type registrations struct {
 	each []*registration
-	left atomic.Int64 // that have not settled
+	left atomic.Int64 // how many have not settled
 	done chan struct{}
 }
 

@@ -10,36 +10,36 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// entry is a scope in the cache, with all that outlives the scope's informers: who needs it, its
-// state, and its handlers.
+// entry is a scope in the cache. An entry has everything that outlives the scope's informers: the
+// holders, the state, and the event handlers.
 type entry struct {
 	selection
 	cache *scopedCache
 
-	handles map[*Handle]struct{} // guarded by cache.mu: those who hold it
-	pinned  bool                 // guarded by cache.mu: somebody has its informer
-	waiting int                  // guarded by cache.mu: readers that wait
-	recent  atomic.Bool          // somebody reads it: set by reads, taken back when the scope was idle
-	gone    chan struct{}        // closed under cache.mu when nobody needs it any more
-	idle    bool                 // set before gone is closed: because nobody read it
-	end     context.CancelFunc   // set under cache.mu when the scope is run
+	handles map[*Handle]struct{} // guarded by cache.mu: the holders
+	pinned  bool                 // guarded by cache.mu: GetInformer returned the informer
+	waiting int                  // guarded by cache.mu: the number of readers that wait
+	recent  atomic.Bool          // set by each read, cleared at each check for idleness
+	gone    chan struct{}        // closed under cache.mu when the entry is dropped
+	idle    bool                 // set before gone is closed: dropped because no one read it
+	end     context.CancelFunc   // set under cache.mu when the scope starts to run
 
-	mail *mailbox // what happened, for the goroutine that runs the scope
+	mail *mailbox // events for the goroutine that runs the scope
 
-	current atomic.Pointer[informer] // that reads are served from, nil while they are not
+	current atomic.Pointer[informer] // serves reads; nil while no informer does
 
-	// held while a state is noted and observers are notified, so that they hear of states in their
-	// order; before mu
+	// notifyMu is locked while a state is recorded and observers are notified. So observers receive
+	// states in order. notifyMu is locked before mu.
 	notifyMu sync.Mutex
 
 	mu            sync.Mutex                   // before cache.mu
 	state         State                        // guarded by mu
 	since         time.Time                    // guarded by mu
 	lastError     error                        // guarded by mu
-	changed       chan struct{}                // guarded by mu: closed and replaced when the state changes
-	settled       chan struct{}                // closed under mu when it is first known what a read gets
+	changed       chan struct{}                // guarded by mu: closed and replaced at each change
+	settled       chan struct{}                // closed under mu when a read's result is first known
 	observers     map[*Handle]func(ScopeState) // guarded by mu
-	running       *informer                    // guarded by mu: that handlers are fed from
+	running       *informer                    // guarded by mu: feeds the handlers
 	registrations map[*registration]struct{}   // guarded by mu
 	indexers      []toolscache.Indexers        // guarded by mu: added to every informer
 }
@@ -52,7 +52,8 @@ func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
 		observers: map[*Handle]func(ScopeState){}}
 }
 
-// await returns the informer to read from, or why there is none. It waits while that is not known.
+// await returns the informer to read from, or the reason why there is none. await waits until one
+// of them is known.
 func (s *entry) await(ctx context.Context) (*informer, error) {
 	if running := s.current.Load(); running != nil {
 		return running, nil
@@ -82,13 +83,13 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 	}
 }
 
-// errStreams is why an informer has not synced whose API server sends objects and does not say
-// which is the last.
+// errStreams is the reason why an informer has not synced if the API server streams objects and has
+// not marked the end of the list.
 var errStreams = errors.New(
-	"the API server has begun to stream objects, and no bookmark has said yet that these are all; does something on " +
-		"the way to it drop bookmarks?")
+	"the API server has begun to stream objects, and no bookmark has said yet that these are all; check whether a " +
+		"proxy drops bookmarks")
 
-// lastErrorLocked is why the informer does not sync, nil if nothing is known. mu is held.
+// lastErrorLocked returns why the informer does not sync, nil if unknown. The caller holds mu.
 func (s *entry) lastErrorLocked() error {
 	if s.lastError == nil && s.running != nil && s.running.streams() {
 		return errStreams
@@ -96,7 +97,7 @@ func (s *entry) lastErrorLocked() error {
 	return s.lastError
 }
 
-// awaitSettled waits until it is known what a read gets.
+// awaitSettled waits until the result of a read is known.
 func (s *entry) awaitSettled(ctx context.Context) error {
 	select {
 	case <-s.settled:
@@ -115,7 +116,7 @@ func (s *entry) awaitSettled(ctx context.Context) error {
 	}
 }
 
-// notSynced is the error of a wait that ended.
+// notSynced returns the error for a wait that ended.
 func (s *entry) notSynced(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,27 +124,27 @@ func (s *entry) notSynced(cause error) error {
 		Cause: cause}
 }
 
-// indexLocked adds to an informer the indexes that it has not got yet.
-func (s *entry) indexLocked(to *informer) error {
+// indexLocked adds the missing indexes to an informer. The caller holds mu.
+func (s *entry) indexLocked(i *informer) error {
 	for _, index := range s.cache.indexesOf(s.kind) {
-		if to.indexed[index.field] {
+		if i.indexed[index.field] {
 			continue
 		}
-		if err := to.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
+		if err := i.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
 			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
 		}
-		to.indexed[index.field] = true
+		i.indexed[index.field] = true
 	}
-	for _, indexers := range s.indexers[to.indexers:] {
-		if err := to.shared.AddIndexers(indexers); err != nil {
+	for _, indexers := range s.indexers[i.indexers:] {
+		if err := i.shared.AddIndexers(indexers); err != nil {
 			return errors.Wrapf(err, "indexers of %s", s.kind.gvk)
 		}
-		to.indexers++
+		i.indexers++
 	}
 	return nil
 }
 
-// reindex adds to the informer that runs the indexes that it has not got yet.
+// reindex adds the missing indexes to the running informer.
 func (s *entry) reindex() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,36 +154,36 @@ func (s *entry) reindex() error {
 	return s.indexLocked(s.running)
 }
 
-// start runs an informer, with the handlers that there are.
-func (s *entry) start(starting *informer) error {
+// start runs an informer, and attaches the existing handlers to it.
+func (s *entry) start(i *informer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.indexLocked(starting); err != nil {
+	if err := s.indexLocked(i); err != nil {
 		return err
 	}
 	for r := range s.registrations {
-		if err := r.attachLocked(starting); err != nil {
+		if err := r.attachLocked(i); err != nil {
 			return err
 		}
 	}
-	s.running = starting
-	s.cache.running.Go(func() { // the goroutine that calls this is one of those running
-		_ = starting.cache.Start(starting.life) // ends with it and never fails otherwise
-		starting.helpers.Wait()
+	s.running = i
+	s.cache.running.Go(func() { // the caller's goroutine is counted in running
+		_ = i.cache.Start(i.life) // returns when life ends, and never fails otherwise
+		i.helpers.Wait()
 	})
 	return nil
 }
 
-// serve has reads served from the informer.
-func (s *entry) serve(by *informer) {
+// serve makes reads use the informer.
+func (s *entry) serve(i *informer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.current.Store(by)
+	s.current.Store(i)
 }
 
-// stop ends an informer: reads and handlers have no part of it any more. Its objects are free when
-// it has stopped.
-func (s *entry) stop(stopping *informer) {
+// stop ends an informer. Reads and handlers no longer use it. The memory of its objects is free
+// when the informer has stopped.
+func (s *entry) stop(i *informer) {
 	s.mu.Lock()
 	s.current.Store(nil)
 	s.running = nil
@@ -190,5 +191,5 @@ func (s *entry) stop(stopping *informer) {
 		r.detachLocked()
 	}
 	s.mu.Unlock()
-	stopping.end()
+	i.end()
 }

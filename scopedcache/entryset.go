@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// entrySet is the entries of a cache that is started once and stopped once.
+// entrySet holds the entries of a cache. The cache starts once and stops once.
 type entrySet struct {
 	newEntry func(*kind, Scope) *entry
 
@@ -19,12 +19,12 @@ type entrySet struct {
 	over    chan struct{} // closed when the cache has stopped
 
 	mu       sync.Mutex             // after entry.mu
-	life     context.Context        // guarded by mu; nil before Start, never changed after
+	life     context.Context        // guarded by mu; nil before Start, then never changed
 	ended    bool                   // guarded by mu
-	running  sync.WaitGroup         // grows only under mu and before ended, or while it is not zero
+	running  sync.WaitGroup         // Add only under mu before ended is set, or while it is not zero
 	entries  map[*entry]struct{}    // guarded by mu
-	selected map[selectedKey]*entry // guarded by mu: those with selectors of their own
-	indexes  map[kindKey][]index    // guarded by mu; slices are only appended to
+	selected map[selectedKey]*entry // guarded by mu: the entries with selectors of their own
+	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
 }
 
 // selectedKey names a scope with selectors of its own.
@@ -33,14 +33,14 @@ type selectedKey struct {
 	scopeKey
 }
 
-// index is a field index, to be added to every informer of its kind.
+// index is a field index that every informer of its kind has.
 type index struct {
 	object  client.Object
 	field   string
 	extract client.IndexerFunc
 }
 
-// startLocked runs a scope, unless the cache does not run.
+// startLocked runs a scope if the cache runs. The caller holds mu.
 func (s *entrySet) startLocked(e *entry) {
 	if s.life == nil || s.ended {
 		return
@@ -53,10 +53,10 @@ func (s *entrySet) startLocked(e *entry) {
 	})
 }
 
-// stopped is closed when the cache has stopped.
+// stopped returns a channel that is closed when the cache has stopped.
 func (s *entrySet) stopped() <-chan struct{} { return s.over }
 
-// stopError is why the cache has stopped.
+// stopError returns why the cache has stopped.
 func (s *entrySet) stopError() error {
 	if cause := context.Cause(s.life); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -64,7 +64,7 @@ func (s *entrySet) stopError() error {
 	return errors.WithStack(ErrStopped)
 }
 
-// check returns why nothing can be read.
+// check returns an error if the cache has not started or has stopped, so that no read is possible.
 func (s *entrySet) check() error {
 	select {
 	case <-s.started:
@@ -77,11 +77,11 @@ func (s *entrySet) check() error {
 	return nil
 }
 
-// runs tells whether the cache has not stopped since it was started, as it was if there is an
-// informer.
+// runs reports whether the cache has not stopped. Call it only after the cache has started, for
+// example if there is an informer.
 func (s *entrySet) runs() bool { return s.life.Err() == nil }
 
-// entryLocked returns the scope, made on first use. mu is held.
+// entryLocked returns the entry of the scope, and creates it on first use. The caller holds mu.
 func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
 	key := scope.key()
 	selective := key.labels != "" || key.fields != ""
@@ -104,12 +104,13 @@ func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
 	return e
 }
 
-// neededLocked reports whether somebody needs the scope. cache.mu is held.
+// neededLocked reports whether the scope has a holder, a reader, or an informer that GetInformer
+// returned. The caller holds cache.mu.
 func (s *entry) neededLocked() bool {
 	return len(s.handles) > 0 || s.pinned || s.recent.Load() || s.waiting > 0
 }
 
-// dropUnusedLocked ends a scope that nobody needs. mu is held.
+// dropUnusedLocked ends a scope that is not needed any more. The caller holds mu.
 func (s *entrySet) dropUnusedLocked(e *entry) {
 	if !e.neededLocked() {
 		s.dropLocked(e)
@@ -134,7 +135,8 @@ func (s *entrySet) dropLocked(e *entry) {
 	}
 }
 
-// dropIfIdle ends a scope that nobody has read for a while, unless somebody holds it.
+// dropIfIdle ends a scope that was not read since the last check for idleness, unless it is needed
+// otherwise.
 func (s *entrySet) dropIfIdle(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +146,7 @@ func (s *entrySet) dropIfIdle(e *entry) {
 	}
 }
 
-// all returns the scopes that there are, in no order.
+// all returns the entries, in no particular order.
 func (s *entrySet) all() []*entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +163,7 @@ func (s *entrySet) States() []ScopeState {
 	return states
 }
 
-// dependents are who holds a scope, sorted.
+// dependents returns the holders of a scope, sorted.
 func (s *entrySet) dependents(e *entry) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +186,8 @@ func (s *entrySet) indexesOf(k *kind) []index {
 	return s.indexes[k.kindKey]
 }
 
-// rightsMayHaveChanged has scopes ask again: those of a namespace, or all if it is empty.
+// rightsMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
+// namespace is empty.
 func (s *entrySet) rightsMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

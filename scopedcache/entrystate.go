@@ -11,11 +11,11 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// setState notes a state and notifies the observers.
+// setState records a state and notifies the observers.
 func (s *entry) setState(e monitor.SetState) {
 	state, err := State(e.State), e.Err
 	if state == NotServed && !meta.IsNoMatchError(err) {
-		// A 404 of a list must not look as if an object were not there.
+		// The 404 of a list must not look as if one object did not exist.
 		err = errors.WithMessage(&meta.NoKindMatchError{
 			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
 		}, errorText(err))
@@ -36,27 +36,27 @@ func (s *entry) setState(e monitor.SetState) {
 		observe(now)
 	}
 	logChange(s.cache.options.Logger, State(e.Before), now)
-	if s.cache.options.Observe != nil {
-		s.cache.options.Observe(State(e.Before), now)
+	if s.cache.options.OnStateChange != nil {
+		s.cache.options.OnStateChange(State(e.Before), now)
 	}
 }
 
-// settleLocked notes that it is known what a read gets. Handlers whose informer runs are settled
-// when they were told all.
+// settleLocked records that the result of a read is known. While an informer serves reads, its
+// handlers settle later, when they have received all objects. The caller holds mu.
 func (s *entry) settleLocked() {
 	select {
 	case <-s.settled:
 	default:
 		close(s.settled)
 	}
-	if s.current.Load() == nil { // there is nothing to be told of
+	if s.current.Load() == nil { // there are no objects to deliver
 		for r := range s.registrations {
 			r.settle()
 		}
 	}
 }
 
-// observe has an observer told from now on, and what the state is unless that is Syncing.
+// observe adds an observer, and notifies it of the current state unless that is Syncing.
 func (s *entry) observe(handle *Handle, observe func(ScopeState)) {
 	s.notifyMu.Lock()
 	defer s.notifyMu.Unlock()
@@ -75,7 +75,8 @@ func (s *entry) unobserve(handle *Handle) {
 	delete(s.observers, handle)
 }
 
-// snapshot counts the objects too, which takes time in proportion to them.
+// snapshot returns the state with the number of objects. Counting takes time in proportion to that
+// number.
 func (s *entry) snapshot() ScopeState {
 	s.mu.Lock()
 	snapshot := s.snapshotLocked()
@@ -93,12 +94,12 @@ func (s *entry) snapshotLocked() ScopeState {
 		State: s.state, Since: s.since, LastError: s.lastError}
 }
 
-// logChange says what a person must see: that something may not be read, or can be read again.
+// logChange logs the changes that a person must see: a scope cannot be read, or can be read again.
 func logChange(logger logr.Logger, before State, now ScopeState) {
 	verbosity := 0
 	switch {
 	case now.State == before:
-		return // it is as it was after the last failure
+		return // the state is the same as before the failure
 	case now.State == Failing:
 		verbosity = 1
 	case now.State == Syncing, now.State == Synced && before == Syncing:

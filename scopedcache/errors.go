@@ -11,24 +11,24 @@ import (
 )
 
 var (
-	// ErrStopped is returned by everything that needs a cache which has stopped. If the context
-	// that it was started with ended for another reason than having been cancelled, that reason is
-	// returned instead.
+	// ErrStopped is returned by all calls that need the cache after the cache has stopped. If the
+	// context of Start ended with a cause other than cancellation, the calls return that cause
+	// instead.
 	ErrStopped = errors.New("the cache has stopped")
-	// ErrReleased is returned to those who wait for an informer that nobody needs any more: its
-	// last holder released it, or it was removed.
-	ErrReleased = errors.New("the informer was released; who needs it holds or reads it again")
+	// ErrReleased is returned to callers that use or wait for an informer that has ended: its last
+	// holder released it, or RemoveInformer removed it.
+	ErrReleased = errors.New("the informer was released; hold or read its scope again to start a new one")
 )
 
-// NotSyncedError is returned when a read or a wait ended before the informer had synced.
-// apierrors.IsTimeout holds for it, and errors.Is finds the reason of the context.
+// NotSyncedError is returned when a read or a wait ends before the informer has synced.
+// apierrors.IsTimeout returns true for it, and errors.Is finds the cause of the context.
 type NotSyncedError struct {
 	GVK   schema.GroupVersionKind
 	Scope Scope
-	State State     // what it was then: Syncing or Failing
-	Since time.Time // of that state
-	Last  error     // why it does not sync, nil if nothing is known
-	Cause error     // why it was not waited for any longer
+	State State     // at the end of the wait: Syncing or Failing
+	Since time.Time // when that state began
+	Last  error     // why the informer does not sync, nil if unknown
+	Cause error     // why the wait ended
 }
 
 // Error implements error.
@@ -45,7 +45,7 @@ func (e *NotSyncedError) Error() string {
 		e.Since.Format(time.RFC3339), last, e.Cause)
 }
 
-// Unwrap lets errors.Is and errors.As find both reasons.
+// Unwrap lets errors.Is and errors.As find Cause and Last.
 func (e *NotSyncedError) Unwrap() []error {
 	if e.Last == nil {
 		return []error{e.Cause}
@@ -53,7 +53,7 @@ func (e *NotSyncedError) Unwrap() []error {
 	return []error{e.Cause, e.Last}
 }
 
-// Status makes it a timeout for apierrors, as it is with controller-runtime's cache.
+// Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status {
 	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGatewayTimeout,
 		Reason: metav1.StatusReasonTimeout, Message: e.Error(),

@@ -10,14 +10,14 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// reviews is how often it was asked about rights.
+// reviews returns how many access reviews the fake has received.
 func (a *apiServer) reviews() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.asks
+	return a.reviewCount
 }
 
-// quiet waits until nobody asks about rights any more: who does so after that was told to.
+// quiet waits until the cache sends no reviews any more. A review after that has a new cause.
 func (a *apiServer) quiet(t *testing.T) {
 	t.Helper()
 	NewWithT(t).Eventually(func() bool {
@@ -27,26 +27,26 @@ func (a *apiServer) quiet(t *testing.T) {
 	}).WithTimeout(patience).Should(BeTrue())
 }
 
-// soonest is when a question that follows an event was asked by.
+// soonest is the time within which a review follows an event.
 const soonest = 1500 * time.Millisecond
 
-// Events have rights asked for, once more for an authorizer that hears of it late, and as often as
-// they come.
+// Each event causes an access review, and a second one in case the authorizer receives the change
+// late.
 func TestEventsHaveRightsAsked(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scopedCache)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	defer held.Release()
-	state := func() State { return held.State().State }
+	defer handle.Release()
+	state := func() State { return handle.State().State }
 	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
 	for _, late := range []time.Duration{0, soonest} {
-		c.rightsMayHaveChanged("n") // which changes nothing
+		c.rightsMayHaveChanged("n") // without a change of permissions
 		a.quiet(t)
 		c.rightsMayHaveChanged("n")
-		<-time.After(late) // the first question is answered as before
+		<-time.After(late) // the first review is answered as before the change
 		a.deny(true)
 		g.Eventually(state).WithTimeout(patience).Should(Equal(Forbidden))
 		a.quiet(t)
@@ -57,20 +57,20 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	}
 }
 
-// Events, by which rights are asked for less and less often while they go on, put off nothing that
-// would be asked without them.
+// While events continue, they cause reviews less and less often. Events never delay a review that
+// would happen without them.
 func TestEventsPutOffNothing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	const interval = 300 * time.Millisecond
 	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scopedCache)
-	held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	defer held.Release()
-	state := func() State { return held.State().State }
+	defer handle.Release()
+	state := func() State { return handle.State().State }
 	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
-	const soon = 10 * time.Second // a third of the gap between questions because of events
+	const soon = 10 * time.Second // a third of the gap between reviews caused by events
 	storm := func() {
 		for range 10 {
 			before := a.reviews()
@@ -88,7 +88,7 @@ func TestEventsPutOffNothing(t *testing.T) {
 	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
 }
 
-// A change in a namespace concerns scopes that select it, whichever way.
+// A change in a namespace concerns the scopes that select it, by Namespace or by FieldSelector.
 func TestWhomEventsConcern(t *testing.T) {
 	g := NewWithT(t)
 	c := newAPIServer(t).newCache(t).(*scopedCache)
@@ -100,15 +100,15 @@ func TestWhomEventsConcern(t *testing.T) {
 		concerns()).To(Equal("n"))
 }
 
-// Readers of what is not served ask for it.
+// A read of a kind that is not served sends a Read event, so that the kind is discovered sooner.
 func TestReadOfWhatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
 	c := newAPIServer(t).newCache(t).(*scopedCache)
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	of := newEntry(c, kind, Scope{})
-	of.state, of.lastError = NotServed, ErrReleased
-	_, err = of.await(t.Context())
+	e := newEntry(c, kind, Scope{})
+	e.state, e.lastError = NotServed, ErrReleased
+	_, err = e.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))
-	g.Expect(of.mail.take()).To(Equal([]monitor.Event{monitor.Read{}}))
+	g.Expect(e.mail.take()).To(Equal([]monitor.Event{monitor.Read{}}))
 }

@@ -19,26 +19,27 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// An operator that stays up without rights on some of its kinds, and begins with them when it may.
+// This operator stays up without access to some of its kinds. Its controllers for these kinds start
+// when access is granted.
 func ExampleNew() {
 	config := ctrl.GetConfigOrDie()
 	mgr, err := ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 	if err != nil {
 		panic(err)
 	}
-	// Controllers, as always.
+	// Add the controllers here, as always.
 	_ = mgr.Start(ctrl.SetupSignalHandler())
 }
 
-// The same, noticing within seconds what it may and may not any more. It needs the right to list
-// and watch Roles, ClusterRoles and their bindings for that; without it rights are asked for every
-// 30 seconds.
+// This operator notices within seconds when access is granted or revoked. For that, it needs
+// permission to list and watch Roles, ClusterRoles and their bindings. Without that permission the
+// cache reviews access every 30 seconds.
 func ExampleNewWithOptions() {
 	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(),
 		ctrl.Options{NewCache: scopedcache.NewWithOptions(scopedcache.Options{
 			WatchRBAC:            true,
 			AccessReviewInterval: 30 * time.Second,
-			Observe: func(before scopedcache.State, now scopedcache.ScopeState) {
+			OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 				ctrl.Log.Info("A scope changed", "kind", now.GVK.Kind, "scope", now.Scope.String(), "before", before, "now",
 					now.State)
 			},
@@ -49,53 +50,54 @@ func ExampleNewWithOptions() {
 	_ = mgr.Start(ctrl.SetupSignalHandler())
 }
 
-// A part of a kind by label, with a handler and reads of its own. It lives until it is released.
+// This handle selects objects of a kind by label, receives their events, and reads them. The scope
+// ends when the handle is released.
 func ExampleHandle() {
 	use := func(ctx context.Context, mgr ctrl.Manager) error {
-		cached, ok := mgr.GetCache().(scopedcache.Cache)
+		scoped, ok := mgr.GetCache().(scopedcache.Cache)
 		if !ok {
-			return errors.New("the manager was made without NewCache: scopedcache.New")
+			return errors.New("the manager was created without NewCache: scopedcache.New")
 		}
-		owned, err := cached.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
+		handle, err := scoped.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{
 			Namespace:     "tenant",
 			LabelSelector: labels.SelectorFromSet(labels.Set{"owner": "red"}),
 		},
 			scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red",
-				Observe: func(state scopedcache.ScopeState) {
+				OnStateChange: func(state scopedcache.ScopeState) {
 					if state.State == scopedcache.Forbidden {
-						fmt.Println("not now:", state.LastError) // tell whoever waits; do not call the cache here
+						fmt.Println("no access:", state.LastError) // do not call the cache here
 					}
 				}})
 		if err != nil {
 			return err
 		}
-		defer owned.Release()
-		registration, err := owned.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(object any) { fmt.Println("there is", object.(client.Object).GetName()) },
-			DeleteFunc: func(object any) { fmt.Println("it is gone; it may be a toolscache.DeletedFinalStateUnknown") },
+		defer handle.Release()
+		registration, err := handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(object any) { fmt.Println("added", object.(client.Object).GetName()) },
+			DeleteFunc: func(object any) { fmt.Println("deleted; object may be a toolscache.DeletedFinalStateUnknown") },
 		})
 		if err != nil {
 			return err
 		}
-		defer owned.RemoveEventHandler(registration)
+		defer handle.RemoveEventHandler(registration)
 		list := &corev1.ConfigMapList{}
-		switch err := owned.List(ctx, list); {
+		switch err := handle.List(ctx, list); {
 		case apierrors.IsForbidden(err):
-			fmt.Println("nothing yet:", err) // handlers are told when that changes
+			fmt.Println("no access yet:", err) // handlers receive events when access is granted
 		case err != nil:
 			return err
 		}
-		<-ctx.Done() // as long as it is needed
+		<-ctx.Done() // as long as the handle is needed
 		return nil
 	}
 	_ = use
 }
 
-// An operator that is up but may not see all that it wants should say so: here by a check of its
-// own, which may be an alert rather than a reason to restart it.
+// This operator reports that it runs without access to some of its kinds, here by a readiness
+// check. An alert may be better than a check that causes restarts.
 func ExampleCache() {
 	use := func(mgr ctrl.Manager) error {
-		return mgr.AddReadyzCheck("rights", func(*http.Request) error {
+		return mgr.AddReadyzCheck("permissions", func(*http.Request) error {
 			for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
 				if scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed {
 					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State,
@@ -108,7 +110,7 @@ func ExampleCache() {
 	_ = use
 }
 
-// Many caches of different identities, and one that may watch RBAC for all of them.
+// Here, many caches have different identities, and one identity watches RBAC for all of them.
 func ExampleNewRBACWatcher() {
 	use := func(mgr ctrl.Manager, tenant *rest.Config) (cache.Cache, error) {
 		events, err := scopedcache.NewRBACWatcher(mgr.GetConfig(),

@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// GetInformer returns an informer that outlives the informers behind it: handlers stay when a right
-// or the kind is lost, and are fed again when it is back. Unless told otherwise it waits until it
-// is known what a read gets, once the cache runs.
+// GetInformer returns an informer that outlives the informers behind it. Event handlers stay when
+// access is revoked or the kind is removed, and receive events again when it is back. If the cache
+// runs, GetInformer waits until the result of a read is known, unless BlockUntilSynced is false.
 func (s *scopedCache) GetInformer(ctx context.Context, object client.Object,
 	opts ...cache.InformerGetOption) (cache.Informer, error) {
 	kind, err := s.kindOf(object)
@@ -48,7 +48,8 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	namespaces := []string{metav1.NamespaceAll}
 	if len(k.config.namespaces) > 0 {
 		namespaced, err := s.namespaced(ctx, k)
-		unserved := meta.IsNoMatchError(err) // for now, and then it has namespaces, or why would there be options for some?
+		// Options for namespaces mean that the kind is namespaced, even if it is not served yet.
+		unserved := meta.IsNoMatchError(err)
 		if err != nil && !unserved {
 			return nil, err
 		}
@@ -75,7 +76,7 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 		select {
 		case <-s.started:
 		default:
-			return result, nil // like controller-runtime: before Start there is nothing to wait for
+			return result, nil // as in controller-runtime, there is nothing to wait for before Start
 		}
 		for _, e := range result.entries {
 			if err := e.awaitSettled(ctx); err != nil {
@@ -86,9 +87,9 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	return result, nil
 }
 
-// RemoveInformer stops the informers of the object's kind and representation that are read or were
-// got, in whatever namespace. Those that somebody holds go on until they are released. Whoever
-// waits for one gets ErrReleased.
+// RemoveInformer stops the informers of the object's kind and representation that reads or
+// GetInformer started, in all namespaces. Informers with a Handle continue until the handle is
+// released. Callers that wait for a stopped informer receive ErrReleased.
 func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) error {
 	k, err := s.kindOf(object)
 	if err != nil {
@@ -101,16 +102,16 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 			e.pinned = false
 			e.recent.Store(false)
 			if len(e.handles) == 0 {
-				s.dropLocked(e) // whoever waits for it
+				s.dropLocked(e) // even if readers wait for it
 			}
 		}
 	}
 	return nil
 }
 
-// WaitForCacheSync waits until the cache runs and it is known of every scope what a read gets: the
-// objects, Forbidden, or that there is no such kind. So an operator starts, and stays up, without
-// rights on some of its kinds.
+// WaitForCacheSync waits until the cache runs and, for every scope, the result of a read is known:
+// the objects, Forbidden, or not served. So an operator without access to some of its kinds starts
+// and stays up. WaitForCacheSync returns false if ctx is done or the cache stops first.
 func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
 	case <-s.started:

@@ -14,32 +14,33 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
-// HoldOptions say who holds a scope.
+// HoldOptions identify the holder of a scope.
 type HoldOptions struct {
-	// Dependent is who needs the scope, by UID. To hold the same scope again by the same Name for
-	// the same Dependent gives the same handle, which one Release ends; Observe of the later Hold
-	// is ignored. Empty gives a handle of its own each time.
+	// Dependent is the UID of the object that needs the scope. A second Hold of the same scope with
+	// the same Name and Dependent returns the same handle. One Release ends that handle, and
+	// OnStateChange of the second Hold is ignored. If Dependent is empty, each Hold returns a new
+	// handle.
 	Dependent types.UID
-	// Name tells apart who holds a scope for the same dependent: the name of a controller, or of a
-	// watch. ScopeState lists it.
+	// Name distinguishes several holders for the same dependent. Use the name of a controller, or
+	// of a watch. ScopeState lists the names.
 	Name string
-	// Observe, if not nil, is told when the state of the scope, or its LastError, changes, from any
-	// goroutine, but one after the other. It must not block, nor call the cache or the handle; a
-	// panic ends the process. What the state is when it is held it is told too, unless that is
-	// Syncing.
-	Observe func(ScopeState)
+	// OnStateChange, if not nil, is called when the state of the scope, or its LastError, changes.
+	// Hold also calls OnStateChange with the current state, unless that is Syncing. Calls come from
+	// any goroutine, but one at a time. OnStateChange must not block, and must not call the cache
+	// or the handle. A panic in OnStateChange ends the process.
+	OnStateChange func(ScopeState)
 }
 
-// Handle is somebody's hold on a scope: a reader of what it selects, and its informer, which
-// outlives the loss of rights and kinds. The scope lives until the last handle is released, unless
-// it is read through the cache, or somebody got its informer, too. Its methods may be called from
-// any goroutine.
+// Handle keeps a scope alive. The handle reads what the scope selects. As an informer it stays
+// valid while access is revoked or the kind is not served. The scope ends when its last handle is
+// released, unless the scope is also read through the cache, or used through GetInformer. The
+// methods of Handle may be called from any goroutine.
 type Handle struct {
 	durableInformer
 	entry   *entry
 	options HoldOptions
 	release func()
-	dead    atomic.Bool // it was released
+	dead    atomic.Bool // the handle was released
 }
 
 var _ client.Reader = (*Handle)(nil)
@@ -52,7 +53,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 	}
 	if scope.selectsNothing() {
 		return nil,
-			errors.Errorf("the scope of %s selects nothing (%s): an API server would take that for everything", kind.gvk,
+			errors.Errorf("the scope of %s selects nothing (%s): an API server would return all objects", kind.gvk,
 				scope)
 	}
 	s.mu.Lock()
@@ -78,24 +79,26 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 	})
 	e.handles[handle] = struct{}{}
 	s.mu.Unlock()
-	if options.Observe != nil {
-		if e.observe(handle, options.Observe); handle.dead.Load() {
-			e.unobserve(handle) // somebody who got the same one has released it
+	if options.OnStateChange != nil {
+		if e.observe(handle, options.OnStateChange); handle.dead.Load() {
+			e.unobserve(handle) // another holder of the same handle has released it
 		}
 	}
 	return handle, nil
 }
 
-// Release gives the scope back; it may be called again. With the last handle the informer stops,
-// and reads through any of them fail with ErrReleased. Handlers that were added through this one
-// are called on while others hold the scope: remove them before.
+// Release ends the hold on the scope. Later calls have no effect. When the last handle of a scope
+// is released, the informer stops, and reads through any of the handles fail with ErrReleased.
+// While other handles hold the scope, event handlers that were added through this handle still
+// receive events: remove them first.
 func (h *Handle) Release() { h.release() }
 
-// State is a snapshot of the scope. It takes time in proportion to the objects.
+// State returns a snapshot of the scope. The call takes time in proportion to the number of
+// objects.
 func (h *Handle) State() ScopeState { return h.entry.snapshot() }
 
-// Get reads an object from the scope, of the kind and in the representation that is held. What the
-// scope does not select is not found, whether it exists or not.
+// Get reads an object from the scope. Another kind or representation than the handle's is an error.
+// An object that the scope does not select is not found, whether the object exists or not.
 func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	reader, err := h.reader(ctx, object, key.Namespace)
 	if err != nil {
@@ -104,8 +107,8 @@ func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Ob
 	return reader.Get(ctx, key, object, opts...)
 }
 
-// List reads from the scope, and only from it, what is of the kind and in the representation that
-// is held. It is an error to list another namespace than the scope's.
+// List reads objects from the scope, and only from it. Another kind or representation than the
+// handle's is an error, and so is another namespace than the scope's.
 func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	var options client.ListOptions
 	options.ApplyOptions(opts)
@@ -116,16 +119,16 @@ func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...clien
 	return reader.List(ctx, list, opts...)
 }
 
-// reader waits for the informer, as reads of the cache do.
+// reader waits for the informer, as reads of the cache do, and returns a reader of its objects.
 func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace string) (client.Reader, error) {
-	asked, err := h.entry.cache.kindOf(object)
+	kind, err := h.entry.cache.kindOf(object)
 	switch {
 	case err != nil:
 		return nil, err
-	case asked != h.entry.kind:
+	case kind != h.entry.kind:
 		return nil,
 			errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.entry.kind.gvk, h.entry.kind.representation,
-				asked.gvk, asked.representation)
+				kind.gvk, kind.representation)
 	case namespace != "" && h.entry.scope.Namespace != "" && namespace != h.entry.scope.Namespace:
 		return nil,
 			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.entry.kind.gvk, h.entry.scope.Namespace,
@@ -143,9 +146,10 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	return running.cache, nil
 }
 
-// Feed is AddEventHandler for a handler that was fed by another cache before: known is what it has
-// seen, and what of that is not there any more is delivered as deleted, once the informer has
-// synced. It is for package internal/watches.
+// Feed is AddEventHandler for a handler that received events from another cache before.
+// options.Known lists the objects that the handler has received. Once the informer has synced, the
+// handler receives a delete event for each of these objects that does not exist any more. Package
+// internal/watches uses Feed.
 func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (*Feeding, error) {
 	r, err := h.entry.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {
@@ -154,11 +158,14 @@ func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Op
 	return &Feeding{registration: r}, nil
 }
 
-// Feeding is a handler that is fed.
+// Feeding is a handler that receives events through [Handle.Feed].
 type Feeding struct{ registration *registration }
 
-// Known is what the handler knows of. It is told nothing any more.
+// Known returns the objects that the handler has received. The handler receives no events after
+// that.
 func (f *Feeding) Known() replay.Known { return f.registration.feed.Known() }
 
-// Remove ends it. A call of the handler that is under way goes on.
-func (f *Feeding) Remove() { _ = f.registration.entry.remove(f.registration) } // it fails only for what client-go does not know
+// Remove ends the feeding. A call of the handler that is in progress continues.
+func (f *Feeding) Remove() {
+	_ = f.registration.entry.remove(f.registration) // fails only for unknown handlers
+}

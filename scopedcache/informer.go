@@ -19,51 +19,52 @@ import (
 )
 
 // informer is one life of a scope's informer: a controller-runtime cache that is restricted to the
-// scope and has the one informer. When the right is lost, or the kind is gone, the next one starts
-// from nothing.
+// scope and has one informer. When access is revoked, or the kind is removed, this informer ends.
+// The next one starts with an empty store.
 type informer struct {
 	cache   cache.Cache
 	shared  cache.Informer
 	store   toolscache.Store
-	version func() string   // of what is in the store, empty before the first list
-	life    context.Context // ends when it is stopped
+	version func() string   // resourceVersion of the store, empty before the first list
+	life    context.Context // ends when the informer is stopped
 	end     context.CancelFunc
 
-	helpers  sync.WaitGroup  // of the registrations; grows only under entry.mu, while the scope runs this informer
-	indexed  map[string]bool // guarded by entry.mu: the fields by which it is indexed
-	indexers int             // guarded by entry.mu: how many of the scope's indexers it has
-	mu       sync.Mutex
-	watch    watch.Interface // guarded by mu: the latest, nil before the first
-	lists    bool            // guarded by mu: that watch lists first
-	listed   string          // guarded by mu: the version before it
+	helpers       sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
+	indexed       map[string]bool // guarded by entry.mu: the fields that have an index
+	indexers      int             // guarded by entry.mu: how many of the scope's indexers are added
+	mu            sync.Mutex
+	watch         watch.Interface // guarded by mu: the latest watch, nil before the first
+	lists         bool            // guarded by mu: watch begins with a streamed list
+	listedVersion string          // guarded by mu: the version when watch began
 }
 
-// has reports whether the informer has an object of that key.
+// has reports whether the informer has an object with that key.
 func (i *informer) has(key string) bool {
 	_, found, err := i.store.GetByKey(key)
 	return found && err == nil
 }
 
-// watches notes a watch that has begun.
-func (i *informer) watches(begun watch.Interface, lists bool) {
+// setWatch records a new watch.
+func (i *informer) setWatch(stream watch.Interface, lists bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.watch, i.lists, i.listed = begun, lists, i.version()
+	i.watch, i.lists, i.listedVersion = stream, lists, i.version()
 }
 
-// streams reports whether a list is being streamed.
+// streams reports whether the watch is streaming a list.
 func (i *informer) streams() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.watch != nil && i.lists && i.version() == i.listed
+	return i.watch != nil && i.lists && i.version() == i.listedVersion
 }
 
-// restartWatch ends the watch. The informer begins another one where it ended, without a list. One
-// that still lists, which would begin from nothing, goes on.
+// restartWatch ends the watch. The informer then starts another watch at the same resourceVersion,
+// without a list. A watch that still streams its list continues, because a new one would list from
+// the beginning.
 func (i *informer) restartWatch() {
 	i.mu.Lock()
 	latest := i.watch
-	if i.lists && i.version() == i.listed { // it streams
+	if i.lists && i.version() == i.listedVersion { // still streams its list
 		latest = nil
 	}
 	i.mu.Unlock()
@@ -72,28 +73,29 @@ func (i *informer) restartWatch() {
 	}
 }
 
-// mapped is a RESTMapper that knows one mapping already, so that making an informer asks nobody.
-type mapped struct {
+// fixedMapper is a RESTMapper that knows one mapping, so that creating an informer sends no
+// request.
+type fixedMapper struct {
 	meta.RESTMapper
 	mapping *meta.RESTMapping
 }
 
-func (m mapped) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+func (m fixedMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	if gk != m.mapping.GroupVersionKind.GroupKind() {
-		// nobody asked whether that is allowed
+		// access to other kinds was not reviewed
 		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions}
 	}
 	return m.mapping, nil
 }
 
-// newInformer makes an informer that does not run yet. It does no I/O.
+// newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
 	next := &informer{indexed: map[string]bool{}}
 	next.life, next.end = context.WithCancel(context.Background())
 	namespace, config := r.namespaceIn(mapping), r.configOf(mapping)
 	options := r.cache.cacheOptions
 	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
-	options.Mapper = mapped{options.Mapper, mapping}
+	options.Mapper = fixedMapper{options.Mapper, mapping}
 	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector,
 		inNamespace(namespace, config.FieldSelector)
 	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
@@ -107,12 +109,13 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		shared := newShared(&listerWatcher{
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			answered: func(what monitor.Request, sent time.Time, err error) bool {
-				return r.answered(life, what, sent, err)
+			report: func(request monitor.Request, sent time.Time, err error) bool {
+				return r.reportAnswer(life, request, sent, err)
 			},
-			tellAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil, // whoever set it wants to know
-			began:   next.watches,
-			poll:    poll,
+			// A DefaultWatchErrorHandler receives every error.
+			returnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
+			onWatch:   next.setWatch,
+			poll:      poll,
 		}, object, resync, indexers)
 		next.store, next.version = shared.GetStore(), shared.LastSyncResourceVersion
 		return shared
@@ -123,12 +126,13 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 			return
 		}
 		if r.cache.life.Err() != nil || next.life.Err() != nil {
-			return // the informer ends, and what breaks then is no error
+			return // errors of an informer that ends are expected
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			// Readers are told, and an identity without a right is nothing unusual: no error in the
-			// host's log.
-			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or there is no such kind", "kind",
+			// Readers receive this error, and an identity without access is normal. So log no error
+			// in the host operator's log.
+			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or the API server does not serve the kind",
+				"kind",
 				r.kind.gvk, "scope", r.scope.String(), "error", err.Error())
 			return
 		}
@@ -138,7 +142,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if next.cache, err = cache.New(r.cache.config, options); err != nil {
 		return nil, errors.Wrapf(err, "cache of %s", r.kind.gvk)
 	}
-	// This does not block: the mapping is known and the cache does not run.
+	// GetInformer does not block here: the mapping is known and the cache does not run.
 	if next.shared,
 		err = next.cache.GetInformer(context.Background(), r.kind.example(), cache.BlockUntilSynced(false)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
@@ -146,11 +150,11 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	return next, nil
 }
 
-// answered reports what the API server answered to an informer, and returns whether the informer is
-// to send the request again. The informer calls it.
-func (r *run) answered(life monitor.LifeID, what monitor.Request, sent time.Time, err error) (retry bool) {
-	err = r.cache.shown(err)
-	outcome, retry := monitor.Classify(what, err, fromServer(err))
+// reportAnswer reports the API server's answer to an informer's request, and returns whether the
+// informer must retry the request. The informer's listerWatcher calls it.
+func (r *run) reportAnswer(life monitor.LifeID, request monitor.Request, sent time.Time, err error) (retry bool) {
+	err = r.cache.displayError(err)
+	outcome, retry := monitor.Classify(request, err, fromServer(err))
 	switch outcome {
 	case monitor.OutcomeServed:
 		r.mail.reportServed(life)

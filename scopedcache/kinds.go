@@ -17,28 +17,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// kindKey names a kind in a representation.
+// kindKey identifies a kind in a representation.
 type kindKey struct {
 	gvk            schema.GroupVersionKind
 	representation Representation
 }
 
-// kind is what all scopes of a kind have in common. It stays when they have gone.
+// kind is what all scopes of a kind have in common. A kind stays after its scopes have ended.
 type kind struct {
 	kindKey
 	config kindConfig
 	goType reflect.Type // of typed objects
 
-	mapping atomic.Pointer[meta.RESTMapping] // as last found out; only to know whether there are namespaces
-	// of *entry by namespace: those without selectors of their own. Written under cache.mu
+	mapping atomic.Pointer[meta.RESTMapping] // the last known; only for whether the kind is namespaced
+	// entries has the *entry of each namespace, without those with selectors of their own. Written
+	// under cache.mu.
 	entries sync.Map
-	count   int // of those; guarded by cache.mu
-	// that of all namespaces while there is no other, for reads to find it in one step. Written
-	// under cache.mu
+	count   int // of entries; guarded by cache.mu
+	// only is the entry of all namespaces if that is the only entry, so that reads find it in one
+	// step. Written under cache.mu.
 	only atomic.Pointer[entry]
 }
 
-// countLocked notes that a scope has come or gone. cache.mu is held.
+// countLocked counts a new scope, or one that has ended. The caller holds cache.mu.
 func (k *kind) countLocked(change int) {
 	var only *entry
 	everywhere, ok := k.entries.Load(metav1.NamespaceAll)
@@ -64,16 +65,17 @@ func (k *kind) example() client.Object {
 	}
 }
 
-// kinds are what a cache knows of kinds. Nothing of it is ever forgotten.
+// kinds are the kinds that a cache has used. A kind is never removed.
 type kinds struct {
 	scheme  *runtime.Scheme
 	configs configs
-	byKey   sync.Map // of *kind by kindKey
-	// of typed objects and lists. Copied to be written: every read looks here first
+	byKey   sync.Map // from kindKey to *kind
+	// types has the kinds of typed objects and lists. Each write replaces a copy, because every
+	// read looks here first.
 	types atomic.Pointer[map[reflect.Type]*kind]
 }
 
-// kindOf returns what is known of the kind of an object or list.
+// kindOf returns the kind of an object or list.
 func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	goType := reflect.TypeOf(object)
 	types := s.types.Load()
@@ -102,14 +104,14 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	}
 	more := maps.Clone(*types)
 	more[goType] = k
-	s.types.CompareAndSwap(types, &more) // or else the next read tries again
+	s.types.CompareAndSwap(types, &more) // if another write came first, the next read tries again
 	return k, nil
 }
 
 func (s *kinds) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	if key.gvk.Kind == "" || key.gvk.Version == "" {
 		return nil,
-			errors.Errorf("an object that is %s needs its apiVersion and kind set",
+			errors.Errorf("apiVersion and kind are not set: an object that is %s needs them",
 				strings.ToLower(string(key.representation)))
 	}
 	if known, ok := s.byKey.Load(key); ok {
@@ -119,7 +121,7 @@ func (s *kinds) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	return result.(*kind), nil
 }
 
-// itemKind is the kind of an object, or of a list's items.
+// itemKind returns the kind of an object, or of a list's items.
 func itemKind(object runtime.Object, gvk schema.GroupVersionKind) schema.GroupVersionKind {
 	if _, isList := object.(client.ObjectList); isList {
 		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")

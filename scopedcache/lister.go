@@ -15,28 +15,29 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// listerWatcher is what an informer lists and watches with. It tells what the API server answers,
-// which the informer itself does not always do: it tries again in silence what it takes for
-// passing.
+// listerWatcher lists and watches for an informer. listerWatcher reports every answer of the API
+// server. The informer itself does not always report: it retries errors that it takes for temporary
+// without a notice.
 //
-// What passes it tries again by itself, for an informer that is told of errors waits up to a minute
-// after the last of them.
+// listerWatcher retries temporary errors itself, because an informer that receives an error waits
+// up to a minute before its next request.
 //
-// And it makes every watch leave nothing behind when it is stopped. controller-runtime passes
-// metadata watches through watch.Filter, whose goroutine blocks for ever on the event that nobody
-// takes any more: the error that a cancelled stream ends with. So each stopped metadata informer
-// would leak a goroutine.
+// listerWatcher also makes sure that a stopped watch leaves no goroutine behind. controller-runtime
+// passes metadata watches through watch.Filter. When a stream is cancelled, its last event is an
+// error, which no one receives any more. The goroutine of watch.Filter would block for ever on that
+// event. So each stopped metadata informer would leak a goroutine.
 type listerWatcher struct {
 	toolscache.ListerWatcherWithContext
-	// answered is told of every list and watch, and when it was sent; err is nil if it was served.
-	answered func(what monitor.Request, sent time.Time, err error) (passes bool)
-	began    func(stream watch.Interface, lists bool) // told of every watch, and whether it lists first
-	tellAll  bool                                     // the informer is told of every error
-	poll     time.Duration                            // if not 0, there are no watches, but lists so far apart
+	// report is called after every list and watch, with the time when it was sent. err is nil if
+	// the API server served it. retry says whether to send the request again.
+	report    func(request monitor.Request, sent time.Time, err error) (retry bool)
+	onWatch   func(stream watch.Interface, lists bool) // called for each watch; lists: with a list
+	returnAll bool                                     // return every error to the informer
+	poll      time.Duration                            // if not 0, the interval of lists instead of watches
 }
 
-// IsWatchListSemanticsUnSupported tells client-go to list when there are no watches, or when who is
-// wrapped says so.
+// IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or if the wrapped
+// ListerWatcher asks for that.
 func (l *listerWatcher) IsWatchListSemanticsUnSupported() bool {
 	return l.poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }
@@ -46,7 +47,7 @@ func (l *listerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 }
 
 func (l *listerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	return served(ctx, l, requestOf("list", options), func() (runtime.Object, error) {
+	return sendUntilServed(ctx, l, newRequest("list", options), func() (runtime.Object, error) {
 		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
 	})
 }
@@ -59,31 +60,32 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if l.poll > 0 {
 		return newPoll(l.poll), nil
 	}
-	what := requestOf("watch", options)
-	stream, err := served(ctx, l, what, func() (watch.Interface, error) {
+	request := newRequest("watch", options)
+	stream, err := sendUntilServed(ctx, l, request, func() (watch.Interface, error) {
 		return l.ListerWatcherWithContext.WatchWithContext(ctx, options)
 	})
 	if err != nil {
 		return nil, err
 	}
-	l.began(stream, what.Lists)
+	l.onWatch(stream, request.Lists)
 	return drainedWatch{stream}, nil
 }
 
-// requestOf describes a request.
-func requestOf(verb string, options metav1.ListOptions) monitor.Request {
+// newRequest describes a request.
+func newRequest(verb string, options metav1.ListOptions) monitor.Request {
 	return monitor.Request{Verb: verb, Fresh: options.ResourceVersion == "" &&
 		options.Continue == "", Lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
 }
 
-// served sends a request until it is served, or refused for good.
-func served[result any](ctx context.Context, l *listerWatcher, what monitor.Request,
+// sendUntilServed sends a request until the API server serves it, or answers with an error that is
+// not to be retried.
+func sendUntilServed[result any](ctx context.Context, l *listerWatcher, request monitor.Request,
 	send func() (result, error)) (result, error) {
 	pauses := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
 	for {
 		sent := time.Now()
 		r, err := send()
-		if ctx.Err() != nil || !l.answered(what, sent, err) || l.tellAll {
+		if ctx.Err() != nil || !l.report(request, sent, err) || l.returnAll {
 			return r, err
 		}
 		select {
@@ -96,8 +98,8 @@ func served[result any](ctx context.Context, l *listerWatcher, what monitor.Requ
 
 type drainedWatch struct{ watch.Interface }
 
-// Stop stops the stream and takes what it still holds. The stream then closes its channel, which
-// ends the goroutine.
+// Stop stops the stream and receives its remaining events. The stream then closes its channel,
+// which ends the goroutine.
 func (d drainedWatch) Stop() {
 	d.Interface.Stop()
 	go func() {
@@ -106,7 +108,8 @@ func (d drainedWatch) Stop() {
 	}()
 }
 
-// newPoll returns a watch that says after a while that it is too old, so that the informer lists.
+// newPoll returns a watch that reports after the given time that its version is too old, so that
+// the informer lists again.
 func newPoll(after time.Duration) watch.Interface {
 	events := make(chan watch.Event, 1)
 	timer := time.AfterFunc(after, func() {

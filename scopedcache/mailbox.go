@@ -8,17 +8,17 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// mailbox holds the events that a scope's run has not taken yet. It is bounded: flags, one answer,
-// and the latest word of an informer. Its methods may be called from any goroutine and do not
-// block.
+// mailbox holds the events that a scope's run has not taken yet. Its size is bounded: flags, one
+// answer, and the latest report of an informer. Its methods may be called from any goroutine and do
+// not block.
 type mailbox struct {
 	ready     chan struct{} // holds a token when there is something to take
-	readNoted atomic.Bool   // a Read is here, or the machine has one that it has not used
+	readNoted atomic.Bool   // a Read is in the mailbox, or the machine has an unused one
 
 	mu      sync.Mutex
-	answers []monitor.Event // guarded by mu; one, for one question is under way
-	life    monitor.LifeID  // guarded by mu; that served and trouble are of
-	served  bool            // guarded by mu; something was served, and trouble came after that
+	answers []monitor.Event // guarded by mu; at most one, because one question is open at a time
+	life    monitor.LifeID  // guarded by mu; the life that served and trouble belong to
+	served  bool            // guarded by mu; a request was served, before trouble if that is set
 	trouble monitor.Event   // guarded by mu; the latest Failed or Refused, nil if there is none
 	access  bool            // guarded by mu
 	read    bool            // guarded by mu
@@ -26,7 +26,7 @@ type mailbox struct {
 
 func newMailbox() *mailbox { return &mailbox{ready: make(chan struct{}, 1)} }
 
-// put changes what is in the mailbox.
+// put changes the content of the mailbox.
 func (m *mailbox) put(change func()) {
 	m.mu.Lock()
 	change()
@@ -40,16 +40,16 @@ func (m *mailbox) put(change func()) {
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
 
-// markRead notes that a reader asked for what is not served. However many ask, the run is woken
-// once until it has looked.
+// markRead records that a reader asked for a kind that is not served. However many readers ask, the
+// run wakes up once until it has taken the event.
 func (m *mailbox) markRead() {
 	if !m.readNoted.Swap(true) {
 		m.put(func() { m.read = true })
 	}
 }
 
-// forgetRead says that the machine has no Read, so that the next one counts. One that waits here
-// counts, too.
+// forgetRead records that the machine has no Read, so that the next Read wakes the run. A Read in
+// the mailbox stays.
 func (m *mailbox) forgetRead() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,26 +58,27 @@ func (m *mailbox) forgetRead() {
 	}
 }
 
-// reportServed notes that the API server served an informer, whatever it answered before.
+// reportServed records that the API server served an informer. Earlier errors of that informer are
+// dropped.
 func (m *mailbox) reportServed(life monitor.LifeID) {
 	m.put(func() {
-		if m.isOfLocked(life) {
+		if m.isLatestLocked(life) {
 			m.served, m.trouble = true, nil
 		}
 	})
 }
 
-// reportError notes an error of an informer's request that was sent at that time.
+// reportError records the error of an informer's request. sent is when the request was sent.
 func (m *mailbox) reportError(life monitor.LifeID, outcome monitor.Outcome, err error, sent time.Time) {
 	m.put(func() {
-		if !m.isOfLocked(life) {
+		if !m.isLatestLocked(life) {
 			return
 		}
 		at := time.Now()
 		if earlier, ok := m.trouble.(monitor.Refused); ok {
 			at = earlier.At
 			if outcome != monitor.OutcomeRefused {
-				return // a refusal is not forgotten because of what may pass
+				return // a temporary error does not replace a refusal
 			}
 		}
 		if outcome == monitor.OutcomeRefused {
@@ -88,15 +89,16 @@ func (m *mailbox) reportError(life monitor.LifeID, outcome monitor.Outcome, err 
 	})
 }
 
-// isOfLocked reports whether life is the latest, and forgets earlier ones.
-func (m *mailbox) isOfLocked(life monitor.LifeID) bool {
+// isLatestLocked reports whether life is the latest. A newer life drops the reports of earlier
+// ones. The caller holds mu.
+func (m *mailbox) isLatestLocked(life monitor.LifeID) bool {
 	if life > m.life {
 		m.life, m.served, m.trouble = life, false, nil
 	}
 	return life == m.life
 }
 
-// take returns what there is, in the order in which it is to be stepped.
+// take removes and returns the events, in the order in which the machine must step them.
 func (m *mailbox) take() (events []monitor.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

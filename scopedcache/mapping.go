@@ -16,29 +16,30 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// discoveryTimeout bounds finding out about a kind.
+// discoveryTimeout bounds the discovery of a kind.
 const discoveryTimeout = 30 * time.Second
 
-// errDiscovery is why finding out about a kind ends.
-var errDiscovery = errors.WithMessage(context.DeadlineExceeded, "looking for the kind")
+// errDiscovery is the cause when the discovery of a kind times out.
+var errDiscovery = errors.WithMessage(context.DeadlineExceeded, "discovering the kind")
 
-// contextMapper is a RESTMapper that can be told to give up, and that forgets what is not served
+// contextMapper is a RESTMapper that accepts a context, and that forgets kinds that are not served
 // any more.
 type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// until returns what f returns, or gives it up when ctx is done: f then ends on its own time. f is
-// in one flight for all who ask by the same name.
-func until[result any](ctx context.Context, flights *singleflight.Group, name string,
+// shareFlight returns the result of f. All concurrent callers with the same name share one call of
+// f. When ctx is done, shareFlight returns the cause of ctx, and f continues until it returns by
+// itself.
+func shareFlight[result any](ctx context.Context, flights *singleflight.Group, name string,
 	f func() (result, error)) (result, error) {
 	var none result
 	select {
-	case done := <-flights.DoChan(name, func() (any, error) { return f() }):
-		if done.Err != nil {
-			return none, errors.WithStack(done.Err)
+	case answer := <-flights.DoChan(name, func() (any, error) { return f() }):
+		if answer.Err != nil {
+			return none, errors.WithStack(answer.Err)
 		}
-		return done.Val.(result), nil
+		return answer.Val.(result), nil
 	case <-ctx.Done():
 		return none, errors.WithStack(context.Cause(ctx))
 	}
@@ -49,10 +50,10 @@ type discovery struct {
 	config     *rest.Config
 	httpClient *http.Client
 	mapper     meta.RESTMapper
-	finding    singleflight.Group
+	flights    singleflight.Group
 }
 
-// mapperForgets reports whether the mapper can be asked again about what has gone or has changed.
+// mapperForgets reports whether the mapper notices that a kind was removed or has changed.
 func (d *discovery) mapperForgets() bool {
 	_, ok := d.mapper.(contextMapper)
 	return ok
@@ -64,32 +65,32 @@ func (d *discovery) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*
 		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
 		return mapping, errors.WithStack(err)
 	}
-	return until(ctx, &d.finding, gvk.String(), func() (*meta.RESTMapping, error) {
+	return shareFlight(ctx, &d.flights, gvk.String(), func() (*meta.RESTMapping, error) {
 		return d.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	})
 }
 
-// discover asks the API server, for mappers that never forget cannot be asked about what has gone,
-// or has changed.
+// discover asks the API server directly, because a mapper that never forgets does not notice that a
+// kind was removed or has changed.
 func (d *discovery) discover(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	bounded := *d.httpClient
 	bounded.Timeout = discoveryTimeout
 	client, err := clientdiscovery.NewDiscoveryClientForConfigAndClient(d.config, &bounded)
 	if err != nil {
-		return nil, errors.Wrap(err, "making a discovery client")
+		return nil, errors.Wrap(err, "creating a discovery client")
 	}
-	served, err := until(ctx, &d.finding, "discover "+gvk.GroupVersion().String(),
+	list, err := shareFlight(ctx, &d.flights, "discover "+gvk.GroupVersion().String(),
 		func() (*metav1.APIResourceList, error) {
 			return client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 		})
 	if apierrors.IsNotFound(err) {
-		served, err = &metav1.APIResourceList{}, nil
+		list, err = &metav1.APIResourceList{}, nil
 	}
 	if err != nil {
 		return nil, errors.Wrapf(err, "discovering %s", gvk.GroupVersion())
 	}
-	for _, resource := range served.APIResources {
-		// a subresource, or what can only be created
+	for _, resource := range list.APIResources {
+		// skips subresources, and kinds that can only be created
 		if resource.Kind != gvk.Kind || !slices.Contains(resource.Verbs, "list") {
 			continue
 		}

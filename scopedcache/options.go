@@ -13,60 +13,68 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// Options are what a scoped cache can do beyond controller-runtime's. The zero value of each field
-// is its default, and so are negative durations.
+// Options configure what a scoped cache does beyond controller-runtime's cache. The zero value of
+// each field is its default. A negative duration is the default too.
 type Options struct {
-	// AccessReviewInterval is how often the API server is asked whether the identity may still
-	// watch what is watched, and whether it may now what it might not. Each question comes 80 to
-	// 100 % of it after the one before. Defaults to 60 s. It costs a SelfSubjectAccessReview for
-	// each informer, outside of the identity's rate limit; for what is forbidden it is two, and a
-	// GET of /readyz for each that is denied.
+	// AccessReviewInterval is how often the cache asks the API server whether the identity still
+	// has access to what it watches. For scopes that are Forbidden, the cache asks whether access
+	// has been granted. The next review comes after 80 to 100 % of the interval. Defaults to 60 s.
+	// Each review costs one SelfSubjectAccessReview per informer, outside of the identity's rate
+	// limit. A Forbidden scope costs two, and a GET of /readyz for each denial.
 	AccessReviewInterval time.Duration
-	// IdleTimeout is how long an informer that was started by a read goes on without another one.
-	// It is never stopped earlier than that, nor later than twice as long. 0 keeps it.
+	// IdleTimeout is how long an informer that a read has started runs without another read. The
+	// informer stops between one and two times IdleTimeout after the last read. 0 means that the
+	// informer does not stop.
 	IdleTimeout time.Duration
-	// ReadTimeout bounds a read that waits, beside its context. Defaults to 30 s.
+	// ReadTimeout bounds how long a read waits, in addition to its context. Defaults to 30 s.
 	ReadTimeout time.Duration
-	// WatchRBAC has the cache watch Roles, ClusterRoles and their bindings with its own identity,
-	// and ask again about rights when a change concerns that identity, by its name or one of its
-	// groups: about all if the binding is a ClusterRoleBinding, else about those in that namespace.
-	// While such changes go on it asks less and less often, up to every 30 s; a change that
-	// concerns others makes it ask nothing, once it knows its username and groups.
-	// config/rbac/rbac-events.yaml is the right that it takes, in all namespaces; without it the
-	// log says so, and AccessReviewInterval it is. Either way AccessReviewInterval goes on.
+	// WatchRBAC makes the cache watch Roles, ClusterRoles and their bindings with its own identity.
+	// When a change concerns that identity, by its name or one of its groups, the cache reviews
+	// access again. If the binding is a ClusterRoleBinding, the cache reviews all scopes, otherwise
+	// the scopes in the namespace of the binding. While such changes continue, the cache asks less
+	// and less often, up to every 30 s. A change that concerns other identities causes no review,
+	// once the cache knows its username and groups. WatchRBAC needs the permissions in
+	// config/rbac/rbac-events.yaml, in all namespaces. Without them the log reports it, and reviews
+	// come every AccessReviewInterval only. With or without WatchRBAC, reviews also come every
+	// AccessReviewInterval.
 	WatchRBAC bool
-	// RBACWatcher, if not nil, have the cache ask again when they tell that rights may have
-	// changed. Many caches can share one RBACWatcher; their own identities then need no right on
-	// RBAC.
+	// RBACWatcher, if not nil, makes the cache review access again when the watcher reports that
+	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities
+	// then need no access to RBAC objects.
 	RBACWatcher *RBACWatcher
-	// PollWithoutWatch: where the identity may list and not watch, list instead of watching. Reads
-	// are as old as AccessReviewInterval and a pause of client-go's, up to a minute. Without it
-	// such a kind is Forbidden, for an informer would never learn of a change.
+	// PollWithoutWatch makes the cache list periodically if the identity may list but not watch.
+	// Reads are then as old as AccessReviewInterval and a pause of client-go, up to a minute.
+	// Without PollWithoutWatch such a kind is Forbidden, because an informer would never receive a
+	// change.
 	PollWithoutWatch bool
-	// PerNamespace has every namespace that is read use an informer of its own, unless there is one
-	// of all namespaces already: nothing is cached but what is read. By default a read in a
-	// namespace uses the informer of all namespaces where the identity may have one, as with
-	// controller-runtime's cache, and that of the namespace where it may not.
+	// PerNamespace makes reads in each namespace use an informer of that namespace, unless there is
+	// an informer of all namespaces already. So the cache holds only what is read. By default a
+	// read in a namespace uses the informer of all namespaces, as with controller-runtime's cache.
+	// If the identity may not list and watch all namespaces, the read uses the informer of its
+	// namespace.
 	PerNamespace bool
-	// Username is named in errors, and decides which changes of RBAC concern this cache. If it is
-	// empty the cache asks the API server.
+	// Username appears in errors, and decides which changes of RBAC concern this cache. If Username
+	// is empty, the cache asks the API server.
 	Username string
-	// Groups of that user decide the same. They are not needed for a ServiceAccount. For another
-	// user, if they are empty, the cache asks the API server; until there is an answer every change
-	// of RBAC makes it ask about its rights again.
+	// Groups of that user also decide which changes of RBAC concern this cache. Groups are not
+	// needed for a ServiceAccount. For another user with empty Groups, the cache asks the API
+	// server. Until the API server has answered, every change of RBAC makes the cache review access
+	// again.
 	Groups []string
-	// HideServerMessages has errors show the status of what the API server answers, and none of its
-	// words: for servers that are not trusted with them.
+	// HideServerMessages makes errors contain only the HTTP status of the API server's answer, and
+	// none of its text. Use it for servers whose text is not trusted.
 	HideServerMessages bool
-	// Logger is told when a scope becomes Forbidden or NotServed, and when it is served after that;
-	// at verbosity 1 also when it fails. Defaults to controller-runtime's.
+	// Logger logs when a scope becomes Forbidden or NotServed, and when the scope is served after
+	// that. At verbosity 1 it also logs when a scope fails. Defaults to controller-runtime's
+	// logger.
 	Logger logr.Logger
-	// Observe, if not nil, is told when the state of any scope, or its LastError, changes, from any
-	// goroutine, but of one scope one after the other. before is what reads got when that was last
-	// known: Synced, Forbidden, NotServed, or Syncing if it never was; so it equals now.State when
-	// a scope that was Failing is Synced again. It must not block, nor call the cache; a panic ends
-	// the process.
-	Observe func(before State, now ScopeState)
+	// OnStateChange, if not nil, is called when the state of any scope, or its LastError, changes.
+	// before is the last state in which the result of a read was known: Synced, Forbidden or
+	// NotServed. before is Syncing if there was none. So before equals now.State when a scope that
+	// was Failing is Synced again. Calls come from any goroutine, but one at a time for each scope.
+	// OnStateChange must not block, and must not call the cache. A panic in OnStateChange ends the
+	// process.
+	OnStateChange func(before State, now ScopeState)
 }
 
 func (o *Options) setDefaults() {
@@ -81,15 +89,17 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// New makes a cache, which is a [Cache]. It is a cache.NewCacheFunc and does what
-// controller-runtime's cache.New does, but for what doc.go lists; so it can be given to a manager:
+// New creates a cache, which is a [Cache]. New does what controller-runtime's cache.New does,
+// except for the differences that the package documentation lists. New is a cache.NewCacheFunc, so
+// a manager can use it:
 //
 //	ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 func New(config *rest.Config, opts cache.Options) (cache.Cache, error) {
 	return NewWithOptions(Options{})(config, opts)
 }
 
-// NewWithOptions returns a cache.NewCacheFunc whose caches are as options say. Each is a [Cache].
+// NewWithOptions returns a cache.NewCacheFunc that creates caches with these options. Each of them
+// is a [Cache].
 func NewWithOptions(options Options) cache.NewCacheFunc {
 	options.setDefaults()
 	return func(config *rest.Config, opts cache.Options) (cache.Cache, error) {
@@ -97,7 +107,7 @@ func NewWithOptions(options Options) cache.NewCacheFunc {
 	}
 }
 
-// withDefaults fills in what controller-runtime fills in.
+// withDefaults sets the defaults that controller-runtime sets.
 func withDefaults(config *rest.Config, opts cache.Options) (*rest.Config, cache.Options, error) {
 	config = rest.CopyConfig(config)
 	if config.UserAgent == "" {
@@ -106,10 +116,10 @@ func withDefaults(config *rest.Config, opts cache.Options) (*rest.Config, cache.
 	if opts.HTTPClient == nil {
 		var err error
 		if opts.HTTPClient, err = rest.HTTPClientFor(config); err != nil {
-			return nil, opts, errors.Wrap(err, "making an HTTP client")
+			return nil, opts, errors.Wrap(err, "creating an HTTP client")
 		}
 	}
-	if opts.HTTPClient.Timeout > 0 { // it would end watches
+	if opts.HTTPClient.Timeout > 0 { // a timeout would end watches
 		opts.HTTPClient = &http.Client{Transport: opts.HTTPClient.Transport, CheckRedirect: opts.HTTPClient.CheckRedirect,
 			Jar: opts.HTTPClient.Jar}
 	}
@@ -121,7 +131,7 @@ func withDefaults(config *rest.Config, opts cache.Options) (*rest.Config, cache.
 		bounded := *opts.HTTPClient
 		bounded.Timeout = discoveryTimeout
 		if opts.Mapper, err = apiutil.NewDynamicRESTMapper(config, &bounded); err != nil {
-			return nil, opts, errors.Wrap(err, "making a RESTMapper")
+			return nil, opts, errors.Wrap(err, "creating a RESTMapper")
 		}
 	}
 	return config, opts, nil

@@ -9,9 +9,9 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// shown is an error of an informer as it is shown: short, and without the API server's words if
-// they are not to be shown.
-func (s *scopedCache) shown(err error) error {
+// displayError returns an informer's error in the form in which users see it. The text is
+// shortened. With HideServerMessages it is without the API server's text.
+func (s *scopedCache) displayError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -25,8 +25,8 @@ func (s *scopedCache) shown(err error) error {
 	return err
 }
 
-// review asks whether the identity has access with all verbs. If not, and orListOnly is set, it
-// asks whether the identity may list.
+// review asks whether the identity has access with all verbs. If access is denied and OrListOnly is
+// set, review asks whether the identity may list.
 func (r *run) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed {
 	q := r.question(e.Mapping)
 	verdict, err := r.cache.reviewer.may(ctx, q, e.Verbs...)
@@ -38,7 +38,8 @@ func (r *run) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed 
 	return monitor.Reviewed{Question: e.Question, Verdict: verdict, Err: err}
 }
 
-// discover finds the kind's resource, unless that is known and trusted.
+// discover returns the kind's resource. discover sends a request if the resource is not known, or
+// if distrust is set.
 func (r *run) discover(ctx context.Context, distrust bool) (*meta.RESTMapping, error) {
 	if known := r.kind.mapping.Load(); known != nil && !distrust {
 		return known, nil

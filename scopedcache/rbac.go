@@ -17,65 +17,68 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// gathering is how long changes of RBAC are gathered before caches are told.
-const gathering = 50 * time.Millisecond
+// gatherInterval is how long changes of RBAC are gathered before caches are notified.
+const gatherInterval = 50 * time.Millisecond
 
-// RBACWatcher notify caches when Roles, ClusterRoles or their bindings change. One identity watches
-// them for all caches that want to know; whether it may is asked and re-checked like all rights.
-// Without the right no cache hears anything, and the log says so. A change concerns the users,
-// groups and ServiceAccounts that the binding, or all bindings of the role, name; only caches of
-// such identities ask the API server, which alone decides. Methods may be called from any
-// goroutine.
+// RBACWatcher notifies caches when Roles, ClusterRoles or their bindings change. One identity
+// watches them for all caches that use the RBACWatcher. Its access is reviewed repeatedly, like all
+// access of a cache. Without access no cache receives a notification, and the log reports it. A
+// change concerns the users, groups and ServiceAccounts in the binding, or in all bindings of the
+// role. Only caches of such identities are notified. The notified caches ask the API server, whose
+// answer alone decides. Methods may be called from any goroutine.
 type RBACWatcher struct {
 	cache    *scopedCache
 	logger   logr.Logger
-	observer func(before State, now ScopeState) // nil for nobody
-	silent   atomic.Bool                        // the log says that RBAC may not be watched
+	observer func(before State, now ScopeState) // may be nil
+	silent   atomic.Bool                        // the log has reported that RBAC cannot be watched
 
 	mu        sync.Mutex
 	index     *rbacIndex                             // guarded by mu
 	closed    bool                                   // guarded by mu
-	listeners map[*rbacListener]struct{}             // guarded by mu: all
-	undecided map[*rbacListener]struct{}             // guarded by mu: those that any change may concern
-	concerned map[subject]map[*rbacListener]struct{} // guarded by mu: the others, by each of their subjects
-	changed   map[concern]struct{}                   // guarded by mu: not delivered yet
-	missed    bool                                   // guarded by mu: changes may have happened unseen; not delivered yet
-	timer     *time.Timer                            // guarded by mu: set while something is gathered
+	listeners map[*rbacListener]struct{}             // guarded by mu: all listeners
+	undecided map[*rbacListener]struct{}             // guarded by mu: any change may concern these
+	bySubject map[subject]map[*rbacListener]struct{} // guarded by mu: the others, by subject
+	changed   map[concern]struct{}                   // guarded by mu: changes not delivered yet
+	missed    bool                                   // guarded by mu: notify all; not delivered yet
+	timer     *time.Timer                            // guarded by mu: set while changes are gathered
 }
 
-// rbacListener is a cache of an identity.
+// rbacListener is a cache that RBACWatcher notifies. subjects are those of its identity.
 type rbacListener struct {
 	subjects []subject
-	notify   func(namespace string) // "" for all
+	notify   func(namespace string) // namespace "" means all
 }
 
-// NewRBACWatcher makes what Start runs: add it to a manager, and give it to Options.RBACWatcher of
-// as many caches as there are. It does no I/O. config is of the identity that watches, which needs
-// config/rbac/rbac-events.yaml. Of opts HTTPClient and Mapper are used, of options
-// AccessReviewInterval, Username, HideServerMessages, Logger and Observe.
+// NewRBACWatcher creates an RBACWatcher, which Start runs. Add it to a manager, and set
+// Options.RBACWatcher of any number of caches to it. config is for the identity that watches, which
+// needs the permissions in config/rbac/rbac-events.yaml. NewRBACWatcher uses HTTPClient and Mapper
+// of opts. Of options it uses AccessReviewInterval, ReadTimeout, Username, HideServerMessages,
+// Logger and OnStateChange. NewRBACWatcher does no I/O.
 func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
-	result := &RBACWatcher{logger: options.Logger, observer: options.Observe, index: newRBACIndex(),
+	result := &RBACWatcher{logger: options.Logger, observer: options.OnStateChange, index: newRBACIndex(),
 		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
-		concerned: map[subject]map[*rbacListener]struct{}{},
+		bySubject: map[subject]map[*rbacListener]struct{}{},
 		changed:   map[concern]struct{}{}}
 	var err error
-	// A cache of its own: what the options of others select does not apply here.
+	// The watcher has a cache of its own, so that selectors in the options of other caches do not
+	// apply.
 	result.cache, err = newScopedCache(config,
 		cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper,
 			DefaultTransform: onlyRBAC}, Options{
 			AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username,
 			HideServerMessages: options.HideServerMessages,
-			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), Observe: result.observe,
+			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), OnStateChange: result.observe,
 		})
 	if err != nil {
 		return nil, err
 	}
 	for _, kind := range []client.Object{&rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{}, &rbacv1.Role{},
 		&rbacv1.RoleBinding{}} {
-		unseen := true // what happens; called one after the other
+		// Calls of OnStateChange come one at a time.
+		unseen := true
 		handle, err := result.cache.Hold(context.Background(), kind, Scope{},
-			HoldOptions{Name: "RBAC events", Observe: func(state ScopeState) {
+			HoldOptions{Name: "RBAC events", OnStateChange: func(state ScopeState) {
 				switch state.State {
 				case Forbidden, NotServed:
 					unseen = true
@@ -101,8 +104,8 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 	return result, nil
 }
 
-// Start watches until ctx is done, and waits until that has ended. It is called once. Then nobody
-// is told anything any more.
+// Start watches until ctx is done, and returns when the watches have ended. After that no cache is
+// notified. Call Start once.
 func (e *RBACWatcher) Start(ctx context.Context) error {
 	defer e.close()
 	return e.cache.Start(ctx)
@@ -117,7 +120,8 @@ func (e *RBACWatcher) close() {
 	}
 }
 
-// observe says once that rights are not noticed as quickly as somebody wants.
+// observe logs once that RBAC cannot be watched, so that changes are noticed later than the options
+// ask for.
 func (e *RBACWatcher) observe(before State, now ScopeState) {
 	if e.observer != nil {
 		e.observer(before, now)
@@ -126,8 +130,8 @@ func (e *RBACWatcher) observe(before State, now ScopeState) {
 	case Forbidden, NotServed:
 		if !e.silent.Swap(true) {
 			e.logger.Info(
-				"RBAC may not be watched, so rights are asked for every AccessReviewInterval only; "+
-					"config/rbac/rbac-events.yaml is the right that it takes", "kind", now.GVK.Kind, "error",
+				"Cannot watch RBAC, so access is reviewed every AccessReviewInterval only; "+
+					"config/rbac/rbac-events.yaml has the missing permissions", "kind", now.GVK.Kind, "error",
 				now.LastError.Error())
 		}
 	case Synced:
@@ -135,17 +139,17 @@ func (e *RBACWatcher) observe(before State, now ScopeState) {
 	}
 }
 
-// onlyRBAC drops what does not count of an object.
+// onlyRBAC removes the fields of an object that do not affect RBAC.
 func onlyRBAC(object any) (any, error) {
-	if found, ok := object.(client.Object); ok {
-		found.SetManagedFields(nil)
-		found.SetAnnotations(nil)
-		found.SetLabels(nil)
+	if o, ok := object.(client.Object); ok {
+		o.SetManagedFields(nil)
+		o.SetAnnotations(nil)
+		o.SetLabels(nil)
 	}
 	return object, nil
 }
 
-// set takes note of a role or binding.
+// set records a role or binding.
 func (e *RBACWatcher) set(object any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -161,7 +165,7 @@ func (e *RBACWatcher) set(object any) {
 	}
 }
 
-// remove takes note that a role or binding has gone. What it was is in the index.
+// remove records the deletion of a role or binding. The index has its last content.
 func (e *RBACWatcher) remove(object any) {
 	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
@@ -180,7 +184,7 @@ func (e *RBACWatcher) remove(object any) {
 	}
 }
 
-// mayHaveMissed has all caches ask: RBAC could not be watched, or was not yet.
+// mayHaveMissed notifies all caches, because the watch of RBAC has just begun, or was interrupted.
 func (e *RBACWatcher) mayHaveMissed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -188,7 +192,7 @@ func (e *RBACWatcher) mayHaveMissed() {
 	e.deliverSoonLocked()
 }
 
-// gatherLocked gathers whom a change concerns.
+// gatherLocked records the subjects that a change concerns. The caller holds mu.
 func (e *RBACWatcher) gatherLocked(concerns []concern) {
 	for _, c := range concerns {
 		e.changed[c] = struct{}{}
@@ -200,12 +204,12 @@ func (e *RBACWatcher) gatherLocked(concerns []concern) {
 
 func (e *RBACWatcher) deliverSoonLocked() {
 	if e.timer == nil && !e.closed {
-		e.timer = time.AfterFunc(gathering, e.deliver)
+		e.timer = time.AfterFunc(gatherInterval, e.deliver)
 	}
 }
 
-// listen has notify called with namespaces in which the rights of an identity may have changed, ""
-// for all, until stop is called.
+// listen calls notify with each namespace in which the permissions of an identity may have changed,
+// until stop is called. "" means all namespaces.
 func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
 	subjects, complete := subjectsOf(username, groups)
 	if !complete {
@@ -219,10 +223,10 @@ func (e *RBACWatcher) listen(username string, groups []string, notify func(names
 		e.undecided[listener] = struct{}{}
 	}
 	for _, s := range subjects {
-		if e.concerned[s] == nil {
-			e.concerned[s] = map[*rbacListener]struct{}{}
+		if e.bySubject[s] == nil {
+			e.bySubject[s] = map[*rbacListener]struct{}{}
 		}
-		e.concerned[s][listener] = struct{}{}
+		e.bySubject[s][listener] = struct{}{}
 	}
 	return func() {
 		e.mu.Lock()
@@ -230,8 +234,8 @@ func (e *RBACWatcher) listen(username string, groups []string, notify func(names
 		delete(e.listeners, listener)
 		delete(e.undecided, listener)
 		for _, s := range subjects {
-			if delete(e.concerned[s], listener); len(e.concerned[s]) == 0 {
-				delete(e.concerned, s)
+			if delete(e.bySubject[s], listener); len(e.bySubject[s]) == 0 {
+				delete(e.bySubject, s)
 			}
 		}
 	}
@@ -248,7 +252,7 @@ func (e *RBACWatcher) deliver() {
 	}
 	e.mu.Lock()
 	for c := range e.changed {
-		for listener := range e.concerned[c.subject] {
+		for listener := range e.bySubject[c.subject] {
 			add(listener, c.namespace)
 		}
 		for listener := range e.undecided {
@@ -277,8 +281,8 @@ func (e *RBACWatcher) deliver() {
 	}
 }
 
-// listenToRBACLocked has the cache ask again about rights when RBAC changes, as its options say. mu
-// is held.
+// listenToRBACLocked makes the cache review access again when RBAC changes, if its options ask for
+// that. The caller holds mu.
 func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	var stops []func()
 	if s.options.RBACWatcher != nil {
@@ -286,7 +290,8 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	}
 	if s.rbacEvents != nil {
 		stops = append(stops, s.listenAsIdentityLocked(s.rbacEvents))
-		s.running.Go(func() { _ = s.rbacEvents.Start(s.life) }) // ends with it and never fails otherwise
+		// Start returns when life ends, and never fails otherwise.
+		s.running.Go(func() { _ = s.rbacEvents.Start(s.life) })
 	}
 	return func() {
 		for _, stop := range stops {
@@ -295,8 +300,8 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	}
 }
 
-// listenAsIdentityLocked listens to changes that concern the cache's identity. While that is not
-// known every change does. mu is held.
+// listenAsIdentityLocked listens to changes that concern the cache's identity. Until the identity
+// is known, every change concerns it. The caller holds mu.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.options.Username, s.options.Groups, s.rightsMayHaveChanged)
 	if _, complete := subjectsOf(s.options.Username, s.options.Groups); complete {
@@ -304,11 +309,11 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 	}
 	var mu sync.Mutex
 	stopped := false
-	s.running.Go(func() { // not before Start, which waits for it
+	s.running.Go(func() { // only after Start, which waits for this goroutine
 		var username string
 		var groups []string
 		pauses := monitor.DefaultTiming.Failing
-		for complete := false; !complete; { // until then every change may concern it
+		for complete := false; !complete; { // until then every change may concern the cache
 			username, groups = s.reviewer.identity(s.life)
 			if _, complete = subjectsOf(username, groups); complete {
 				break
@@ -322,7 +327,8 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		mu.Lock()
 		defer mu.Unlock()
 		if !stopped {
-			narrower := events.listen(username, groups, s.rightsMayHaveChanged) // before the other one ends
+			// Register before the first registration ends.
+			narrower := events.listen(username, groups, s.rightsMayHaveChanged)
 			stopListening()
 			stopListening = narrower
 		}

@@ -8,33 +8,34 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// rbacIndex knows which subjects a change of RBAC concerns: those of the binding that changed, or
-// of all bindings of the role that did. It decides who asks the API server, and never what the
-// answer is. An aggregated ClusterRole needs nothing of its own: its controller writes the rules
-// into it. What is removed counts by what it was. Not safe for concurrent use.
+// rbacIndex knows which subjects a change of RBAC concerns: those of the changed binding, or of all
+// bindings of the changed role. rbacIndex decides only which caches ask the API server, never what
+// the answer is. Aggregated ClusterRoles need no special case, because their controller writes the
+// rules into them. A deleted object concerns the subjects that it had. rbacIndex is not safe for
+// concurrent use.
 type rbacIndex struct {
 	roles    map[roleKey][sha256.Size]byte // digests of their rules
 	bindings map[bindingKey]binding
-	bound    map[roleKey]map[bindingKey]struct{} // the bindings of each role, whether there is such a role or not
+	byRole   map[roleKey]map[bindingKey]struct{} // bindings of each role, which need not exist
 }
 
-// roleKey names a role; a ClusterRole has no namespace.
+// roleKey identifies a role. For a ClusterRole, namespace is empty.
 type roleKey struct{ namespace, name string }
 
-// bindingKey names a binding; a ClusterRoleBinding has no namespace.
+// bindingKey identifies a binding. For a ClusterRoleBinding, namespace is empty.
 type bindingKey struct{ namespace, name string }
 
-// binding is what counts of a binding.
+// binding is the part of a binding that affects access.
 type binding struct {
 	role     roleKey
 	subjects map[subject]struct{}
 }
 
-// subject is a user, a group or a ServiceAccount, of which alone namespace is set.
+// subject is a user, a group or a ServiceAccount. namespace is set for ServiceAccounts only.
 type subject struct{ kind, namespace, name string }
 
-// concern is a subject whose rights may have changed, in a namespace or, if that is empty,
-// everywhere.
+// concern is a subject whose permissions may have changed, in a namespace, or everywhere if
+// namespace is empty.
 type concern struct {
 	namespace string
 	subject   subject
@@ -42,31 +43,33 @@ type concern struct {
 
 func newRBACIndex() *rbacIndex {
 	return &rbacIndex{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{},
-		bound: map[roleKey]map[bindingKey]struct{}{}}
+		byRole: map[roleKey]map[bindingKey]struct{}{}}
 }
 
-// setRole records a role and returns whom that concerns. Unchanged rules concern no one.
+// setRole records a role and returns the subjects that the change concerns. Unchanged rules concern
+// no one.
 func (x *rbacIndex) setRole(key roleKey, rules []rbacv1.PolicyRule) []concern {
-	content, _ := json.Marshal(rules) // of strings only
+	content, _ := json.Marshal(rules) // rules contain only strings, so Marshal does not fail
 	digest := sha256.Sum256(content)
 	if before, ok := x.roles[key]; ok && before == digest {
 		return nil
 	}
 	x.roles[key] = digest
-	return x.boundTo(key)
+	return x.concernsOf(key)
 }
 
-// removeRole takes note that a role has gone.
+// removeRole records the deletion of a role and returns the subjects that it concerns.
 func (x *rbacIndex) removeRole(key roleKey) []concern {
 	if _, ok := x.roles[key]; !ok {
 		return nil
 	}
 	delete(x.roles, key)
-	return x.boundTo(key)
+	return x.concernsOf(key)
 }
 
-func (x *rbacIndex) boundTo(role roleKey) (concerns []concern) {
-	for key := range x.bound[role] {
+// concernsOf returns the subjects of all bindings of a role.
+func (x *rbacIndex) concernsOf(role roleKey) (concerns []concern) {
+	for key := range x.byRole[role] {
 		for s := range x.bindings[key].subjects {
 			concerns = append(concerns, concern{key.namespace, s})
 		}
@@ -74,8 +77,8 @@ func (x *rbacIndex) boundTo(role roleKey) (concerns []concern) {
 	return concerns
 }
 
-// setBinding takes note of a binding and returns whom that concerns: the subjects that are new or
-// gone, or all if it binds another role now.
+// setBinding records a binding and returns the subjects that the change concerns. These are the
+// added and removed subjects, or all if the binding refers to another role now.
 func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
 	subjects []rbacv1.Subject) (concerns []concern) {
 	after := binding{role: roleKey{name: reference.Name}, subjects: map[subject]struct{}{}}
@@ -98,14 +101,14 @@ func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
 	}
 	x.unbind(key, before.role)
 	x.bindings[key] = after
-	if x.bound[after.role] == nil {
-		x.bound[after.role] = map[bindingKey]struct{}{}
+	if x.byRole[after.role] == nil {
+		x.byRole[after.role] = map[bindingKey]struct{}{}
 	}
-	x.bound[after.role][key] = struct{}{}
+	x.byRole[after.role][key] = struct{}{}
 	return concerns
 }
 
-// removeBinding takes note that a binding has gone.
+// removeBinding records the deletion of a binding and returns its subjects.
 func (x *rbacIndex) removeBinding(key bindingKey) (concerns []concern) {
 	before := x.bindings[key]
 	for s := range before.subjects {
@@ -117,14 +120,14 @@ func (x *rbacIndex) removeBinding(key bindingKey) (concerns []concern) {
 }
 
 func (x *rbacIndex) unbind(key bindingKey, role roleKey) {
-	delete(x.bound[role], key)
-	if len(x.bound[role]) == 0 {
-		delete(x.bound, role)
+	delete(x.byRole[role], key)
+	if len(x.byRole[role]) == 0 {
+		delete(x.byRole, role)
 	}
 }
 
-// subjectOf is a subject of a binding in a namespace, which is that of a ServiceAccount that names
-// none.
+// subjectOf converts a subject of a binding in a namespace. A ServiceAccount without a namespace is
+// in the namespace of the binding.
 func subjectOf(s rbacv1.Subject, namespace string) subject {
 	if s.Kind != rbacv1.ServiceAccountKind {
 		return subject{kind: s.Kind, name: s.Name}
@@ -135,8 +138,9 @@ func subjectOf(s rbacv1.Subject, namespace string) subject {
 	return subject{rbacv1.ServiceAccountKind, namespace, s.Name}
 }
 
-// subjectsOf are the subjects by which bindings may mean an identity. Groups are nil if they are
-// not known; those of a ServiceAccount are. complete is false if there may be more.
+// subjectsOf returns the subjects by which bindings may refer to an identity. groups are nil if
+// they are not known. The groups of a ServiceAccount follow from its name. complete is false if
+// there may be more subjects.
 func subjectsOf(username string, groups []string) (subjects []subject, complete bool) {
 	if username == "" {
 		return nil, false

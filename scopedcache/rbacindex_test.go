@@ -18,8 +18,8 @@ func rule(verb string) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{verb}}}
 }
 
-// inWords are concerns as text, sorted.
-func inWords(concerns []concern) []string {
+// describe returns concerns as text, sorted.
+func describe(concerns []concern) []string {
 	words := []string{}
 	for _, c := range concerns {
 		words = append(words,
@@ -44,39 +44,40 @@ func TestRBACIndex(t *testing.T) {
 		{"a binding without its role", x.setBinding(here, role, []rbacv1.Subject{red, ann}),
 			[]string{`ServiceAccount/teamred in "n"`, `User/ann in "n"`}},
 		{"the same again", x.setBinding(here, role, []rbacv1.Subject{ann, red}), []string{}},
-		{"its role comes", x.setRole(roleKey{"n", "reader"}, rule("list")),
+		{"its role is created", x.setRole(roleKey{"n", "reader"}, rule("list")),
 			[]string{`ServiceAccount/teamred in "n"`, `User/ann in "n"`}},
 		{"nothing but metadata changes", x.setRole(roleKey{"n", "reader"}, rule("list")), []string{}},
-		{"a role of that name elsewhere", x.setRole(roleKey{"m", "reader"}, rule("list")), []string{}},
+		{"a role of that name in another namespace", x.setRole(roleKey{"m", "reader"}, rule("list")), []string{}},
 		{"a ClusterRole of that name", x.setRole(roleKey{"", "reader"}, rule("list")), []string{}},
-		{"a subject comes", x.setBinding(here, role, []rbacv1.Subject{red, ann, ops}), []string{`Group/ops in "n"`}},
-		{"a subject goes", x.setBinding(here, role, []rbacv1.Subject{red, ops}), []string{`User/ann in "n"`}},
-		{"the ClusterRole is bound elsewhere, to a ServiceAccount of that namespace",
+		{"a subject is added", x.setBinding(here, role, []rbacv1.Subject{red, ann, ops}), []string{`Group/ops in "n"`}},
+		{"a subject is removed", x.setBinding(here, role, []rbacv1.Subject{red, ops}), []string{`User/ann in "n"`}},
+		{"the ClusterRole is bound in another namespace, to a ServiceAccount of that namespace",
 			x.setBinding(there, clusterRole, []rbacv1.Subject{{Kind: "ServiceAccount", Name: "red"}}), []string{
 				`ServiceAccount/mred in "m"`,
 			}},
-		{"and everywhere", x.setBinding(bindingKey{"", "readers"}, clusterRole, []rbacv1.Subject{ops}),
+		{"the ClusterRole is bound in all namespaces",
+			x.setBinding(bindingKey{"", "readers"}, clusterRole, []rbacv1.Subject{ops}),
 			[]string{`Group/ops in ""`}},
-		{"its rules change, as of an aggregated one", x.setRole(roleKey{"", "reader"}, rule("watch")),
+		{"the rules of the ClusterRole change, as if it were aggregated", x.setRole(roleKey{"", "reader"}, rule("watch")),
 			[]string{`Group/ops in ""`, `ServiceAccount/mred in "m"`}},
-		{"a binding to another role under the same name", x.setBinding(here, clusterRole, []rbacv1.Subject{red, ops}),
+		{"a binding is replaced by one to another role", x.setBinding(here, clusterRole, []rbacv1.Subject{red, ops}),
 			[]string{`Group/ops in "n"`, `Group/ops in "n"`, `ServiceAccount/teamred in "n"`,
 				`ServiceAccount/teamred in "n"`}},
-		{"the role that it was bound to goes", x.removeRole(roleKey{"n", "reader"}), []string{}},
-		{"and goes again", x.removeRole(roleKey{"n", "reader"}), []string{}},
-		{"the ClusterRole goes", x.removeRole(roleKey{"", "reader"}),
+		{"the earlier role of the binding is deleted", x.removeRole(roleKey{"n", "reader"}), []string{}},
+		{"the same role is deleted again", x.removeRole(roleKey{"n", "reader"}), []string{}},
+		{"the ClusterRole is deleted", x.removeRole(roleKey{"", "reader"}),
 			[]string{`Group/ops in ""`, `Group/ops in "n"`, `ServiceAccount/mred in "m"`, `ServiceAccount/teamred in "n"`}},
-		{"a binding goes, which counts by what it was", x.removeBinding(here),
+		{"a binding is deleted, which concerns its last subjects", x.removeBinding(here),
 			[]string{`Group/ops in "n"`, `ServiceAccount/teamred in "n"`}},
-		{"an unknown one goes", x.removeBinding(bindingKey{"n", "unknown"}), []string{}},
-		{"the others go", append(x.removeBinding(there), x.removeBinding(bindingKey{"", "readers"})...),
+		{"an unknown binding is deleted", x.removeBinding(bindingKey{"n", "unknown"}), []string{}},
+		{"the other bindings are deleted", append(x.removeBinding(there), x.removeBinding(bindingKey{"", "readers"})...),
 			[]string{`Group/ops in ""`, `ServiceAccount/mred in "m"`}},
-		{"the role elsewhere goes", x.removeRole(roleKey{"m", "reader"}), []string{}},
+		{"the role in the other namespace is deleted", x.removeRole(roleKey{"m", "reader"}), []string{}},
 	}
 	for _, step := range steps {
-		g.Expect(inWords(step.concerns)).To(Equal(step.want), step.what)
+		g.Expect(describe(step.concerns)).To(Equal(step.want), step.what)
 	}
-	g.Expect(len(x.roles)+len(x.bindings)+len(x.bound)).To(BeZero(), "what is removed leaves nothing")
+	g.Expect(len(x.roles)+len(x.bindings)+len(x.byRole)).To(BeZero(), "deleted objects leave nothing behind")
 }
 
 func TestSubjectsOfAnIdentity(t *testing.T) {
@@ -94,7 +95,7 @@ func TestSubjectsOfAnIdentity(t *testing.T) {
 				}}, true},
 		"a user with groups":       {"ann", []string{"ops"}, []subject{{"User", "", "ann"}, {"Group", "", "ops"}}, true},
 		"a user of unknown groups": {"ann", nil, []subject{{"User", "", "ann"}}, false},
-		"nearly a ServiceAccount": {"system:serviceaccount:team:red:x", []string{"g"},
+		"a name that is almost a ServiceAccount": {"system:serviceaccount:team:red:x", []string{"g"},
 			[]subject{{"User", "", "system:serviceaccount:team:red:x"}, {"Group", "", "g"}}, true},
 		"stated groups are decisive": {"system:serviceaccount:team:red", []string{"g"},
 			[]subject{{"User", "", "system:serviceaccount:team:red"}, {"ServiceAccount", "team", "red"},
@@ -109,39 +110,39 @@ func TestSubjectsOfAnIdentity(t *testing.T) {
 	}
 }
 
-// Only caches of identities that a change concerns hear of it, once for what is gathered; what was
-// not seen concerns all.
+// Only caches of identities that a change concerns are notified, once for all gathered changes. If
+// changes may have been missed, all caches are notified.
 func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		e := &RBACWatcher{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{},
 			undecided: map[*rbacListener]struct{}{},
-			concerned: map[subject]map[*rbacListener]struct{}{}, changed: map[concern]struct{}{}}
+			bySubject: map[subject]map[*rbacListener]struct{}{}, changed: map[concern]struct{}{}}
 		var mu sync.Mutex
-		var heard []string
-		listen := func(who, username string) (stop func()) {
+		var notified []string
+		listen := func(name, username string) (stop func()) {
 			return e.listen(username, nil, func(namespace string) {
 				mu.Lock()
 				defer mu.Unlock()
-				heard = append(heard, who+" "+namespace)
+				notified = append(notified, name+" "+namespace)
 			})
 		}
 		expect := func(want ...string) {
 			t.Helper()
-			<-time.After(2 * gathering)
+			<-time.After(2 * gatherInterval)
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			g.Expect(heard).To(ConsistOf(want))
-			heard = nil
+			g.Expect(notified).To(ConsistOf(want))
+			notified = nil
 		}
 		stopRed := listen("red", "system:serviceaccount:team:red")
 		stopBlue := listen("blue", "system:serviceaccount:team:blue")
 		stopUnknown := listen("unknown", "")
-		bound := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
+		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
 			RoleRef:  rbacv1.RoleRef{Kind: "Role", Name: "r"},
 			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "team", Name: "red"}}}
-		e.set(bound)
+		e.set(binding)
 		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"}, Rules: rule("list")})
 		expect("red n", "unknown n")
 		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r", ResourceVersion: "2"},
@@ -157,7 +158,8 @@ func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 		e.remove(toolscache.DeletedFinalStateUnknown{Key: "c",
 			Obj: &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}}})
 		expect("red ", "blue ", "unknown ")
-		e.remove(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"}}) // counts by what it was
+		// concerns its last subjects
+		e.remove(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"}})
 		expect("red n", "unknown n")
 		e.mayHaveMissed()
 		expect("red ", "blue ", "unknown ")
@@ -166,7 +168,7 @@ func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 		e.mayHaveMissed()
 		expect("blue ")
 		stopBlue()
-		g.Expect(len(e.listeners)+len(e.undecided)+len(e.concerned)).To(BeZero(), "what is removed leaves nothing")
+		g.Expect(len(e.listeners)+len(e.undecided)+len(e.bySubject)).To(BeZero(), "removed listeners leave nothing behind")
 		e.close()
 		e.mayHaveMissed()
 		expect()

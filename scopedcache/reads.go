@@ -37,13 +37,13 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 	return r.getWaiting(ctx, kind, name, object, opts...)
 }
 
-// getWaiting is Get if there is no informer yet that could be read.
+// getWaiting is Get for the case that no informer can serve the read yet.
 func (r *reader) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.bounded(ctx)
+	ctx, cancel := r.withReadTimeout(ctx)
 	defer cancel()
 	if len(kind.config.namespaces) > 0 {
 		configured, err := r.configuredNamespace(ctx, kind, name.Namespace)
@@ -57,14 +57,14 @@ func (r *reader) getWaiting(ctx context.Context, kind *kind, name client.ObjectK
 
 func (r *reader) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey,
 	object client.Object, opts ...client.GetOption) error {
-	running, err := r.reading(ctx, kind, namespace)
+	running, err := r.awaitInformer(ctx, kind, namespace)
 	if err != nil {
 		return err
 	}
 	return running.cache.Get(ctx, name, object, opts...)
 }
 
-// List reads from the informer of the namespace that opts name, or of all.
+// List reads from the informer of the namespace in opts, or of all namespaces.
 func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	kind, err := r.kindOf(list)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	if err := r.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.bounded(ctx)
+	ctx, cancel := r.withReadTimeout(ctx)
 	defer cancel()
 	namespace := options.Namespace
 	if len(kind.config.namespaces) > 0 {
@@ -93,15 +93,15 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 			return err
 		}
 	}
-	running, err := r.reading(ctx, kind, namespace)
+	running, err := r.awaitInformer(ctx, kind, namespace)
 	if err != nil {
 		return err
 	}
 	return running.cache.List(ctx, list, opts...)
 }
 
-// ready returns the informer that serves a namespace if reads can be served from it at once: that
-// of the namespace, or, if there is no such scope, that of all.
+// ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
+// informer is that of the namespace or, if there is no such scope, of all namespaces.
 func (k *kind) ready(namespace string) *informer {
 	if e := k.only.Load(); e != nil {
 		e.markRead()
@@ -119,20 +119,21 @@ func (k *kind) ready(namespace string) *informer {
 	return e.current.Load()
 }
 
-// markRead notes that somebody reads the scope.
+// markRead records that a read uses the scope.
 func (s *entry) markRead() {
-	if !s.recent.Load() { // most often it is noted already, and then nothing is written
+	if !s.recent.Load() { // usually set already; then avoid the write
 		s.recent.Store(true)
 	}
 }
 
-// reading waits for the informer that serves a namespace, and makes its scope if need be: that of
-// the exact namespace if it is there, else that of all namespaces, unless it is not wanted or may
-// not be had.
-func (r *reader) reading(ctx context.Context, k *kind, namespace string) (*informer, error) {
+// awaitInformer waits for the informer that serves a namespace, and creates its scope if necessary.
+// The informer is that of the namespace if its scope exists, else that of all namespaces.
+// With PerNamespace, or if the latter is Forbidden, awaitInformer creates the scope of the
+// namespace.
+func (r *reader) awaitInformer(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
 		if _, exact := k.entries.Load(namespace); !exact {
-			running, err := r.everywhere(ctx, k)
+			running, err := r.awaitAllNamespaces(ctx, k)
 			if running != nil || err != nil {
 				return running, err
 			}
@@ -141,9 +142,9 @@ func (r *reader) reading(ctx context.Context, k *kind, namespace string) (*infor
 	return r.awaitEntry(ctx, k, namespace)
 }
 
-// everywhere waits for the informer of all namespaces, and returns nothing if there is none or it
-// may not be had.
-func (r *reader) everywhere(ctx context.Context, k *kind) (*informer, error) {
+// awaitAllNamespaces waits for the informer of all namespaces. awaitAllNamespaces returns nil
+// without an error if that informer is Forbidden, or if PerNamespace is set and there is none.
+func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, error) {
 	if _, exists := k.entries.Load(metav1.NamespaceAll); !exists && r.perNamespace {
 		return nil, nil
 	}
@@ -154,7 +155,8 @@ func (r *reader) everywhere(ctx context.Context, k *kind) (*informer, error) {
 	return running, err
 }
 
-// awaitEntry waits for the informer of a scope that the cache API reads, made if need be.
+// awaitEntry waits for the informer of a scope that a read of the cache uses, and creates the scope
+// if necessary.
 func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	for {
 		r.mu.Lock()
@@ -175,13 +177,13 @@ func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*in
 		e.waiting--
 		r.mu.Unlock()
 		if errors.Is(err, ErrReleased) && e.idle {
-			continue // it went just before it was read
+			continue // the scope ended as idle just before this read
 		}
 		return running, err
 	}
 }
 
-// awaitReading waits for the informer of a scope that is read through a handle.
+// awaitReading waits for the informer of a scope, for a read through a handle or an informer.
 func (r *reader) awaitReading(ctx context.Context, e *entry) (*informer, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -189,14 +191,14 @@ func (r *reader) awaitReading(ctx context.Context, e *entry) (*informer, error) 
 	if running := e.current.Load(); running != nil {
 		return running, nil
 	}
-	ctx, cancel := r.bounded(ctx)
+	ctx, cancel := r.withReadTimeout(ctx)
 	defer cancel()
 	return e.await(ctx)
 }
 
-// bounded returns a context that ends with the caller's, after ReadTimeout, or when the cache has
-// stopped.
-func (r *reader) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// withReadTimeout returns a context that ends with the caller's, after ReadTimeout, or when the
+// cache stops.
+func (r *reader) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeoutCause(ctx, r.timeout,
 		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", r.timeout))
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -208,7 +210,7 @@ func (r *reader) bounded(ctx context.Context) (context.Context, context.CancelFu
 	}
 }
 
-// namespaced tells whether a kind has namespaces.
+// namespaced reports whether a kind is namespaced.
 func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 	mapping := k.mapping.Load()
 	if mapping == nil {
@@ -226,8 +228,8 @@ func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 	return mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
 }
 
-// configuredNamespace is which of the namespaces that the cache's options name serves a namespace:
-// "" for all others. It is an error if none does.
+// configuredNamespace returns which of the namespaces in the cache's options serves a namespace. ""
+// is the one of all namespaces. configuredNamespace returns an error if none serves it.
 func (r *reader) configuredNamespace(ctx context.Context, k *kind, namespace string) (string, error) {
 	if _, ok := k.config.namespaces[namespace]; ok && namespace != metav1.NamespaceAll {
 		return namespace, nil
@@ -248,8 +250,8 @@ func (r *reader) configuredNamespace(ctx context.Context, k *kind, namespace str
 				"DefaultNamespaces or ByObject.Namespaces", namespace, k.gvk)
 }
 
-// listConfigured lists from all namespaces that the cache's options name, one after the other,
-// until the limit is reached.
+// listConfigured lists all namespaces in the cache's options, one after the other, until the limit
+// is reached.
 func (r *reader) listConfigured(ctx context.Context, k *kind, list client.ObjectList,
 	options client.ListOptions) error {
 	if options.Continue != "" {
@@ -258,7 +260,7 @@ func (r *reader) listConfigured(ctx context.Context, k *kind, list client.Object
 	limit := options.Limit
 	var all []runtime.Object
 	for namespace := range k.config.namespaces {
-		running, err := r.reading(ctx, k, namespace)
+		running, err := r.awaitInformer(ctx, k, namespace)
 		if err != nil {
 			return err
 		}
@@ -280,6 +282,6 @@ func (r *reader) listConfigured(ctx context.Context, k *kind, list client.Object
 	if err := meta.SetList(list, all); err != nil {
 		return errors.WithStack(err)
 	}
-	list.SetContinue("continue-not-supported") // as controller-runtime's cache says
+	list.SetContinue("continue-not-supported") // as controller-runtime's cache does
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
-// registration is a handler of a scope. It outlives the informers that feed it.
+// registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
 	entry   *entry
 	feed    *replay.Feed
@@ -17,7 +17,7 @@ type registration struct {
 	done    chan struct{} // closed by settle
 	settle  func()
 
-	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: with the informer that runs
+	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
 
 // add registers a handler, and feeds it if an informer runs.
@@ -46,13 +46,13 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 		}
 	}
 	if s.state.settled() && s.current.Load() == nil {
-		r.settle() // there is nothing to be told of
+		r.settle() // there are no objects to deliver
 	}
 	s.registrations[r] = struct{}{}
 	return r, nil
 }
 
-// remove ends the registration. A call of the handler that is under way goes on.
+// remove ends the registration. A call of the handler that is in progress continues.
 func (s *entry) remove(r *registration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,41 +61,42 @@ func (s *entry) remove(r *registration) error {
 	inner := r.inner
 	r.inner = nil
 	if s.running == nil || inner == nil {
-		return nil // an informer that stops has whoever removes a handler wait for all of them
+		return nil // removing a handler from a stopping informer would wait for all of its handlers
 	}
 	return s.running.shared.RemoveEventHandler(inner)
 }
 
-// attachLocked feeds the handler from an informer, which is running or about to be. entry.mu is
-// held.
-func (r *registration) attachLocked(to *informer) error {
+// attachLocked makes an informer feed the handler. The informer runs, or is about to run. The
+// caller holds entry.mu.
+func (r *registration) attachLocked(i *informer) error {
 	source := r.feed.Begin()
-	inner, err := to.shared.AddEventHandlerWithOptions(source, r.options)
+	inner, err := i.shared.AddEventHandlerWithOptions(source, r.options)
 	if err != nil {
 		r.feed.Pause()
 		return errors.Wrapf(err, "adding a handler to the informer of %s", r.entry.kind.gvk)
 	}
 	r.inner = inner
-	to.helpers.Go(func() {
+	i.helpers.Go(func() {
 		select {
 		case <-inner.HasSyncedChecker().Done():
-			source.EmitMissingDeletes(to.has)
+			source.EmitMissingDeletes(i.has)
 			r.settle()
 		case <-source.Superseded():
-		case <-to.life.Done():
+		case <-i.life.Done():
 		}
 	})
 	return nil
 }
 
-// detachLocked takes the handler from an informer that is about to stop. entry.mu is held.
+// detachLocked detaches the handler from an informer that is about to stop. The caller holds
+// entry.mu.
 func (r *registration) detachLocked() {
 	r.inner = nil
 	r.feed.Pause()
 }
 
-// HasSynced reports whether the handler was told of all there is, or it is known that there is
-// nothing to be told of.
+// HasSynced reports whether the handler has received all objects, or it is known that there are
+// none to deliver.
 func (r *registration) HasSynced() bool {
 	select {
 	case <-r.done:
@@ -110,7 +111,8 @@ func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
 	return settledChecker{name: r.entry.kind.gvk.String(), done: r.done}
 }
 
-// settledChecker tells when something is settled.
+// settledChecker is a DoneChecker for a channel that is closed when a scope or registration is
+// settled.
 type settledChecker struct {
 	name string
 	done <-chan struct{}

@@ -26,25 +26,25 @@ import (
 )
 
 const (
-	// reviewTimeout bounds a question to the API server.
+	// reviewTimeout bounds one review.
 	reviewTimeout = 10 * time.Second
-	// reviewsAtOnce bounds the questions of one cache.
+	// reviewsAtOnce bounds the concurrent access reviews of one cache.
 	reviewsAtOnce = 10
 )
 
-// reviewer asks the API server what the identity may, outside of the identity's rate limit.
+// reviewer asks the API server which access the identity has, outside of the identity's rate limit.
 type reviewer struct {
 	access     authorizationv1client.SelfSubjectAccessReviewInterface
 	identities authenticationv1client.SelfSubjectReviewInterface
 	readiness  rest.Interface
-	turn       *semaphore.Weighted
-	discreet   bool // the API server's words are not shown
+	slots      *semaphore.Weighted
+	hideText   bool // errors do not contain the API server's text
 
 	mu       sync.Mutex
 	username string // guarded by mu; empty while it is not known
 }
 
-func newReviewer(config *rest.Config, httpClient *http.Client, username string, discreet bool) (*reviewer, error) {
+func newReviewer(config *rest.Config, httpClient *http.Client, username string, hideText bool) (*reviewer, error) {
 	limited := *httpClient
 	if limited.Transport == nil {
 		limited.Transport = http.DefaultTransport
@@ -56,43 +56,45 @@ func newReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	config.NegotiatedSerializer = nil
 	authorization, err := authorizationv1client.NewForConfigAndClient(config, httpClient)
 	if err != nil {
-		return nil, errors.Wrap(err, "making a client for access reviews")
+		return nil, errors.Wrap(err, "creating a client for access reviews")
 	}
 	authentication, err := authenticationv1client.NewForConfigAndClient(config, httpClient)
 	if err != nil {
-		return nil, errors.Wrap(err, "making a client for self reviews")
+		return nil, errors.Wrap(err, "creating a client for self reviews")
 	}
 	return &reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(),
 		readiness: authorization.RESTClient(),
-		turn:      semaphore.NewWeighted(reviewsAtOnce), username: username, discreet: discreet}, nil
+		slots:     semaphore.NewWeighted(reviewsAtOnce), username: username, hideText: hideText}, nil
 }
 
-// question is what an informer needs: verbs on a resource, as far as selectors go.
+// question identifies the objects that an informer needs access to: a resource, restricted by
+// namespace and selectors.
 type question struct {
 	mapping   *meta.RESTMapping
-	namespace string // of the path; empty for all, and for kinds that have none
+	namespace string // in the path; empty for all, and for cluster-scoped kinds
 	labels    labels.Selector
 	fields    fields.Selector
 }
 
-// may asks for all verbs at once. A no to one of them is a no, whatever became of the others; err
-// says which, or why there is no answer, and is nil exactly if all are allowed.
+// may reviews all verbs at once. If one verb is denied, the verdict is a denial, whatever the
+// answers to the others are. err names the denied verb, or why there is no answer. err is nil only
+// if all verbs are allowed.
 func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monitor.Verdict, error) {
 	type answer struct {
 		verdict monitor.Verdict
 		err     error
 	}
 	answers := make([]answer, len(verbs))
-	var asking sync.WaitGroup
+	var wg sync.WaitGroup
 	for i, verb := range verbs {
-		asking.Go(func() { answers[i].verdict, answers[i].err = r.ask(ctx, q, verb) })
+		wg.Go(func() { answers[i].verdict, answers[i].err = r.ask(ctx, q, verb) })
 	}
-	asking.Wait()
+	wg.Wait()
 	worst := answer{}
-	for _, wanted := range []monitor.Verdict{monitor.Unaskable, monitor.Unanswered, monitor.DeniedUnready,
+	for _, verdict := range []monitor.Verdict{monitor.Unaskable, monitor.Unanswered, monitor.DeniedUnready,
 		monitor.DeniedReadinessUnknown, monitor.Denied} {
 		for _, a := range answers {
-			if a.verdict == wanted && worst.verdict != wanted {
+			if a.verdict == verdict && worst.verdict != verdict {
 				worst = a
 			}
 		}
@@ -100,17 +102,17 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monito
 	return worst.verdict, worst.err
 }
 
-// ask asks for one verb.
+// ask reviews one verb.
 func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Verdict, error) {
 	bounded, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	if err := r.turn.Acquire(bounded, 1); err != nil {
-		return monitor.Unanswered, errors.Wrap(err, "asking for access: too many questions are unanswered")
+	if err := r.slots.Acquire(bounded, 1); err != nil {
+		return monitor.Unanswered, errors.Wrap(err, "reviewing access: too many reviews are unanswered")
 	}
 	review, err := r.access.Create(bounded, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.attributes(verb)},
 	}, metav1.CreateOptions{})
-	r.turn.Release(1)
+	r.slots.Release(1)
 	switch {
 	case fromServer(err) &&
 		(apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
@@ -124,41 +126,41 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Ve
 		return monitor.Allowed, nil
 	case review.Status.EvaluationError != "" && !review.Status.Denied:
 		return monitor.Unanswered,
-			r.failed(errors.Errorf("the API server could not tell whether %s of %s is allowed%s", verb,
-				q.mapping.Resource.GroupResource(), r.words(review.Status.EvaluationError)))
+			r.failed(errors.Errorf("the API server could not evaluate whether %s of %s is allowed%s", verb,
+				q.mapping.Resource.GroupResource(), r.serverText(review.Status.EvaluationError)))
 	default:
 		return r.ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
 	}
 }
 
-// fromServer reports whether an error is a server's answer, and not that of something on the way to
-// it: a credential that could not be had has an API server's status too.
+// fromServer reports whether an error is the answer of the API server, and not of something before
+// the request. A credential that cannot be obtained has an API server's status too.
 func fromServer(err error) bool {
 	var local *url.Error
 	return err != nil && !errors.As(err, &local)
 }
 
-// failed is the error of a question that was not answered.
+// failed returns the error for a review without an answer.
 func (r *reviewer) failed(err error) error {
 	text := err.Error()
-	if status, ok := untrusted.StatusText(err); ok && r.discreet && fromServer(err) {
+	if status, ok := untrusted.StatusText(err); ok && r.hideText && fromServer(err) {
 		text = status
 	}
-	return untrusted.Show("asking for access: "+text, err)
+	return untrusted.Show("reviewing access: "+text, err)
 }
 
-// words are what the API server says, to be put behind something; nothing if its words are not
-// shown.
-func (r *reviewer) words(said string) string {
-	if said == "" || r.discreet {
+// serverText returns the API server's message as a suffix, or nothing if errors do not contain its
+// text.
+func (r *reviewer) serverText(message string) string {
+	if message == "" || r.hideText {
 		return ""
 	}
-	return ": " + untrusted.Shorten(said)
+	return ": " + untrusted.Shorten(message)
 }
 
-// ready tells what a denial is worth. Until an API server is ready it denies what is rightful, and
-// does not know of all kinds, for its own informers have not synced; in its first moments it does
-// not tell whether it is ready either.
+// ready returns the verdict for a denial, which depends on whether the API server is ready. Until
+// then an API server denies legitimate requests and does not know all kinds, because its own
+// informers have not synced. In its first moments it does not report whether it is ready either.
 func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
@@ -174,11 +176,11 @@ func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 	}
 }
 
-// forbidden is the error of a denied verb, in the words of the API server.
+// forbidden returns the error for a denied verb, in the form that the API server uses.
 func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason string) error {
-	who := "this identity"
+	identity := "this identity"
 	if name := r.name(ctx); name != "" {
-		who = fmt.Sprintf("User %q", name)
+		identity = fmt.Sprintf("User %q", name)
 	}
 	suffix := " at the cluster scope"
 	if q.namespace != "" {
@@ -187,13 +189,14 @@ func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason strin
 	if selected := (Scope{LabelSelector: q.labels, FieldSelector: q.fields}).String(); selected != "" {
 		suffix += " with " + selected
 	}
-	suffix += r.words(reason)
+	suffix += r.serverText(reason)
 	resource := q.mapping.Resource
 	return apierrors.NewForbidden(resource.GroupResource(), "",
-		fmt.Errorf("%s cannot %s resource %q in API group %q%s", who, verb, resource.Resource, resource.Group, suffix))
+		fmt.Errorf("%s cannot %s resource %q in API group %q%s", identity, verb, resource.Resource, resource.Group, suffix))
 }
 
-// name is the identity as the API server states it, empty if it does not say.
+// name returns the username, which it asks the API server for if necessary. The name is empty if
+// the API server does not report it.
 func (r *reviewer) name(ctx context.Context) string {
 	r.mu.Lock()
 	name := r.username
@@ -204,7 +207,8 @@ func (r *reviewer) name(ctx context.Context) string {
 	return name
 }
 
-// identity asks the API server who we are. The username is empty if it does not say.
+// identity asks the API server for the username and groups of the identity. The username is empty
+// if the API server does not report it.
 func (r *reviewer) identity(ctx context.Context) (username string, groups []string) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
@@ -218,13 +222,13 @@ func (r *reviewer) identity(ctx context.Context) (username string, groups []stri
 	return r.username, review.Status.UserInfo.Groups
 }
 
-// attributes are what the API server's authorizer would be asked about a request of the informer.
+// attributes returns what the API server would ask its authorizer about a request of the informer.
 func (q question) attributes(verb string) *authorizationv1.ResourceAttributes {
 	attributes := &authorizationv1.ResourceAttributes{Namespace: q.namespace, Verb: verb,
 		Group: q.mapping.Resource.Group, Version: q.mapping.Resource.Version, Resource: q.mapping.Resource.Resource}
 	if selector := inNamespace(q.namespace, q.fields); selector != nil && !selector.Empty() {
 		if name, exact := selector.RequiresExactMatch("metadata.name"); exact {
-			attributes.Name = name // and so does the API server, for the sake of resourceNames
+			attributes.Name = name // as the API server does, for resourceNames
 		}
 		attributes.FieldSelector = &authorizationv1.FieldSelectorAttributes{RawSelector: selector.String()}
 	}
@@ -234,8 +238,8 @@ func (q question) attributes(verb string) *authorizationv1.ResourceAttributes {
 	return attributes
 }
 
-// inNamespace is the field selector that is sent: controller-runtime turns that of the namespace
-// into the path, so that a Role suffices, and sends it too.
+// inNamespace returns the field selector of the informer's requests. controller-runtime takes the
+// namespace in it for the path, so that a Role suffices, and sends the selector too.
 func inNamespace(namespace string, selector fields.Selector) fields.Selector {
 	if namespace == "" {
 		return selector
@@ -246,7 +250,7 @@ func inNamespace(namespace string, selector fields.Selector) fields.Selector {
 	return andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), selector)
 }
 
-// requiredNamespace is the namespace that a selector restricts a kind to.
+// requiredNamespace returns the namespace that a selector restricts a kind to.
 func requiredNamespace(selector fields.Selector) (namespace string, found bool) {
 	if selector == nil || selector.Empty() {
 		return "", false

@@ -25,19 +25,19 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// It is a timeout, with the reasons why.
+// NotSyncedError is a timeout that contains its reasons.
 func TestNotSyncedError(t *testing.T) {
 	g := NewWithT(t)
-	last := apierrors.NewInternalError(errors.New("it burns"))
+	last := apierrors.NewInternalError(errors.New("a failure"))
 	err := error(&NotSyncedError{GVK: configMaps, State: Failing, Last: last, Cause: context.DeadlineExceeded})
 	g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
 	g.Expect(err).To(MatchError(context.DeadlineExceeded))
 	g.Expect(errors.Is(err, last)).To(BeTrue())
-	g.Expect(err).To(MatchError(And(ContainSubstring("Failing"), ContainSubstring("it burns"))))
+	g.Expect(err).To(MatchError(And(ContainSubstring("Failing"), ContainSubstring("a failure"))))
 }
 
-// say has reviews answered as f says of a verb: "yes", "no", "error", "never" (it may not be
-// asked), "cannot tell".
+// say sets the answer to the review of each verb: "yes", "no", "error", "never" (the identity may
+// not create reviews), "unclear" (the evaluation fails).
 func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked func() []string) {
 	var mu sync.Mutex
 	var verbs []string
@@ -52,7 +52,7 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 			return false
 		}
 		body, _ := io.ReadAll(req.Body)
-		sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // of protobuf
+		sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // from protobuf
 		if err != nil {
 			return false
 		}
@@ -70,8 +70,8 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 		case "never":
 			refuse(w, 403, metav1.StatusReasonForbidden)
 			return true
-		case "cannot tell":
-			status["evaluationError"] = "the webhook is away"
+		case "unclear":
+			status["evaluationError"] = "the webhook is unavailable"
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
@@ -87,8 +87,8 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 	}
 }
 
-// A no is a no, whatever became of the other verbs; what it is worth depends on whether the API
-// server says that it is ready.
+// One denied verb makes the verdict a denial, whatever the answers to the other verbs are. The kind
+// of denial depends on what /readyz reports.
 func TestMay(t *testing.T) {
 	q := question{
 		mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"),
@@ -99,17 +99,17 @@ func TestMay(t *testing.T) {
 		readyz      int
 		want        monitor.Verdict
 	}{
-		"both":                       {"yes", "yes", 200, monitor.Allowed},
-		"no and yes":                 {"no", "yes", 200, monitor.Denied},
-		"error and no":               {"error", "no", 200, monitor.Denied},
-		"no and may not be asked":    {"no", "never", 200, monitor.Denied},
-		"error and yes":              {"error", "yes", 200, monitor.Unanswered},
-		"error and may not be asked": {"error", "never", 200, monitor.Unanswered},
-		"may not be asked":           {"never", "yes", 200, monitor.Unaskable},
-		"evaluation fails":           {"cannot tell", "yes", 200, monitor.Unanswered},
-		"no, but not ready":          {"no", "no", 500, monitor.DeniedUnready},
-		"never, but not ready":       {"never", "never", 500, monitor.Unanswered},
-		"no, readiness unknown":      {"no", "no", 403, monitor.DeniedReadinessUnknown},
+		"both":                          {"yes", "yes", 200, monitor.Allowed},
+		"no and yes":                    {"no", "yes", 200, monitor.Denied},
+		"error and no":                  {"error", "no", 200, monitor.Denied},
+		"no and review refused":         {"no", "never", 200, monitor.Denied},
+		"error and yes":                 {"error", "yes", 200, monitor.Unanswered},
+		"error and review refused":      {"error", "never", 200, monitor.Unanswered},
+		"review refused":                {"never", "yes", 200, monitor.Unaskable},
+		"evaluation fails":              {"unclear", "yes", 200, monitor.Unanswered},
+		"no, but not ready":             {"no", "no", 500, monitor.DeniedUnready},
+		"review refused, but not ready": {"never", "never", 500, monitor.Unanswered},
+		"no, readiness unknown":         {"no", "no", 403, monitor.DeniedReadinessUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -128,7 +128,8 @@ func TestMay(t *testing.T) {
 	}
 }
 
-// Both verbs are asked for before anything is listed; then the one that cannot be lost unnoticed.
+// The cache reviews both verbs before the informer lists. Later it reviews only the verb that the
+// informer needs.
 func TestWhatIsAsked(t *testing.T) {
 	ready := func() int { return 200 }
 	for name, tc := range map[string]struct {
@@ -153,10 +154,10 @@ func TestWhatIsAsked(t *testing.T) {
 			c := a.newCache(t, func(o *Options) {
 				o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond
 			})
-			held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+			handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
-			defer held.Release()
-			g.Eventually(func() State { return held.State().State }).WithTimeout(patience).Should(Equal(tc.want))
+			defer handle.Release()
+			g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(tc.want))
 			n := len(tc.first)
 			g.Expect(asked()[:n]).To(ConsistOf(tc.first))
 			if tc.afterwards != "" {
@@ -165,7 +166,7 @@ func TestWhatIsAsked(t *testing.T) {
 			}
 			if tc.listOnly && tc.want == Synced {
 				before := a.listed(inN)
-				g.Expect(before).To(BeNumerically("<", 5), "it is not listed all the time")
+				g.Expect(before).To(BeNumerically("<", 5), "lists are rare")
 				g.Eventually(func() int { return a.listed(inN) }).WithTimeout(patience).Should(BeNumerically(">", before))
 				g.Expect(a.watches()).To(BeEmpty())
 			}
@@ -173,7 +174,8 @@ func TestWhatIsAsked(t *testing.T) {
 	}
 }
 
-// Scopes of the namespace ask again, all others do not; for all namespaces all of them do.
+// A change in a namespace makes only the scopes of that namespace review access. A change for all
+// namespaces concerns all scopes.
 func TestRightsMayHaveChanged(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -183,25 +185,25 @@ func TestRightsMayHaveChanged(t *testing.T) {
 	entries := map[string]*entry{}
 	c.mu.Lock()
 	for _, ns := range []string{"", "n", "m"} {
-		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // that nothing runs
+		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // no goroutine runs this entry
 		c.entries[entries[ns]] = struct{}{}
 	}
 	c.mu.Unlock()
-	poked := func() (of []string) {
+	notified := func() (namespaces []string) {
 		for _, ns := range []string{"", "n", "m"} {
 			if len(entries[ns].mail.take()) > 0 {
-				of = append(of, ns)
+				namespaces = append(namespaces, ns)
 			}
 		}
-		return of
+		return namespaces
 	}
 	c.rightsMayHaveChanged("n")
-	g.Expect(poked()).To(Equal([]string{"n"}))
+	g.Expect(notified()).To(Equal([]string{"n"}))
 	c.rightsMayHaveChanged("")
-	g.Expect(poked()).To(Equal([]string{"", "n", "m"}))
+	g.Expect(notified()).To(Equal([]string{"", "n", "m"}))
 }
 
-// Whoever waits for what nobody needs any more, or what is removed, is told.
+// Callers that wait for a released or removed informer receive ErrReleased.
 func TestWhoWaitsIsTold(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -220,23 +222,25 @@ func TestWhoWaitsIsTold(t *testing.T) {
 	}
 	a.mu.Unlock()
 	c := a.newCache(t)
-	held, err := c.Hold(t.Context(), configMap(),
+	handle, err := c.Hold(t.Context(), configMap(),
 		Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	waits, reads := make(chan error, 1), make(chan error, 1)
-	go func() { waits <- held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()
+	go func() { waits <- handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()
 	go func() { reads <- list(t.Context(), c, "n") }()
 	g.Eventually(c.States).WithTimeout(patience).Should(HaveLen(2))
 	g.Consistently(waits, 200*time.Millisecond).ShouldNot(Receive())
-	held.Release()
+	handle.Release()
 	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
-	g.Consistently(reads, 200*time.Millisecond).ShouldNot(Receive(), "it waits for another scope")
+	g.Consistently(reads, 200*time.Millisecond).ShouldNot(Receive(), "the list waits for another scope")
 	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
 	g.Eventually(reads).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
-	g.Expect(held.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(MatchError(ErrReleased))
+	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).
+		To(MatchError(ErrReleased))
 }
 
-// Idle scopes end, whether allowed or not; what is held, pinned, or read goes on.
+// Idle scopes end, whether access is allowed or not. Scopes that are held, pinned, or read
+// continue.
 func TestIdle(t *testing.T) {
 	for _, denied := range []bool{false, true} {
 		g := NewWithT(t)
@@ -253,10 +257,10 @@ func TestIdle(t *testing.T) {
 		g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
 		pinned, err := c.GetInformer(t.Context(), configMap())
 		g.Expect(err).NotTo(HaveOccurred())
-		held, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Consistently(c.States, 1200*time.Millisecond).Should(HaveLen(2))
 		g.Expect(pinned.IsStopped()).To(BeFalse())
-		held.Release()
+		handle.Release()
 	}
 }

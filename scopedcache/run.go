@@ -8,16 +8,16 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// run is the goroutine of a scope. It owns the scope's machine, which decides everything: it passes
-// events to the machine and carries out its effects.
+// run is the goroutine of a scope. run owns the scope's machine, which makes every decision. run
+// passes events to the machine and executes its effects.
 type run struct {
 	*entry
 	ctx      context.Context
 	machine  monitor.Machine
 	timer    *time.Timer
 	life     monitor.LifeID
-	informer *informer       // of that life; nil if none runs
-	synced   <-chan struct{} // closed when the informer has synced; nil if that is known
+	informer *informer       // the informer of that life; nil if none runs
+	synced   <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
 // keep runs an entry until ctx is done.
@@ -32,12 +32,12 @@ func keep(ctx context.Context, s *entry) {
 		r.arm()
 		select {
 		case <-ctx.Done():
-		case <-r.synced: // before what the mailbox has of the informer
+		case <-r.synced: // before the informer's reports in the mailbox
 			r.informerSynced()
 		case <-s.mail.ready:
 			for _, event := range s.mail.take() {
 				if ctx.Err() != nil {
-					return // what was asked with ctx has failed for its sake
+					return // reviews that used ctx fail because ctx has ended
 				}
 				r.catchUp()
 				r.step(event)
@@ -60,7 +60,7 @@ func (r *run) arm() {
 	r.timer.Reset(time.Until(deadline))
 }
 
-// catchUp notes first that the informer has synced, if it has.
+// catchUp reports that the informer has synced, if it has, before the next event.
 func (r *run) catchUp() {
 	select {
 	case <-r.synced:
@@ -81,7 +81,7 @@ func (r *run) step(event monitor.Event) {
 	}
 }
 
-// do carries out effects, in order.
+// do executes effects, in order.
 func (r *run) do(effects []monitor.Effect) {
 	for _, effect := range effects {
 		switch e := effect.(type) {
@@ -110,12 +110,12 @@ func (r *run) do(effects []monitor.Effect) {
 	}
 }
 
-// ask asks the API server beside this goroutine.
+// ask runs a question to the API server in another goroutine.
 func (r *run) ask(question func() monitor.Event) {
-	r.cache.running.Go(func() { r.mail.answer(question()) }) // this goroutine is one of those running
+	r.cache.running.Go(func() { r.mail.answer(question()) }) // this goroutine is counted in running
 }
 
-// startInformer is the last effect of its step.
+// startInformer starts an informer. StartInformer is the last effect of its step.
 func (r *run) startInformer(e monitor.StartInformer) {
 	r.life = e.Life
 	i, err := r.newInformer(e.Mapping, e.Poll, e.Life)
@@ -137,7 +137,7 @@ func (r *run) stopInformer() {
 	r.informer, r.synced = nil, nil
 }
 
-// newTicker never ticks if d is 0.
+// newTicker returns a ticker that never ticks if d is 0.
 func newTicker(d time.Duration) *time.Ticker {
 	if d > 0 {
 		return time.NewTicker(d)
@@ -147,7 +147,7 @@ func newTicker(d time.Duration) *time.Ticker {
 	return ticker
 }
 
-// stopIfIdle ends the scope if it was not read since the last call, and nothing else needs it.
+// stopIfIdle ends the scope if no read used it since the last call, and nothing else needs it.
 func (r *run) stopIfIdle() {
 	if !r.recent.Swap(false) {
 		r.cache.dropIfIdle(r.entry)

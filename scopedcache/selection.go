@@ -6,10 +6,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 )
 
-// selection is the part of a kind that a scope has.
+// selection is a kind and the scope that selects from it.
 type selection struct {
 	kind  *kind
-	scope Scope // as asked for
+	scope Scope // as the caller requested it
 }
 
 func (s *selection) question(mapping *meta.RESTMapping) question {
@@ -18,7 +18,7 @@ func (s *selection) question(mapping *meta.RESTMapping) question {
 		fields: config.FieldSelector}
 }
 
-// configOf is what the cache's options say of the scope, with its own selectors.
+// configOf returns the cache's options for the scope, combined with the scope's own selectors.
 func (s *selection) configOf(mapping *meta.RESTMapping) cache.Config {
 	config := s.kind.config.everywhere
 	if configured, ok := s.kind.config.namespaces[s.scope.Namespace]; ok &&
@@ -30,7 +30,7 @@ func (s *selection) configOf(mapping *meta.RESTMapping) cache.Config {
 	return config
 }
 
-// namespaceIn is the namespace to list, empty for all and for kinds that have none.
+// namespaceIn returns the namespace to list, empty for all namespaces and for cluster-scoped kinds.
 func (s *selection) namespaceIn(mapping *meta.RESTMapping) string {
 	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
 		return metav1.NamespaceAll
@@ -38,7 +38,7 @@ func (s *selection) namespaceIn(mapping *meta.RESTMapping) string {
 	return s.namespace(s.configOf(mapping))
 }
 
-// namespace is the namespace to list of a kind that has some: that which was asked for, or which a
+// namespace returns the namespace to list of a namespaced kind: that of the scope, or one that a
 // selector requires.
 func (s *selection) namespace(config cache.Config) string {
 	if s.scope.Namespace == metav1.NamespaceAll {
@@ -48,7 +48,8 @@ func (s *selection) namespace(config cache.Config) string {
 	return s.scope.Namespace
 }
 
-// concerns is the namespace whose rights the scope needs if the kind has namespaces, empty for all.
+// concerns returns the namespace in which the scope needs access if the kind is namespaced, empty
+// for all namespaces.
 func (s *selection) concerns() string {
 	config := s.kind.config.everywhere
 	config.FieldSelector = andFields(config.FieldSelector, s.scope.FieldSelector)

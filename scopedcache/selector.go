@@ -10,26 +10,26 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Scope is the part of a kind that one informer sees. The zero value is all of it. Compare scopes
-// with Equal.
+// Scope selects the objects of a kind that one informer lists and watches. The zero value selects
+// all objects. Compare scopes with Equal.
 type Scope struct {
-	// Namespace restricts a namespaced kind; it means nothing for kinds that have none.
+	// Namespace restricts a namespaced kind. Namespace has no effect on cluster-scoped kinds.
 	Namespace string
-	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to what the
-	// cache's own options say of the kind. nil selects everything; what selects nothing, as
-	// labels.Nothing, is refused. Which fields there are the API server knows, for most kinds
-	// metadata.name and metadata.namespace; another one is Failing. With metadata.name a right that
-	// is restricted by resourceNames suffices.
+	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to the
+	// cache's own options for the kind. nil selects everything. A selector that selects nothing,
+	// such as labels.Nothing, is refused. The API server defines which fields a FieldSelector may
+	// use: metadata.name and metadata.namespace for most kinds. With another field the scope is
+	// Failing. With metadata.name, a permission that is restricted by resourceNames suffices.
 	LabelSelector labels.Selector
 	FieldSelector fields.Selector
 }
 
-// Equal reports whether two scopes select the same by the same words, in any order: a=x and a in
-// (x) differ.
+// Equal reports whether two scopes have the same requirements, in any order. Scopes that select the
+// same objects by other requirements differ: a=x and a in (x).
 func (s Scope) Equal(other Scope) bool { return s.key() == other.key() }
 
-// selectsNothing reports whether there is nothing to be selected. Such selectors have no words, so
-// an API server would be asked for everything.
+// selectsNothing reports whether a selector selects nothing. Such a selector has an empty text, so
+// the API server would return all objects.
 func (s Scope) selectsNothing() bool { return noLabels(s.LabelSelector) || noFields(s.FieldSelector) }
 
 func noLabels(selector labels.Selector) bool {
@@ -42,7 +42,7 @@ func noLabels(selector labels.Selector) bool {
 
 func noFields(selector fields.Selector) bool { return selector != nil && selector == fields.Nothing() }
 
-// String tells a person what is selected; "" is everything.
+// String describes for people what the scope selects. "" means everything.
 func (s Scope) String() string {
 	k := s.key()
 	var words []string
@@ -55,7 +55,7 @@ func (s Scope) String() string {
 	return strings.Join(words, ", ")
 }
 
-// scopeKey is a Scope that can be compared and be a map's key.
+// scopeKey is a comparable form of Scope, for use as the key of a map.
 type scopeKey struct{ namespace, labels, fields string }
 
 func (s Scope) key() scopeKey {
@@ -94,7 +94,7 @@ func fieldKey(selector fields.Selector) string {
 	return strings.Join(slices.Compact(terms), ",")
 }
 
-// andLabels selects what both select.
+// andLabels returns a selector for what both select.
 func andLabels(one, other labels.Selector) labels.Selector {
 	if one == nil || one.Empty() {
 		return other
@@ -109,7 +109,7 @@ func andLabels(one, other labels.Selector) labels.Selector {
 	return one.Add(requirements...)
 }
 
-// andFields selects what both select.
+// andFields returns a selector for what both select.
 func andFields(one, other fields.Selector) fields.Selector {
 	if one == nil || one.Empty() {
 		return other

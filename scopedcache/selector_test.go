@@ -22,7 +22,7 @@ func parse(t *testing.T, selector string) labels.Selector {
 	return parsed
 }
 
-// The same selection in other words is the same scope; another one is not.
+// Scopes are equal if they have the same requirements, in any form and order.
 func TestScopeEqual(t *testing.T) {
 	field := fields.ParseSelectorOrDie
 	for _, tc := range []struct {
@@ -46,7 +46,7 @@ func TestScopeEqual(t *testing.T) {
 	}
 }
 
-// What is asked is what the API server would ask about the request itself.
+// A review asks what the API server would ask its authorizer about the request itself.
 func TestQuestion(t *testing.T) {
 	g := NewWithT(t)
 	mapping := &meta.RESTMapping{
@@ -65,8 +65,8 @@ func TestQuestion(t *testing.T) {
 		To(Equal(&authorizationv1.ResourceAttributes{Verb: "watch", Group: "apps", Version: "v1", Resource: "deployments"}))
 }
 
-// What a namespace says counts first, then its kind, then the namespace's default, then the
-// cache's.
+// The order of precedence: the namespace's options for the kind, the kind's options, the
+// namespace's default, the cache's default.
 func TestConfigs(t *testing.T) {
 	g := NewWithT(t)
 	label := func(value string) labels.Selector { return labels.SelectorFromSet(labels.Set{"from": value}) }
@@ -81,7 +81,7 @@ func TestConfigs(t *testing.T) {
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{}},
 		}})
 	g.Expect(err).NotTo(HaveOccurred())
-	of := func(kind string) kindConfig { return c.forKind(corev1.SchemeGroupVersion.WithKind(kind)) }
+	forKind := func(kind string) kindConfig { return c.forKind(corev1.SchemeGroupVersion.WithKind(kind)) }
 	words := func(config cache.Config) string {
 		words := labelKey(config.LabelSelector) + "|" + fieldKey(config.FieldSelector)
 		if config.UnsafeDisableDeepCopy != nil && *config.UnsafeDisableDeepCopy {
@@ -91,7 +91,7 @@ func TestConfigs(t *testing.T) {
 	}
 	got := map[string]string{}
 	for _, kind := range []string{"Pod", "Secret", "Service", "ConfigMap"} {
-		config := of(kind)
+		config := forKind(kind)
 		got[kind] = words(config.everywhere)
 		for namespace, config := range config.namespaces {
 			got[kind+" in "+namespace] = words(config)
@@ -106,7 +106,7 @@ func TestConfigs(t *testing.T) {
 		"Secret in a":  "from=default a|f=kind|shared",
 		"Secret in c":  "from=namespace|f=kind|shared",
 		"Service":      "from=kind||shared",
-		"Service in a": "from=default a||shared", // as controller-runtime has it
+		"Service in a": "from=default a||shared", // as in controller-runtime
 		"Service in b": "from=kind||shared",
 		"Service in ":  "from=kind|metadata.namespace!=a,metadata.namespace!=b|shared",
 		"ConfigMap":    "from=cache||shared",

@@ -6,51 +6,52 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Representation is how an informer keeps objects.
+// Representation is the form in which an informer stores objects.
 type Representation string
 
 const (
-	// Typed: as the Go type that the scheme has for the kind.
+	// Typed objects have the Go type that the scheme has for the kind.
 	Typed Representation = "Typed"
-	// Unstructured: as unstructured.Unstructured.
+	// Unstructured objects are of type unstructured.Unstructured.
 	Unstructured Representation = "Unstructured"
-	// Metadata: as metav1.PartialObjectMetadata.
+	// Metadata objects are of type metav1.PartialObjectMetadata.
 	Metadata Representation = "Metadata"
 )
 
-// State is how the informer of a scope does.
+// State is the state of a scope and its informer.
 type State string
 
 const (
-	// Syncing: nothing is known yet, or the first list is under way. Reads wait.
+	// Syncing means that nothing is known yet, or the first list is in progress. Reads wait.
 	Syncing State = "Syncing"
-	// Synced: the informer has what the API server has, and hears what changes.
+	// Synced means that the informer has the objects of the API server, and receives changes. Reads
+	// return these objects.
 	Synced State = "Synced"
-	// Forbidden: the API server said that the identity may not list or watch. There is no informer,
-	// and there are no objects; reads are refused. The API server is asked again.
+	// Forbidden means that the API server denies the identity list or watch. There is no informer,
+	// and there are no objects. Reads return Forbidden. The cache keeps asking the API server.
 	Forbidden State = "Forbidden"
-	// NotServed: the API server does not serve the kind. There is no informer, and there are no
-	// objects. The API server is asked again.
+	// NotServed means that the API server does not serve the kind. There is no informer, and there
+	// are no objects. Reads return meta.NoKindMatchError. The cache keeps asking the API server.
 	NotServed State = "NotServed"
-	// Failing: another error, which passes by itself or not. What the informer had is still read;
-	// reads wait if it had nothing yet.
+	// Failing means another error, which may or may not be temporary. Reads return what the
+	// informer had before. Reads wait if the informer had nothing yet.
 	Failing State = "Failing"
 )
 
-// settled reports whether it is known what a read gets.
+// settled reports whether the result of a read is known.
 func (s State) settled() bool { return s == Synced || s == Forbidden || s == NotServed }
 
-// ScopeState is a snapshot of one scope. LastError and the selectors are shared: do not change
-// them.
+// ScopeState is a snapshot of one scope. LastError and the selectors are shared with the cache: do
+// not change them.
 type ScopeState struct {
 	GVK            schema.GroupVersionKind
 	Representation Representation
 	Scope          Scope
 	State          State
-	Since          time.Time // of this state
+	Since          time.Time // when this state began
 	LastError      error     // nil when Syncing or Synced
-	Objects        int       // in the informer's store; not counted for observers
-	// who holds the scope, sorted: HoldOptions Name and Dependent, with a space between. Readers
-	// are not among them. Not told to observers
+	Objects        int       // in the informer's store; 0 in calls of OnStateChange
+	// Dependents are the holders of the scope, sorted: Name and Dependent of HoldOptions, with a
+	// space between. Readers are not included. Dependents is empty in calls of OnStateChange.
 	Dependents []string
 }

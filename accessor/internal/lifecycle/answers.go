@@ -27,23 +27,23 @@ func (s *step) finished(e AttemptFinished) {
 	}
 }
 
-// errLate is the cause with which a connection ends that came too late. No caller ever had a handle
-// of it.
+// errLate is the cause with which a connection of a late connect ends. No caller ever had a handle
+// of such a connection.
 var errLate = errors.New("the connect came too late")
 
-// discard has the driver close what a late connect made.
+// discard makes the driver close the connection of a late connect.
 func (s *step) discard(e AttemptFinished) {
 	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: connstate.NotStarted, Cause: errLate})
 }
 
-// conclusion is a step in which an attempt ends.
+// conclusion is a step that handles the end of an attempt.
 type conclusion struct {
 	*step
 	e   AttemptFinished
 	was attempt
 }
 
-// connectFinished decides over the answer of a connect.
+// connectFinished handles the answer of a connect.
 func (s conclusion) connectFinished() {
 	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	switch {
@@ -68,7 +68,7 @@ func (s conclusion) connectFinished() {
 	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.Unreachable, Asked: s.e.Asked, Err: answer.Err})
 }
 
-// connected begins the connection that the attempt made.
+// connected begins the connection that the attempt created.
 func (s conclusion) connected() {
 	s.epoch++
 	s.phase, s.reason, s.cause, s.since, s.downSince = connstate.Connected, "", nil, s.now, time.Time{}
@@ -84,12 +84,13 @@ func (s conclusion) connected() {
 	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 }
 
-// isUnaccepted reports whether the server did not take the credential for what it should be.
+// isUnaccepted reports whether the server rejected the credential, or stated another identity for
+// it.
 func isUnaccepted(reason connstate.Reason) bool {
 	return reason == connstate.UnauthorizedCredential || reason == connstate.IdentityMismatch
 }
 
-// probeFinished decides whether the connection goes on.
+// probeFinished decides whether the connection continues.
 func (s conclusion) probeFinished() {
 	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	if answer.Verdict == connstate.Valid && !s.stated.Same(answer.Identity) {
@@ -126,13 +127,13 @@ func (s conclusion) giveUpIfFailed(reason connstate.Reason, cause error) {
 	}
 }
 
-// reportProbe reports to the target whether it answered. A failure of our own credential says
-// nothing about it.
+// reportProbe reports to the target whether the target answered. A failure of our own credential is
+// not reported, because it is no evidence about the target.
 func (s conclusion) reportProbe(answer Answer) {
 	switch {
 	case answer.NotSent != "":
 	case answer.Verdict == connstate.Silent && s.was.kind == Verify && answer.OwnConnections:
-		// The certificate may be what the server does not answer.
+		// The server may be silent because of the certificate.
 	case answer.Verdict.Answered():
 		s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 	default:
@@ -140,7 +141,7 @@ func (s conclusion) reportProbe(answer Answer) {
 	}
 }
 
-// verifyFinished decides over a newer credential.
+// verifyFinished handles the answer about a newer credential.
 func (s conclusion) verifyFinished() {
 	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	result := resultOf(answer, reason)
@@ -159,8 +160,8 @@ func (s conclusion) verifyFinished() {
 		rotating{s.step}.takeUp()
 		s.health = s.health.After(s.now, nil)
 	case connstate.IdentityMismatch:
-		// The newest credential is another identity's. The extension gets a new connection, with
-		// nothing of the old one.
+		// The newest credential belongs to another identity. The extension gets a new connection,
+		// which shares nothing with the old one.
 		s.disconnect(reason, answer.Err)
 	default:
 		s.rotation.next = s.now.Add(delay(&s.rotation.backoff, s.seen.Jitter))

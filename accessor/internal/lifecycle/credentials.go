@@ -6,15 +6,15 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// resolved takes what the extension is to connect as, and starts what is due.
+// resolved handles a Resolved event, and starts the attempt that is due.
 func (s *step) resolved(e Resolved) {
 	s.generation, s.source = e.Generation, e.Resolution.Source
 	switch {
 	case e.Err != nil && s.canGoOnUnread(e):
-		// A cache could not be read. Nothing is known against the credential in use.
+		// A cache could not be read. The credential in use may still be valid.
 	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.Connected &&
 		e.Resolution.Source == s.resolution.Source:
-		// The newest credential cannot be used. The one in use is kept while it works.
+		// The newest credential cannot be used. The one in use stays while it works.
 		rotating{s}.dropRotation()
 		rotating{s}.reportRotationError(e.Err)
 	case e.Err != nil:
@@ -33,9 +33,9 @@ func (s *step) resolved(e Resolved) {
 	s.start()
 }
 
-// canGoOnUnread reports whether the credential may be kept although the reference behind it could
-// not be read. Without the permission to watch ServiceAccounts the deletion of an impersonated one
-// would go unnoticed. A token ends with its ServiceAccount.
+// canGoOnUnread reports whether the credential may stay in use although its reference could not be
+// read. Without the permission to watch ServiceAccounts, the machine would not notice the deletion
+// of an impersonated ServiceAccount. A token ends with its ServiceAccount.
 func (m *Machine) canGoOnUnread(e Resolved) bool {
 	unread := e.Reason == connstate.Unreachable || e.Reason == connstate.OperatorForbidden && !m.resolution.Impersonated
 	return unread && m.credential != 0 &&
@@ -69,7 +69,7 @@ func (s *step) adopt(e Resolved) bool {
 	return true
 }
 
-// start begins the attempt that is due, if one is.
+// start begins the attempt that is due, if there is one.
 func (s *step) start() {
 	kind, _ := s.due(s.now, s.seen)
 	if kind == 0 {

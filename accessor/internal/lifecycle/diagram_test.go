@@ -9,10 +9,10 @@ import (
 
 //go:generate go test -run TestDiagram -update .
 
-// diagramDepth is how many steps it takes until every way from one phase to another was found.
+// diagramDepth is how many steps are needed to find every transition between phases.
 const diagramDepth = 9
 
-// TestDiagram fails if the state diagram in docs/architecture.md is not what the machine does.
+// TestDiagram fails if the state diagram in docs/architecture.md differs from the machine.
 func TestDiagram(t *testing.T) {
 	diagram := statediagram.Diagram{}
 	phaseOf := func(w *world) string {
@@ -26,15 +26,15 @@ func TestDiagram(t *testing.T) {
 		var next []world
 		for i := range front {
 			for n := range inputs {
-				in := &inputs[n]
-				if in.possible != nil && !in.possible(&front[i]) {
+				choice := &inputs[n]
+				if choice.possible != nil && !choice.possible(&front[i]) {
 					continue
 				}
-				after, _ := front[i].step(in)
-				diagram.Add(phaseOf(&front[i]), phaseOf(&after), strings.ReplaceAll(in.name, ",", ""))
-				if !seen[after] {
-					seen[after] = true
-					next = append(next, after)
+				successor, _ := front[i].step(choice)
+				diagram.Add(phaseOf(&front[i]), phaseOf(&successor), strings.ReplaceAll(choice.name, ",", ""))
+				if !seen[successor] {
+					seen[successor] = true
+					next = append(next, successor)
 				}
 			}
 		}

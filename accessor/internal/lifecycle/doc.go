@@ -1,5 +1,5 @@
-// Package lifecycle decides everything about one connection: when to connect, probe, take up a
-// newer credential, disconnect, and what to say about it.
+// Package lifecycle makes every decision about one connection: when to connect, probe, take up a
+// newer credential and disconnect, and what to log and report.
 //
 // A [Machine] is pure. It does no I/O, holds no lock, starts no goroutine and reads no clock. Its
 // driver passes events to [Machine.Step] and carries out the effects that Step returns. The same
@@ -12,10 +12,10 @@
 // connection. A [Queue] keeps them in order.
 //
 // The machine starts attempts (connect, probe, verify) only in answer to a [Resolved] event, so no
-// attempt ever acts on a permission that was not just asked for. Instead of a tick the machine has
-// [Machine.Deadline]: the driver resolves the extension again at that time, or when a Wake effect
-// says so.
+// attempt relies on a permission that was not checked immediately before. Instead of a tick the
+// machine has [Machine.Deadline]. The driver resolves the extension again at that time, or after a
+// Wake effect.
 //
-// The design follows the raft library of etcd: one deterministic step function, and what is to be
-// done comes out as a value.
+// The design follows the raft library of etcd: one deterministic step function, which returns the
+// required actions as values.
 package lifecycle

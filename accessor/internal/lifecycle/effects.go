@@ -8,44 +8,45 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Effect is something that the driver is to do. Effects come in the order in which they are to be
-// carried out: first those for which [IsCommit] is true, then the others.
+// Effect is an action that the driver must carry out. Step returns the effects in the order in
+// which the driver must carry them out: first those for which [IsCommit] is true, then the others.
 type Effect interface{ order() order }
 
-// AttemptKind says what an attempt asks.
+// AttemptKind is the kind of an attempt.
 type AttemptKind int
 
 const (
-	// Connect obtains a credential and asks the API server whose it is.
+	// Connect obtains a credential and asks the API server which identity the credential belongs
+	// to.
 	Connect AttemptKind = iota + 1
 	// Probe asks the API server whether it still states the same identity.
 	Probe
-	// Verify asks the API server whose a newer credential is.
+	// Verify asks the API server which identity a newer credential belongs to.
 	Verify
 )
 
 // Commit effects.
 type (
-	// AdoptTarget says that the connection uses the target of the Resolved event from now on.
+	// AdoptTarget makes the target of the Resolved event the target of the connection.
 	AdoptTarget struct{ Target TargetID }
-	// OpenCredential says to open the credential of the Resolved event under this ID.
+	// OpenCredential opens the credential of the Resolved event under this ID.
 	OpenCredential struct{ Credential CredentialID }
-	// UseCredential says that requests of the connection use this credential from now on.
+	// UseCredential makes requests of the connection use this credential.
 	UseCredential struct{ Credential CredentialID }
-	// CreateAttempt says to make an attempt, which SubmitAttempt will start.
+	// CreateAttempt creates an attempt, which SubmitAttempt starts.
 	CreateAttempt struct {
 		Attempt    AttemptID
 		Kind       AttemptKind
 		Credential CredentialID
-		Epoch      int64 // of the connection that a Connect makes
-		Urgent     bool  // before attempts at the same target that are not
+		Epoch      int64 // epoch of the connection that a Connect creates
+		Urgent     bool  // runs before attempts at the same target that are not urgent
 	}
-	// CancelAttempt says that the attempt's answer does not count any more.
+	// CancelAttempt cancels an attempt, whose answer does not count any more.
 	CancelAttempt struct{ Attempt AttemptID }
-	// BeginConnection says that what the attempt made is the connection from now on. Watches get it
-	// before anybody else does.
+	// BeginConnection makes the connection that the attempt created the current one. Watches
+	// receive the connection before all other users.
 	BeginConnection struct{ Attempt AttemptID }
-	// Publish says that this is what getters see from now on.
+	// Publish sets the state that getters return.
 	Publish struct {
 		Phase     connstate.Phase
 		Reason    connstate.Reason
@@ -54,46 +55,47 @@ type (
 		Epoch     int64
 		Cause     error
 	}
-	// EndConnection says that the connection ends, with what was published last as its error.
+	// EndConnection ends the connection. Its error is the state that was published last.
 	EndConnection struct{}
 )
 
 // After effects.
 type (
-	// DiscardSecret says to forget a secret that was obtained before that time, because the server
-	// did not accept it.
+	// DiscardSecret discards a secret that was obtained before the given time, because the server
+	// did not accept the secret.
 	DiscardSecret struct {
 		Credential CredentialID
 		Before     time.Time
 	}
-	// SubmitAttempt says to start the attempt.
+	// SubmitAttempt starts the attempt.
 	SubmitAttempt struct{ Attempt AttemptID }
-	// DiscardConnection says to close what the attempt made, because it will not be used.
+	// DiscardConnection closes the connection that the attempt created, because it will not be
+	// used.
 	DiscardConnection struct {
 		Attempt AttemptID
 		Reason  connstate.Reason
 		Cause   error
 	}
-	// RetireCredential says to close a credential after a while, because requests may still be
-	// using it.
+	// RetireCredential closes a credential after a delay, because requests may still use the
+	// credential.
 	RetireCredential struct{ Credential CredentialID }
-	// CloseCredential says to close a credential.
+	// CloseCredential closes a credential.
 	CloseCredential struct{ Credential CredentialID }
-	// ReleaseTarget says that the connection does not use the target any more.
+	// ReleaseTarget releases the target, which the connection does not use any more.
 	ReleaseTarget struct{ Target TargetID }
-	// PauseWatches says that the watches let go of the connection that ended.
+	// PauseWatches detaches the watches from the connection that ended.
 	PauseWatches struct{}
-	// EndWatches says that the watches end for ever.
+	// EndWatches ends the watches permanently.
 	EndWatches struct{}
-	// ReportTarget says to report to the target whether it answered.
+	// ReportTarget reports to the target whether the target answered.
 	ReportTarget struct {
 		Target   TargetID
 		Answered bool
 		Asked    time.Time
-		ForAll   bool // the target had this connection ask; a failure counts against the target
+		ForAll   bool // the target requested the probe; silence counts as a failure of the target
 		Err      error
 	}
-	// Log says to write a line. Epoch is that of the connection that it is about.
+	// Log writes a log line. Epoch is the epoch of the connection that the line is about.
 	Log struct {
 		Message string
 		Verbose bool
@@ -101,18 +103,18 @@ type (
 		Reason  connstate.Reason
 		Err     error
 	}
-	// Record says to count something.
+	// Record increments a counter.
 	Record struct {
 		Counter Counter
 		Result  string
 	}
-	// Notify says to notify the extension sources.
+	// Notify notifies the extension sources.
 	Notify struct{}
-	// Wake says to resolve the extension soon, because the deadline came forward.
+	// Wake makes the driver resolve the extension soon, because the deadline is now earlier.
 	Wake struct{}
 )
 
-// Counter is one of the counters that metrics show.
+// Counter identifies one of the exported counters.
 type Counter int
 
 const (
@@ -120,7 +122,7 @@ const (
 	Connects Counter = iota + 1
 	// Probes counts probes by verdict.
 	Probes
-	// Rotations counts newer credentials by what became of them.
+	// Rotations counts newer credentials by result.
 	Rotations
 )
 
@@ -133,7 +135,7 @@ const (
 	MessageTakenUp      = "Took up a newer credential"
 )
 
-// order is the place of an effect among the others of its step.
+// order is the position of an effect among the effects of a step.
 type order int
 
 const (

@@ -12,7 +12,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// invariants are what must hold for every step, in every state. Each returns whether it holds.
+// invariants must hold for every step, in every state. holds reports whether the invariant holds.
 var invariants = []struct {
 	name  string
 	holds func(t *transition) bool
@@ -20,134 +20,138 @@ var invariants = []struct {
 	{"commit effects come first, after effects in their order", func(t *transition) bool {
 		return slices.IsSortedFunc(t.effects, func(a, b Effect) int { return int(a.order()) - int(b.order()) })
 	}},
-	{"open credentials are the one in use and the newer one", func(t *transition) bool { return t.credentialsAddUp() }},
-	{"the target held is that of the credential", func(t *transition) bool {
-		held := t.before.target
+	{"the open credentials are the one in use and the newer one", func(t *transition) bool {
+		return t.credentialsAddUp()
+	}},
+	{"the adopted target is that of the credential", func(t *transition) bool {
+		targetID := t.previous.target
 		for _, e := range t.effects {
 			switch e := e.(type) {
 			case AdoptTarget:
-				held = e.Target
+				targetID = e.Target
 			case ReleaseTarget:
-				if e.Target == held && e.Target == t.before.target && t.after.target != t.before.target {
-					held = 0
+				if e.Target == targetID && e.Target == t.previous.target && t.current.target != t.previous.target {
+					targetID = 0
 				}
-				if e.Target != t.before.target {
+				if e.Target != t.previous.target {
 					return false
 				}
 			}
 		}
-		return held == t.after.target && (t.after.target == 0) == (t.after.credential == 0)
+		return targetID == t.current.target && (t.current.target == 0) == (t.current.credential == 0)
 	}},
-	{"there is one attempt at most, and its cancel names it", func(t *transition) bool { return t.attemptsAddUp() }},
-	{"attempts begin in Resolved only", func(t *transition) bool {
+	{"there is one attempt at most, and a cancel names that attempt", func(t *transition) bool {
+		return t.attemptsAddUp()
+	}},
+	{"only Resolved starts attempts", func(t *transition) bool {
 		_, resolved := t.event.(Resolved)
 		return resolved || count[CreateAttempt](t.effects) == 0
 	}},
-	{"what is created is submitted", func(t *transition) bool {
+	{"every created attempt is submitted", func(t *transition) bool {
 		return count[CreateAttempt](t.effects) == count[SubmitAttempt](t.effects)
 	}},
 	{"a newer credential exists only while connected", func(t *transition) bool {
-		return t.after.rotation == nil || t.after.phase == connstate.Connected
+		return t.current.rotation == nil || t.current.phase == connstate.Connected
 	}},
-	{"Connecting exactly while a connect is under way", func(t *transition) bool {
-		return (t.after.phase == connstate.Connecting) == (t.after.attempt.kind == Connect)
+	{"the phase is Connecting exactly while a connect is under way", func(t *transition) bool {
+		return (t.current.phase == connstate.Connecting) == (t.current.attempt.kind == Connect)
 	}},
 	{"probes and verifies run only while connected, verifies only with a newer credential", func(t *transition) bool {
-		kind := t.after.attempt.kind
-		return (kind != Probe && kind != Verify || t.after.phase == connstate.Connected) &&
-			(kind != Verify || t.after.rotation != nil)
+		kind := t.current.attempt.kind
+		return (kind != Probe && kind != Verify || t.current.phase == connstate.Connected) &&
+			(kind != Verify || t.current.rotation != nil)
 	}},
-	{"a reason exactly while not connected", func(t *transition) bool {
-		return (t.after.phase == connstate.Connected) == (t.after.reason == "")
+	{"there is a reason exactly while not connected", func(t *transition) bool {
+		return (t.current.phase == connstate.Connected) == (t.current.reason == "")
 	}},
-	{"connected means a connection, a credential and no time of disconnect", func(t *transition) bool {
-		connected := t.after.phase == connstate.Connected
-		return connected == (t.after.connection != 0) && connected == t.after.downSince.IsZero() &&
-			(!connected || t.after.credential != 0)
+	{"while connected there is a connection, a credential and no time of disconnect", func(t *transition) bool {
+		connected := t.current.phase == connstate.Connected
+		return connected == (t.current.connection != 0) && connected == t.current.downSince.IsZero() &&
+			(!connected || t.current.credential != 0)
 	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
-	{"what is published last is the machine's phase and reason", func(t *transition) bool {
-		last := Publish{Phase: t.before.phase, Reason: t.before.reason}
+	{"the last publish has the machine's phase and reason", func(t *transition) bool {
+		last := Publish{Phase: t.previous.phase, Reason: t.previous.reason}
 		for _, e := range t.effects {
 			if p, ok := e.(Publish); ok {
 				last = p
 			}
 		}
-		return last.Phase == t.after.phase && last.Reason == t.after.reason
+		return last.Phase == t.current.phase && last.Reason == t.current.reason
 	}},
-	{"sources hear of every connect and disconnect, once per step", func(t *transition) bool {
-		changed := (t.before.phase == connstate.Connected) != (t.after.phase == connstate.Connected)
+	{"sources are notified of every connect and disconnect, once per step", func(t *transition) bool {
+		changed := (t.previous.phase == connstate.Connected) != (t.current.phase == connstate.Connected)
 		n := count[Notify](t.effects)
 		return n <= 1 && (!changed || n == 1)
 	}},
-	{"what is removed holds nothing", func(t *transition) bool {
-		a := t.after
+	{"a removed machine holds no resources", func(t *transition) bool {
+		a := t.current
 		return !a.removed || a.credential == 0 && a.rotation == nil && a.target == 0 && a.attempt.id == 0 &&
 			a.connection == 0
 	}},
-	{"a late answer is discarded and has no other effect", func(t *transition) bool {
+	{"a late answer causes a discard and no other effect", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
-		if !ok || finished.Attempt == t.before.attempt.id {
+		if !ok || finished.Attempt == t.previous.attempt.id {
 			return true
 		}
 		return len(t.effects) == 1 && count[DiscardConnection](t.effects) == 1
 	}},
-	{"an answered connect begins a connection or is discarded", func(t *transition) bool {
-		if _, ok := t.event.(AttemptFinished); !ok || t.before.attempt.kind != Connect || t.before.removed {
+	{"the answer of a connect begins a connection or causes a discard", func(t *transition) bool {
+		if _, ok := t.event.(AttemptFinished); !ok || t.previous.attempt.kind != Connect || t.previous.removed {
 			return true
 		}
 		return count[BeginConnection](t.effects)+count[DiscardConnection](t.effects) == 1
 	}},
-	{"a deadline that comes forward wakes", func(t *transition) bool {
+	{"an earlier deadline causes a wake", func(t *transition) bool {
 		if _, resolved := t.event.(Resolved); resolved {
 			return true
 		}
-		before, after := t.before.Deadline(epoch0, t.seen), t.after.Deadline(epoch0, t.seen)
-		forward := !after.IsZero() && (before.IsZero() || after.Before(before))
+		previous, current := t.previous.Deadline(epoch0, t.seen), t.current.Deadline(epoch0, t.seen)
+		forward := !current.IsZero() && (previous.IsZero() || current.Before(previous))
 		return !forward || count[Wake](t.effects) == 1
 	}},
-	{"a resolve, wake, attempt or deadline is always owed", func(t *transition) bool {
+	{"a resolve, wake, attempt or deadline is always pending", func(t *transition) bool {
 		w := t.world
 		return w.removed || w.attempt != 0 || w.wake || w.deadline != unset
 	}},
-	{"secrets are discarded of credentials that were open", func(t *transition) bool {
+	{"only secrets of open credentials are discarded", func(t *transition) bool {
 		for _, e := range t.effects {
-			if d, ok := e.(DiscardSecret); ok && d.Credential != t.before.credential {
+			if d, ok := e.(DiscardSecret); ok && d.Credential != t.previous.credential {
 				return false
 			}
 		}
 		return true
 	}},
-	{"reports name the target that was asked", func(t *transition) bool {
+	{"reports name the target that received the request", func(t *transition) bool {
 		for _, e := range t.effects {
-			if r, ok := e.(ReportTarget); ok && (r.Target == 0 || r.Target != t.before.target) {
+			if r, ok := e.(ReportTarget); ok && (r.Target == 0 || r.Target != t.previous.target) {
 				return false
 			}
 		}
 		return true
 	}},
-	{"no connection without the server's own word for it", func(t *transition) bool {
+	{"no connection begins unless the server states the expected identity", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
 		return count[BeginConnection](t.effects) == 0 ||
 			ok && finished.Answer.Verdict == connstate.Valid && ours.Same(finished.Answer.Identity)
 	}},
-	{"a connection is given the credential that was asked about, and only the same identity's", func(t *transition) bool {
+	{"a connection uses only a verified credential of the same identity", func(t *transition) bool {
 		for _, e := range t.effects {
 			use, ok := e.(UseCredential)
 			if !ok {
 				continue
 			}
 			finished, ok := t.event.(AttemptFinished)
-			if !ok || use.Credential != t.before.attempt.credential || finished.Answer.Verdict != connstate.Valid ||
+			if !ok || use.Credential != t.previous.attempt.credential || finished.Answer.Verdict != connstate.Valid ||
 				!finished.Answer.Identity.Same(ours) || !finished.Answer.Identity.SameGroups(ours) {
 				return false
 			}
 		}
 		return true
 	}},
-	{"an attempt asks with its credential: a verify with the newer one, and a connect makes the next epoch",
+	{"an attempt uses its credential, a verify the newer one, and a connect has the next epoch",
 		func(t *transition) bool {
-			a := &t.after
+			a := &t.current
 			for _, e := range t.effects {
 				create, ok := e.(CreateAttempt)
 				if !ok {
@@ -158,13 +162,13 @@ var invariants = []struct {
 					want = a.rotation.credential
 				}
 				if create.Credential != want || a.attempt.credential != want || create.Kind == Connect &&
-					create.Epoch != t.before.epoch+1 {
+					create.Epoch != t.previous.epoch+1 {
 					return false
 				}
 			}
 			return true
 		}},
-	{"secrets that are newer than the question are kept", func(t *transition) bool {
+	{"secrets that are newer than the review are not discarded", func(t *transition) bool {
 		for _, e := range t.effects {
 			if d, ok := e.(DiscardSecret); ok && !d.Before.Equal(t.event.(AttemptFinished).Asked) {
 				return false
@@ -172,12 +176,12 @@ var invariants = []struct {
 		}
 		return true
 	}},
-	{"what another target does has no effect", func(t *transition) bool {
+	{"events of another target have no effect", func(t *transition) bool {
 		switch e := t.event.(type) {
 		case RetryAt:
-			return e.Target == t.before.target || len(t.effects) == 0
+			return e.Target == t.previous.target || len(t.effects) == 0
 		case TargetDown:
-			return e.Target == t.before.target || len(t.effects) == 0
+			return e.Target == t.previous.target || len(t.effects) == 0
 		}
 		return true
 	}},
@@ -185,11 +189,11 @@ var invariants = []struct {
 
 // transition is one step of the exploration.
 type transition struct {
-	before, after Machine
-	seen          Observed
-	event         Event
-	effects       []Effect
-	world         world // after it
+	previous, current Machine
+	seen              Observed
+	event             Event
+	effects           []Effect
+	world             world // after the step
 }
 
 func count[E Effect](effects []Effect) (n int) {
@@ -201,10 +205,10 @@ func count[E Effect](effects []Effect) (n int) {
 	return n
 }
 
-// credentialsAddUp follows credentials through the effects.
+// credentialsAddUp reports whether the effects on credentials lead to the machine's credentials.
 func (t *transition) credentialsAddUp() bool {
 	var list [4]CredentialID
-	open := credentialsOf(&t.before, list[:0])
+	open := credentialsOf(&t.previous, list[:0])
 	for _, e := range t.effects {
 		switch e := e.(type) {
 		case OpenCredential:
@@ -213,26 +217,26 @@ func (t *transition) credentialsAddUp() bool {
 			}
 			open = append(open, e.Credential)
 		case CloseCredential:
-			if !closed(&open, e.Credential) {
+			if !removeID(&open, e.Credential) {
 				return false
 			}
 		case RetireCredential:
-			if !closed(&open, e.Credential) {
+			if !removeID(&open, e.Credential) {
 				return false
 			}
 		case UseCredential:
-			if !slices.Contains(open, e.Credential) || e.Credential != t.after.credential {
+			if !slices.Contains(open, e.Credential) || e.Credential != t.current.credential {
 				return false
 			}
 		case CreateAttempt:
-			if e.Credential != t.after.credential &&
-				(t.after.rotation == nil || e.Credential != t.after.rotation.credential) {
+			if e.Credential != t.current.credential &&
+				(t.current.rotation == nil || e.Credential != t.current.rotation.credential) {
 				return false
 			}
 		}
 	}
-	var wanted [2]CredentialID
-	want := credentialsOf(&t.after, wanted[:0])
+	var wantBuffer [2]CredentialID
+	want := credentialsOf(&t.current, wantBuffer[:0])
 	for _, id := range want {
 		if !slices.Contains(open, id) {
 			return false
@@ -241,8 +245,8 @@ func (t *transition) credentialsAddUp() bool {
 	return len(open) == len(want)
 }
 
-// closed takes id from the open credentials, and reports whether it was among them.
-func closed(open *[]CredentialID, id CredentialID) bool {
+// removeID removes id from the open credentials, and reports whether it was among them.
+func removeID(open *[]CredentialID, id CredentialID) bool {
 	i := slices.Index(*open, id)
 	if i < 0 {
 		return false
@@ -261,9 +265,9 @@ func credentialsOf(m *Machine, ids []CredentialID) []CredentialID {
 	return ids
 }
 
-// attemptsAddUp follows the attempt through the effects.
+// attemptsAddUp reports whether the effects on attempts lead to the machine's attempt.
 func (t *transition) attemptsAddUp() bool {
-	current := t.before.attempt.id
+	current := t.previous.attempt.id
 	if finished, ok := t.event.(AttemptFinished); ok && finished.Attempt == current {
 		current = 0
 	}
@@ -281,12 +285,13 @@ func (t *transition) attemptsAddUp() bool {
 			current = e.Attempt
 		}
 	}
-	return current == t.after.attempt.id
+	return current == t.current.attempt.id
 }
 
-// connectionsAddUp follows the connection through the effects.
+// connectionsAddUp reports whether the effects on connections lead to the machine's connection.
 func (t *transition) connectionsAddUp() bool {
-	connected, published, begun := t.before.phase == connstate.Connected, t.before.phase == connstate.Connected, int64(0)
+	connected, published, begins := t.previous.phase == connstate.Connected, t.previous.phase == connstate.Connected,
+		int64(0)
 	for _, e := range t.effects {
 		switch e := e.(type) {
 		case BeginConnection:
@@ -294,7 +299,7 @@ func (t *transition) connectionsAddUp() bool {
 				return false
 			}
 			connected = true
-			begun++
+			begins++
 		case Publish:
 			published = e.Phase == connstate.Connected
 			if published && !connected || !published && e.DownSince.IsZero() {
@@ -308,19 +313,19 @@ func (t *transition) connectionsAddUp() bool {
 		}
 	}
 	ended := count[EndConnection](t.effects)
-	return connected == published && connected == (t.after.phase == connstate.Connected) &&
-		t.after.epoch == t.before.epoch+begun && ended == count[PauseWatches](t.effects)
+	return connected == published && connected == (t.current.phase == connstate.Connected) &&
+		t.current.epoch == t.previous.epoch+begins && ended == count[PauseWatches](t.effects)
 }
 
-// step returns what follows in a world, with the names of the invariants that do not hold.
-func (w world) step(in *input) (next world, broken []string) {
-	if in.change != nil {
-		return in.change(w), nil
+// step returns the next world, and a description of each invariant that does not hold.
+func (w world) step(choice *input) (next world, broken []string) {
+	if choice.change != nil {
+		return choice.change(w), nil
 	}
 	m := w.machine()
-	t := transition{before: *m, seen: w.observed(), event: in.event(&w)}
+	t := transition{previous: *m, seen: w.observed(), event: choice.event(&w)}
 	t.effects = m.Step(epoch0, t.seen, t.event)
-	t.after = *m
+	t.current = *m
 	next = w
 	_, resolved := t.event.(Resolved)
 	if resolved { // a workqueue has one entry per extension
@@ -343,38 +348,38 @@ func (w world) step(in *input) (next world, broken []string) {
 	for _, invariant := range invariants {
 		if !invariant.holds(&t) {
 			broken = append(broken,
-				fmt.Sprintf("%s\n  world  %+v\n  event  %s %+v\n  effects %+v\n  after  %+v", invariant.name, w, in.name,
+				fmt.Sprintf("%s\n  world  %+v\n  event  %s %+v\n  effects %+v\n  after  %+v", invariant.name, w, choice.name,
 					t.event, t.effects, next))
 		}
 	}
 	return next, broken
 }
 
-// connects reports whether good answers, time and what is owed lead to a connection.
-func (w world) connects(by map[string]*input) bool {
+// connects reports whether valid answers, time and pending resolves lead to a connection.
+func (w world) connects(inputsByName map[string]*input) bool {
 	w.targetDown = false
 	for range 40 {
-		var in *input
+		var choice *input
 		switch {
 		case w.phase == 2:
 			return true
 		case w.attempt != 0:
-			in = by["answer valid"]
+			choice = inputsByName["answer valid"]
 		case w.wake:
-			in = by["resolved"]
+			choice = inputsByName["resolved"]
 		default:
-			in = by["time passes"]
+			choice = inputsByName["time passes"]
 		}
-		w, _ = w.step(in)
+		w, _ = w.step(choice)
 	}
 	return false
 }
 
-// TestExplore visits every state that the alphabet of inputs leads to, in every order, and checks
-// the invariants on each step. It proves structure. That each decision is the right one is for the
-// tables and scenarios to prove.
+// TestExplore visits every state that any sequence of inputs leads to, and checks the invariants on
+// each step. TestExplore proves the structure. The tables and scenarios check that each decision is
+// correct.
 func TestExplore(t *testing.T) {
-	begun := time.Now()
+	startedAt := time.Now()
 	seen := map[world]struct{}{start: {}}
 	front, steps, broken := []world{start}, 0, 0
 	depth := 0
@@ -397,26 +402,27 @@ func TestExplore(t *testing.T) {
 			}
 		}
 	}
-	by := map[string]*input{}
+	inputsByName := map[string]*input{}
 	for i := range inputs {
-		if by[inputs[i].name] == nil {
-			by[inputs[i].name] = &inputs[i]
+		if inputsByName[inputs[i].name] == nil {
+			inputsByName[inputs[i].name] = &inputs[i]
 		}
 	}
 	stuck := 0
 	for w := range seen {
-		if !w.removed && !w.connects(by) {
+		if !w.removed && !w.connects(inputsByName) {
 			if stuck++; stuck == 1 {
-				t.Errorf("good answers do not lead to a connection from %+v", w)
+				t.Errorf("valid answers do not lead to a connection from %+v", w)
 			}
 		}
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d broken, %d stuck; %.1f s, %d MiB",
-		len(seen), steps, depth, len(inputs), len(invariants), broken, stuck, time.Since(begun).Seconds(), memory.Sys>>20)
+		len(seen), steps, depth, len(inputs), len(invariants), broken, stuck, time.Since(startedAt).
+			Seconds(), memory.Sys>>20)
 	if depth < exploreDepth && len(seen) < 10_000 {
-		t.Errorf("only %d states: the exploration does not reach what it is for", len(seen))
+		t.Errorf("only %d states: the exploration does not cover the machine", len(seen))
 	}
 	names := make([]string, len(invariants))
 	for i := range invariants {
@@ -425,7 +431,7 @@ func TestExplore(t *testing.T) {
 	t.Log("invariants:\n  " + strings.Join(names, "\n  "))
 }
 
-// expand returns what follows from the worlds. Two goroutines share the work.
+// expand returns the worlds that follow from front. Two goroutines share the work.
 func expand(front []world) (found []world, violations []string) {
 	const workers = 2
 	var lists [workers][]world
@@ -436,11 +442,11 @@ func expand(front []world) (found []world, violations []string) {
 			local := map[world]struct{}{}
 			for i := worker; i < len(front); i += workers {
 				for n := range inputs {
-					in := &inputs[n]
-					if in.possible != nil && !in.possible(&front[i]) {
+					choice := &inputs[n]
+					if choice.possible != nil && !choice.possible(&front[i]) {
 						continue
 					}
-					next, broken := front[i].step(in)
+					next, broken := front[i].step(choice)
 					failed[worker] = append(failed[worker], broken...)
 					if next != front[i] {
 						local[next] = struct{}{}

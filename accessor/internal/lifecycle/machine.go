@@ -8,61 +8,61 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Config is what all machines of a driver have in common. It must not change.
+// Config is the configuration that all machines of a driver share. Config must not change.
 type Config struct {
 	Probe   connstate.ProbeOptions
 	Backoff wait.Backoff // between connects
 }
 
-// Machine is one connection's lifecycle. Make it with [New]. It is not safe for concurrent use: its
-// driver's lock guards it.
+// Machine is one connection's lifecycle. Create a Machine with [New]. Machine is not safe for
+// concurrent use: the driver's lock guards it.
 type Machine struct {
 	config    *Config
 	createdAt time.Time
-	spread    float64 // in [0,1): probes of identities that connected together drift apart
+	spread    float64 // in [0,1): spreads the probes of identities that connected at the same time
 
 	removed    bool
 	generation int64  // of the extension, as last resolved
-	source     string // of the credential that the extension refers to, also where resolving failed
+	source     string // source of the credential that the extension references, also if resolving failed
 
 	phase     connstate.Phase
-	reason    connstate.Reason // why not connected, "" while connected
+	reason    connstate.Reason // why there is no connection, "" while connected
 	cause     error            // with reason
 	since     time.Time        // of phase
-	downSince time.Time        // since when not connected, zero while connected
-	announced announcement     // what Notify was last about
+	downSince time.Time        // since when there is no connection, zero while connected
+	announced announcement     // the content of the last notification
 
 	target      TargetID     // zero if there is no credential
-	credential  CredentialID // in use, or to connect with; zero if there is none
-	resolution  Resolution   // that credential was opened for
+	credential  CredentialID // in use, or to be used by a connect; zero if there is none
+	resolution  Resolution   // that the credential was opened for
 	rotation    *rotation    // a newer credential that may replace it, nil if there is none
 	rotationErr error        // why the newest credential is not in use; only while connected
 	renewedAt   time.Time    // when a newer credential was last tried at once
-	attempt     attempt      // under way; zero if there is none
-	connection  AttemptID    // that made the connection; zero while not connected
+	attempt     attempt      // the attempt under way; zero if there is none
+	connection  AttemptID    // the attempt that created the connection; zero while not connected
 	stated      connstate.Identity
-	epoch       int64 // counts connects
+	epoch       int64 // number of connects so far
 	backoff     wait.Backoff
-	nextConnect time.Time // not before this
+	nextConnect time.Time // the next connect does not begin before this time
 	health      connstate.Health
 	probeReason probeReason
-	lastID      uint64 // of credentials and attempts
+	lastID      uint64 // the last ID of a credential or attempt
 }
 
-// announcement is what extension sources last heard about an extension that is not connected. It is
-// zero while the extension is connected.
+// announcement is the last notification of the extension sources about an extension that is not
+// connected. announcement is zero while the extension is connected.
 type announcement struct {
 	reason     connstate.Reason
-	generation int64 // so that an edit of the extension that does not help is announced, too
+	generation int64 // so that the sources are also notified after an edit that leaves the reason unchanged
 }
 
-// rotation is a newer credential for the same connection. It replaces the one in use once the API
-// server stated that it is the same identity's. Before that, nothing is sent with it but this
-// question.
+// rotation is a newer credential for the same connection. The newer credential replaces the one in
+// use once the API server states the same identity for it. Until then, the only request with the
+// newer credential is that review.
 type rotation struct {
 	credential CredentialID
 	resolution Resolution
-	next       time.Time // when to ask
+	next       time.Time // when to verify
 	backoff    wait.Backoff
 }
 
@@ -70,33 +70,32 @@ type rotation struct {
 type attempt struct {
 	id          AttemptID
 	kind        AttemptKind
-	credential  CredentialID // that it asks with
+	credential  CredentialID // the credential of the attempt's request
 	probeReason probeReason
 }
 
-// probeReason is why a probe is due, beside the clock.
+// probeReason is the reason why a probe is due: by default, the clock.
 type probeReason int
 
 const (
 	byClock      probeReason = iota
 	unauthorized             // a request got a 401
-	forAll                   // the target is silent, and this connection asks for all
+	forAll                   // the target is silent, and this connection probes on behalf of all
 )
 
-// Observed is what the driver reads under its lock for each step. An event per served request would
-// lock the path of every request.
+// Observed holds the values that the driver reads under its lock for each step. An event per served
+// request would require the lock for every request.
 type Observed struct {
-	// Served is when the API server last served a request of the connection; zero if there was
-	// none.
+	// Served is when the API server last served a request of the connection; zero if never.
 	Served time.Time
-	// Target is the health of the target; zero while there is none.
+	// Target is the health of the target; zero while there is no target.
 	Target connstate.Health
 	// Jitter in [0,1) is random. Backoffs use it.
 	Jitter float64
 }
 
-// New returns the machine of an extension that is not connected. spread in [0,1) brings its probes
-// forward by up to a tenth.
+// New returns the machine of an extension that is not connected. spread in [0,1) makes its probes
+// earlier by up to a tenth.
 func New(config *Config, now time.Time, spread float64) Machine {
 	return Machine{
 		config: config, createdAt: now, spread: spread,
@@ -106,10 +105,10 @@ func New(config *Config, now time.Time, spread float64) Machine {
 }
 
 // CredentialKey returns the Resolution.Key of the credential in use, "" if there is none. For
-// another key the driver acquires the target before it steps.
+// another key, the driver acquires the target before it calls Step.
 func (m *Machine) CredentialKey() string { return m.resolution.Key }
 
-// Step decides what follows from an event at now, and returns what the driver is to do, in order.
+// Step handles an event at now, and returns the effects that the driver must carry out, in order.
 func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	s := step{Machine: m, now: now, seen: seen}
 	if m.removed {
@@ -122,7 +121,7 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	switch e := event.(type) {
 	case Resolved:
 		s.resolved(e)
-		before = time.Time{} // the driver gets the new deadline
+		before = time.Time{} // the driver reads the new deadline
 	case AttemptFinished:
 		s.finished(e)
 	case RequestUnauthorized:
@@ -157,7 +156,7 @@ func (m *Machine) Deadline(now time.Time, seen Observed) time.Time {
 	return at
 }
 
-// due returns what to start now, or else when to look again.
+// due returns the attempt to start now, or otherwise the time of the next check.
 func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	switch {
 	case m.removed || m.attempt.id != 0:
@@ -174,8 +173,8 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	if m.rotation != nil && !silent && !now.Before(m.rotation.next) {
 		return Verify, now
 	}
-	// While the target is silent, one member asks on behalf of all. A target that is down then
-	// meets one probe per Interval, and not one per identity.
+	// While the target is silent, one member probes on behalf of all. A target that is down thus
+	// receives one probe per Interval, not one per identity.
 	at := now.Add(m.config.Probe.Interval)
 	if !silent {
 		at = m.config.Probe.Due(m.health.Served(seen.Served), m.spread)
@@ -189,7 +188,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	return 0, at
 }
 
-// Snapshot is the machine's state, for people.
+// Snapshot is the machine's state, for status reports.
 type Snapshot struct {
 	Phase      connstate.Phase
 	Reason     connstate.Reason
@@ -198,14 +197,14 @@ type Snapshot struct {
 	Generation int64  // of the extension
 	Source     string // of the credential
 	Health     connstate.Health
-	// Err is why there is no connection or, while connected, why the newest credential is not in
-	// use.
+	// Err states why there is no connection or, while connected, why the newest credential is not
+	// in use.
 	Err error
-	// Credential is the one in use, zero if there is none.
+	// Credential is the credential in use, zero if there is none.
 	Credential CredentialID
-	// LastSuccess is when the API server last served the identity, or when the machine was made if
-	// it never did. Healthy reports whether the last probe was a success and the connection is
-	// there.
+	// LastSuccess is when the API server last served the identity, or when the machine was created
+	// if the API server never did. Healthy reports whether there is a connection and its last probe
+	// succeeded.
 	LastSuccess time.Time
 	Healthy     bool
 }
@@ -230,8 +229,9 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 	return s
 }
 
-// Standing returns what the target needs to know about this connection: whether there is one, when
-// it last probed, and until when it waits because the target did not answer (zero if it does not).
+// Standing returns the state that the target needs: whether there is a connection, when it last
+// probed, and until when the machine waits because the target did not answer (zero if it does not
+// wait).
 func (m *Machine) Standing() (connected bool, lastProbe, waitsUntil time.Time) {
 	if m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0 {
 		waitsUntil = m.nextConnect
@@ -239,13 +239,13 @@ func (m *Machine) Standing() (connected bool, lastProbe, waitsUntil time.Time) {
 	return m.phase == connstate.Connected, m.health.LastProbeTime, waitsUntil
 }
 
-// AcceptsProbe reports whether the connection can probe on behalf of all now.
+// AcceptsProbe reports whether the connection can probe on behalf of all members now.
 func (m *Machine) AcceptsProbe(e ProbeRequested) bool {
 	return m.phase == connstate.Connected && e.Target == m.target && !m.isBusy()
 }
 
-// isBusy reports whether an attempt is under way that answers for the connection. A verify answers
-// for another credential.
+// isBusy reports whether an attempt is under way whose answer concerns the connection. The answer
+// of a verify concerns another credential.
 func (m *Machine) isBusy() bool { return m.attempt.id != 0 && m.attempt.kind != Verify }
 
 // newID returns an ID that was never used.

@@ -9,7 +9,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// TestDue is the table of what is started when. Times are those of the defaults.
+// TestDue checks which attempt is due when. The times follow from the default options.
 func TestDue(t *testing.T) {
 	healthy := connstate.Health{}.After(epoch0, nil)
 	silent := connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: 1, LastError: errServer}
@@ -33,70 +33,70 @@ func TestDue(t *testing.T) {
 		at      time.Duration // since epoch0
 		seen    Observed
 		want    AttemptKind
-		after   time.Duration // from at; negative for never
+		delay   time.Duration // until the next check; negative for never
 	}{
 		"first": {machine: disconnected(func(*Machine) {}), want: Connect},
 		"nothing to connect with": {machine: disconnected(func(m *Machine) {
 			m.credential, m.nextConnect = 0, epoch0.Add(time.Minute)
-		}), after: time.Minute},
+		}), delay: time.Minute},
 		"backing off": {machine: disconnected(func(m *Machine) {
 			m.nextConnect = epoch0.Add(time.Minute)
-		}), after: time.Minute},
+		}), delay: time.Minute},
 		"backoff over": {machine: disconnected(func(m *Machine) { m.nextConnect = epoch0 }),
 			want: Connect},
 		"connect under way": {machine: disconnected(func(m *Machine) {
 			m.attempt = attempt{id: 1, kind: Connect}
-		}), after: -1},
+		}), delay: -1},
 		"probe under way": {machine: connected(func(m *Machine) {
 			m.attempt = attempt{id: 1, kind: Probe}
-		}), at: time.Hour, after: -1},
+		}), at: time.Hour, delay: -1},
 		"removed": {machine: disconnected(func(m *Machine) { m.removed = true }),
-			after: -1},
+			delay: -1},
 		"healthy": {machine: connected(func(*Machine) {}), at: time.Second,
-			after: 59 * time.Second},
+			delay: 59 * time.Second},
 		"healthy, spread": {machine: connected(func(m *Machine) { m.spread = 0.5 }),
-			at: time.Second, after: 56 * time.Second},
+			at: time.Second, delay: 56 * time.Second},
 		"probe due": {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
 		"probe due, but served": {machine: connected(func(*Machine) {}), at: time.Minute,
-			seen: Observed{Served: epoch0.Add(50 * time.Second)}, after: 50 * time.Second},
-		"wanted": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			seen: Observed{Served: epoch0.Add(50 * time.Second)}, delay: 50 * time.Second},
+		"probe requested": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
 			want: Probe},
-		"not connected and wanted": {machine: disconnected(func(m *Machine) {
+		"probe requested while not connected": {machine: disconnected(func(m *Machine) {
 			m.probeReason, m.nextConnect = forAll, epoch0.Add(1)
-		}), after: 1},
-		"failed, too early": {machine: connected(func(m *Machine) {
+		}), delay: 1},
+		"probe failed, next one not due": {machine: connected(func(m *Machine) {
 			m.health = healthy.After(epoch0, errServer)
-		}), at: 9 * time.Second, after: time.Second},
-		"failed": {machine: connected(func(m *Machine) {
+		}), at: 9 * time.Second, delay: time.Second},
+		"probe failed, next one due": {machine: connected(func(m *Machine) {
 			m.health = healthy.After(epoch0, errServer)
 		}), at: 10 * time.Second, want: Probe},
-		"inconclusive": {machine: connected(func(m *Machine) {
+		"probe inconclusive": {machine: connected(func(m *Machine) {
 			m.health = healthy.Inconclusive(epoch0.Add(1), errServer)
-		}), at: 1, after: 10 * time.Second},
-		"due, but the target is silent": {machine: connected(func(*Machine) {}), at: time.Hour,
-			seen: Observed{Target: silent}, after: 10 * time.Second},
-		"wanted while the target is silent": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
+		}), at: 1, delay: 10 * time.Second},
+		"probe due, but the target is silent": {machine: connected(func(*Machine) {}), at: time.Hour,
+			seen: Observed{Target: silent}, delay: 10 * time.Second},
+		"probe requested while the target is silent": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
 			seen: Observed{Target: silent}, want: Probe},
 		"a newer credential":                 {machine: connected(newer(0)), want: Verify},
-		"a newer credential, tried just now": {machine: connected(newer(time.Second)), after: time.Second},
+		"a newer credential, tried just now": {machine: connected(newer(time.Second)), delay: time.Second},
 		"a newer credential, much later": {machine: connected(newer(time.Hour)), at: time.Second,
-			after: 59 * time.Second},
-		"a newer credential, and a probe wanted": {machine: connected(func(m *Machine) {
+			delay: 59 * time.Second},
+		"a newer credential, and a probe requested": {machine: connected(func(m *Machine) {
 			newer(0)(m)
 			m.probeReason = unauthorized
 		}), want: Probe},
 		"a newer credential, and a silent target": {machine: connected(newer(0)), seen: Observed{Target: silent},
-			after: 10 * time.Second},
+			delay: 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			now := epoch0.Add(tc.at)
 			kind, at := tc.machine.due(now, tc.seen)
 			g.Expect(kind).To(Equal(tc.want))
-			if tc.after < 0 {
+			if tc.delay < 0 {
 				g.Expect(at).To(BeZero())
 			} else {
-				g.Expect(at.Sub(now)).To(Equal(tc.after))
+				g.Expect(at.Sub(now)).To(Equal(tc.delay))
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(p.machine.Snapshot(Observed{})).
 		To(Equal(Snapshot{Phase: connstate.Disconnected, Reason: connstate.NotStarted, Since: epoch0, LastSuccess: epoch0}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
-	g.Expect(s.Source).To(Equal("elsewhere"), "also where there is no credential")
+	g.Expect(s.Source).To(Equal("elsewhere"), "the source is known without a credential")
 	g.Expect(s.Err).To(MatchError("failed"))
 	s = do("resolved", "source=here")
 	g.Expect(s.Phase).To(Equal(connstate.Connecting))
@@ -131,16 +131,16 @@ func TestSnapshot(t *testing.T) {
 	do("wait", "60s")
 	do("resolved", "source=here")
 	s = do("answer", "403")
-	g.Expect(s.Healthy).To(BeFalse(), "a denied review is no success")
+	g.Expect(s.Healthy).To(BeFalse(), "a denied review is not a success")
 	g.Expect(s.LastSuccess).To(Equal(connectedAt))
 	do("wait", "1s")
 	s = do("served")
-	g.Expect(s.Healthy).To(BeTrue(), "a request of its own is one")
+	g.Expect(s.Healthy).To(BeTrue(), "a served request is a success")
 	g.Expect(s.LastSuccess).To(Equal(p.now))
 	do("wait", "1s")
 	s = do("target", "silent")
 	g.Expect(s.Healthy).To(BeFalse())
-	g.Expect(s.Health.ConsecutiveFailures).To(Equal(1), "while the target is silent, so is the connection")
+	g.Expect(s.Health.ConsecutiveFailures).To(Equal(1), "while the target is silent, the connection is not healthy")
 	do("target")
 	do("resolved", "source=here", "version=2")
 	s = do("answer", "401")
@@ -151,7 +151,7 @@ func TestStanding(t *testing.T) {
 	g := NewWithT(t)
 	p := &player{now: epoch0, generation: 1}
 	p.machine = New(scenarioConfig, epoch0, 0)
-	after := func(words ...string) (connected bool, waits time.Duration) {
+	step := func(words ...string) (connected bool, waits time.Duration) {
 		_, err := p.do(words)
 		g.Expect(err).NotTo(HaveOccurred())
 		connected, _, until := p.machine.Standing()
@@ -163,17 +163,17 @@ func TestStanding(t *testing.T) {
 	expect := func(connected bool, waits time.Duration) func(bool, time.Duration) {
 		return func(c bool, w time.Duration) { t.Helper(); g.Expect([]any{c, w}).To(Equal([]any{connected, waits})) }
 	}
-	expect(false, -1)(after("resolved"))
-	expect(false, -1)(after("answer", "500")) // it waits, and not for the target
-	after("wait", "30s")
-	after("resolved")
-	expect(false, time.Minute)(after("answer", "silence"))
-	expect(false, time.Second)(after("retry", "in=1s"))
-	after("wait", "1s")
-	after("resolved")
-	expect(true, -1)(after("answer", "user=red"))
-	expect(false, 30*time.Second)(after("target-down"))
-	expect(false, -1)(after("resolve-error", "reason=Unreachable", "serviceaccount=another")) // it has no target
+	expect(false, -1)(step("resolved"))
+	expect(false, -1)(step("answer", "500")) // the machine waits, but not for the target
+	step("wait", "30s")
+	step("resolved")
+	expect(false, time.Minute)(step("answer", "silence"))
+	expect(false, time.Second)(step("retry", "in=1s"))
+	step("wait", "1s")
+	step("resolved")
+	expect(true, -1)(step("answer", "user=red"))
+	expect(false, 30*time.Second)(step("target-down"))
+	expect(false, -1)(step("resolve-error", "reason=Unreachable", "serviceaccount=another")) // the machine has no target
 }
 
 func TestAcceptsProbe(t *testing.T) {
@@ -188,8 +188,8 @@ func TestAcceptsProbe(t *testing.T) {
 	g.Expect(accepts("resolved")).To(BeFalse())
 	g.Expect(accepts("answer", "user=red")).To(BeTrue())
 	g.Expect(p.machine.AcceptsProbe(ProbeRequested{Target: p.target + 1})).To(BeFalse())
-	g.Expect(accepts("resolved", "version=2")).To(BeTrue(), "a verify is no probe")
+	g.Expect(accepts("resolved", "version=2")).To(BeTrue(), "a verify does not prevent a probe")
 	g.Expect(accepts("resolved")).To(BeTrue())
 	accepts("wait", "60s")
-	g.Expect(accepts("resolved")).To(BeFalse(), "one is under way")
+	g.Expect(accepts("resolved")).To(BeFalse(), "a probe is under way")
 }

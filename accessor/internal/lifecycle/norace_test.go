@@ -2,5 +2,5 @@
 
 package lifecycle
 
-// exploreDepth is no bound: the exploration goes on until there is no new state.
+// exploreDepth is larger than the depth of the exploration, which ends when there is no new state.
 const exploreDepth = 1000

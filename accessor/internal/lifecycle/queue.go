@@ -1,9 +1,9 @@
 package lifecycle
 
-// Queue keeps the after effects of one connection in order, one at a time. The goroutine that finds
-// the queue idle drains it; the others only append. The zero value is empty and ready. Queue is not
-// safe for concurrent use: the driver's lock guards each call, and the driver runs what Next
-// returns without that lock.
+// Queue keeps the after effects of one connection in order, one at a time. A goroutine that finds
+// the queue idle drains the queue. Other goroutines only append. The zero value is empty and ready
+// to use. Queue is not safe for concurrent use: the driver's lock guards each call, and the driver
+// runs what Next returns without that lock.
 //
 //	lock; Step; commit effects; queue.Append(after effects...); drain := queue.Take(); unlock
 //	if drain { for { lock; f, ok := queue.Next(); unlock; if !ok { break }; f() } }
@@ -12,10 +12,11 @@ type Queue[T any] struct {
 	taken   bool
 }
 
-// Append adds what is to be run, in order.
+// Append adds after effects, in order.
 func (q *Queue[T]) Append(next ...T) { q.waiting = append(q.waiting, next...) }
 
-// Take reports whether the caller is to drain the queue: call Next until it returns false.
+// Take reports whether the caller must drain the queue. To drain the queue, call Next until Next
+// returns false.
 func (q *Queue[T]) Take() bool {
 	if q.taken || len(q.waiting) == 0 {
 		return false
@@ -24,8 +25,8 @@ func (q *Queue[T]) Take() bool {
 	return true
 }
 
-// Next returns what to run next. If it returns false, the queue is empty and the caller has given
-// it back.
+// Next returns the effect to run next. If Next returns false, the queue is empty, and the caller no
+// longer drains the queue.
 func (q *Queue[T]) Next() (next T, ok bool) {
 	if len(q.waiting) == 0 {
 		q.waiting, q.taken = nil, false
@@ -33,14 +34,14 @@ func (q *Queue[T]) Next() (next T, ok bool) {
 	}
 	next = q.waiting[0]
 	var none T
-	q.waiting[0] = none // so that it can be collected
+	q.waiting[0] = none // so that the effect can be garbage collected
 	q.waiting = q.waiting[1:]
 	return next, true
 }
 
-// GiveBack ends the caller's turn early, because what it ran panicked. What waits is for the next
-// one to take.
+// GiveBack ends the caller's turn early, because an effect panicked. The next caller of Take drains
+// the rest.
 func (q *Queue[T]) GiveBack() { q.taken = false }
 
-// Idle reports whether nothing waits and nothing runs.
+// Idle reports whether no effect waits and no effect runs.
 func (q *Queue[T]) Idle() bool { return !q.taken && len(q.waiting) == 0 }

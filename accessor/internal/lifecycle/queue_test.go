@@ -11,11 +11,11 @@ func TestQueue(t *testing.T) {
 	g := NewWithT(t)
 	var q Queue[string]
 	g.Expect(q.Idle()).To(BeTrue())
-	g.Expect(q.Take()).To(BeFalse(), "there is nothing to drain")
+	g.Expect(q.Take()).To(BeFalse(), "the queue is empty")
 	q.Append("a", "b")
 	g.Expect(q.Idle()).To(BeFalse())
 	g.Expect(q.Take()).To(BeTrue())
-	g.Expect(q.Take()).To(BeFalse(), "one drains")
+	g.Expect(q.Take()).To(BeFalse(), "another caller drains the queue")
 	next, ok := q.Next()
 	g.Expect([]any{next, ok}).To(Equal([]any{"a", true}))
 	q.Append("c")
@@ -32,8 +32,9 @@ func TestQueue(t *testing.T) {
 	g.Expect(q.Idle()).To(BeTrue())
 }
 
-// TestExploreQueue runs random schedules of threads that step, and drain if it is their turn. Each
-// thread does what the driver does between two locks, and some effects panic or step themselves.
+// TestExploreQueue runs random schedules of threads that step, and drain the queue if Take returns
+// true. Each move of a thread is what the driver does under one lock. Some effects panic or call
+// step.
 func TestExploreQueue(t *testing.T) {
 	schedules := 1_000_000
 	if exploreDepth < 1000 {
@@ -46,15 +47,15 @@ func TestExploreQueue(t *testing.T) {
 		for i := range s.threads {
 			s.threads[i].steps = 1 + r.IntN(3)
 		}
-		if why := s.run(); why != "" {
-			t.Fatalf("seed %d: %s", seed, why)
+		if problem := s.run(); problem != "" {
+			t.Fatalf("seed %d: %s", seed, problem)
 		}
 		contended += s.contended
 		panicked += s.panicked
 	}
 	t.Logf("%d schedules; %d steps found the queue taken, %d effects panicked", schedules, contended, panicked)
 	if contended == 0 || panicked == 0 {
-		t.Error("the schedules do not reach what they are for")
+		t.Error("the schedules contain no contention or no panic")
 	}
 }
 
@@ -64,42 +65,42 @@ type schedule struct {
 	threads             []thread
 	random              *rand.Rand
 	appended, ran       int
-	running             int // effects that run at this moment
+	running             int // effects that run now
 	contended, panicked int
 }
 
 // thread is a goroutine that steps.
 type thread struct {
-	steps   int // still to do
+	steps   int // remaining steps
 	drains  bool
-	effect  int // that it runs, plus one
+	effect  int // the effect that it runs, plus one; zero for none
 	nesting bool
 }
 
 func (s *schedule) run() string {
 	for {
-		var able []*thread
+		var runnable []*thread
 		for i := range s.threads {
 			if t := &s.threads[i]; t.steps > 0 || t.drains {
-				able = append(able, t)
+				runnable = append(runnable, t)
 			}
 		}
-		if len(able) == 0 {
+		if len(runnable) == 0 {
 			break
 		}
-		if why := s.move(able[s.random.IntN(len(able))]); why != "" {
-			return why
+		if problem := s.move(runnable[s.random.IntN(len(runnable))]); problem != "" {
+			return problem
 		}
 	}
-	// A goroutine that waits until the queue is drained takes over what a panic left behind.
+	// A goroutine that waits until the queue is empty runs the effects that remain after a panic.
 	for !s.queue.Idle() {
 		if !s.queue.Take() {
-			return "what was left behind cannot be taken"
+			return "the remaining effects cannot be taken"
 		}
 		last := thread{drains: true}
 		for last.drains {
-			if why := s.move(&last); why != "" {
-				return why
+			if problem := s.move(&last); problem != "" {
+				return problem
 			}
 		}
 	}
@@ -112,7 +113,7 @@ func (s *schedule) run() string {
 	return ""
 }
 
-// move does what one thread does between two locks.
+// move does what one thread does under one lock.
 func (s *schedule) move(t *thread) string {
 	switch {
 	case t.effect != 0: // the effect ends
@@ -151,7 +152,7 @@ func (s *schedule) step(t *thread) {
 }
 
 func (s *schedule) endEffect(t *thread) string {
-	if !t.nesting && s.random.IntN(8) == 0 { // the effect steps itself, as a report to the target may
+	if !t.nesting && s.random.IntN(8) == 0 { // the effect calls step, as a report to the target may
 		t.nesting = true
 		drains := t.drains
 		t.drains = false

@@ -6,12 +6,12 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// rotating is a step that deals with a newer credential of a connection.
+// rotating is a step that handles a newer credential of a connection.
 type rotating struct{ *step }
 
-// newVersion takes a newer credential for the same target and identity. The first is tried at once,
-// further ones not before an Interval has passed: a provider that returns another credential with
-// every call must not cause a storm.
+// newVersion handles a newer credential for the same target and identity. The first newer
+// credential is tried at once, and further ones not before an Interval has passed. A provider that
+// returns another credential with every call thus causes no burst of requests.
 func (s rotating) newVersion(resolution Resolution) {
 	connected := s.phase == connstate.Connected
 	if connected && s.rotation != nil && s.rotation.resolution.Version == resolution.Version {
@@ -30,8 +30,8 @@ func (s rotating) newVersion(resolution Resolution) {
 		s.emit(OpenCredential{Credential: s.rotation.credential})
 		return
 	}
-	// There is no connection to be kept. What is under way would prove what does not count any
-	// more.
+	// There is no connection to keep. The attempt under way would verify a credential that is no
+	// longer the newest.
 	s.cancelAttempt()
 	s.emit(CloseCredential{Credential: s.credential})
 	s.resolution, s.credential = resolution, CredentialID(s.newID())
@@ -41,7 +41,7 @@ func (s rotating) newVersion(resolution Resolution) {
 	}
 }
 
-// dropRotation gives up the newer credential, if there is one.
+// dropRotation closes the newer credential, if there is one.
 func (s rotating) dropRotation() {
 	if s.rotation == nil {
 		return
@@ -53,7 +53,7 @@ func (s rotating) dropRotation() {
 	}
 }
 
-// takeUp puts the newer credential in the place of the one in use.
+// takeUp replaces the credential in use with the newer one.
 func (s rotating) takeUp() {
 	s.emit(UseCredential{Credential: s.rotation.credential})
 	s.emit(RetireCredential{Credential: s.credential})
@@ -62,7 +62,7 @@ func (s rotating) takeUp() {
 	s.emit(Log{Message: MessageTakenUp, Epoch: s.epoch})
 }
 
-// clearRotationError says that the newest credential is in use.
+// clearRotationError records that the newest credential is in use.
 func (s rotating) clearRotationError() {
 	if s.rotationErr != nil {
 		s.rotationErr = nil
@@ -70,8 +70,8 @@ func (s rotating) clearRotationError() {
 	}
 }
 
-// reportRotationError says why the newest credential is not in use, although the connection goes
-// on.
+// reportRotationError records and reports why the newest credential is not in use. The connection
+// continues.
 func (s rotating) reportRotationError(cause error) {
 	cause = errors.WithMessage(cause, "connected with an earlier credential; the newest is not used")
 	if s.rotationErr != nil && s.rotationErr.Error() == cause.Error() {

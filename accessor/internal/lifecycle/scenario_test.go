@@ -20,10 +20,10 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
+var update = flag.Bool("update", false, "write the machine's effects into the files under testdata")
 
-// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event,
-// the indented lines below it are what the machine does. -update writes the latter.
+// TestScenarios replays the scenarios under testdata. A line that begins with ">" is an event. The
+// indented lines below an event are the machine's effects. -update writes the effects.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -49,7 +49,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// scenarioConfig has the defaults that users get, without jitter.
+// scenarioConfig has the default options, without jitter.
 var scenarioConfig = &Config{
 	Probe:   connstate.ProbeOptions{}.WithDefaults(),
 	Backoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute},
@@ -57,12 +57,12 @@ var scenarioConfig = &Config{
 
 // player is the driver of a scenario.
 type player struct {
-	machine    Machine
-	now        time.Time
-	seen       Observed
-	target     TargetID
-	generation int64
-	kept       AttemptID // an attempt that was given up
+	machine        Machine
+	now            time.Time
+	seen           Observed
+	target         TargetID
+	generation     int64
+	earlierAttempt AttemptID // an attempt that was cancelled
 }
 
 func play(t *testing.T, script []byte) []byte {
@@ -100,11 +100,11 @@ func play(t *testing.T, script []byte) []byte {
 // options are the words of a command after the first, as "key=value" or "flag".
 type options map[string]string
 
-func (o options) get(key, otherwise string) string {
+func (o options) get(key, fallback string) string {
 	if value, ok := o[key]; ok {
 		return value
 	}
-	return otherwise
+	return fallback
 }
 
 func (o options) has(key string) bool { _, ok := o[key]; return ok }
@@ -120,12 +120,12 @@ func (p *player) do(words []string) ([]Effect, error) {
 		return nil, err
 	}
 	if p.machine.attempt.id != 0 {
-		p.kept = p.machine.attempt.id
+		p.earlierAttempt = p.machine.attempt.id
 	}
 	return p.machine.Step(p.now, p.seen, event), nil
 }
 
-// event returns what a command means, nil if it is no event for the machine.
+// event returns the event of a command, nil if the command is not an event for the machine.
 func (p *player) event(verb string, o options) (Event, error) {
 	switch verb {
 	case "wait":
@@ -215,14 +215,14 @@ func (p *player) answered(verb string, o options) Event {
 	}
 	id := p.machine.attempt.id
 	if verb == "late-answer" {
-		id = p.kept
+		id = p.earlierAttempt
 	}
 	return AttemptFinished{Attempt: id, Asked: p.now.Add(-time.Second), Answer: answer}
 }
 
-// describe puts an effect in words.
+// describe returns the text for an effect.
 func describe(effect Effect) string {
-	because := func(reason connstate.Reason, err error) string {
+	formatReason := func(reason connstate.Reason, err error) string {
 		switch {
 		case err == nil:
 			return string(reason)
@@ -256,7 +256,7 @@ func describe(effect Effect) string {
 		if e.Phase == connstate.Connected {
 			return fmt.Sprintf("publish Connected, epoch %d, since %s", e.Epoch, e.Since.Sub(epoch0))
 		}
-		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, because(e.Reason, e.Cause),
+		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, formatReason(e.Reason, e.Cause),
 			e.Since.Sub(epoch0), e.DownSince.Sub(epoch0))
 	case EndConnection:
 		return "end the connection"
@@ -287,7 +287,7 @@ func describe(effect Effect) string {
 		return fmt.Sprintf("report: target %d was silent", e.Target)
 	case Log:
 		text := "log: " + e.Message
-		if why := because(e.Reason, e.Err); why != "" {
+		if why := formatReason(e.Reason, e.Err); why != "" {
 			text += " (" + why + ")"
 		}
 		if e.Verbose {

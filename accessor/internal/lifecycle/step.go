@@ -20,7 +20,7 @@ type step struct {
 
 func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
 
-// notify has the extension sources notified, once per step.
+// notify emits Notify, at most once per step.
 func (s *step) notify() {
 	if !s.notified {
 		s.notified = true
@@ -28,17 +28,17 @@ func (s *step) notify() {
 	}
 }
 
-// backOff puts off the next connect.
+// backOff delays the next connect.
 func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
 
 // connectNow lets the next connect begin at once.
 func (s *step) connectNow() { s.nextConnect = s.now }
 
-// resetBackoff begins the backoff anew, so that the next connect begins at once.
+// resetBackoff resets the backoff, so that the next connect begins at once.
 func (s *step) resetBackoff() { s.backoff, s.nextConnect = s.config.Backoff, time.Time{} }
 
-// publish says that the machine is not connected. Sources and log hear of it if the phase or the
-// reason is news.
+// publish records that the machine is not connected. publish notifies the sources, and logs, if the
+// disconnect or its reason is new.
 func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause error) {
 	wasConnected := s.phase == connstate.Connected
 	if s.phase != phase {
@@ -56,12 +56,12 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	s.announced = news
 	s.notify()
 	if s.removed && reason == connstate.NotStarted {
-		return // the manager stops, which the driver logs once
+		return // the manager stops, which the driver logs once for all extensions
 	}
 	s.emit(Log{Message: MessageNotConnected, Epoch: s.epoch, Reason: reason, Err: cause})
 }
 
-// cancelAttempt gives up what is under way.
+// cancelAttempt cancels the attempt under way, if there is one.
 func (s *step) cancelAttempt() {
 	if s.attempt.id != 0 {
 		s.emit(CancelAttempt{Attempt: s.attempt.id})
@@ -79,7 +79,7 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 	if newer := s.rotation; newer != nil {
 		s.emit(CloseCredential{Credential: s.credential})
 		s.credential, s.resolution, s.rotation = newer.credential, newer.resolution, nil
-		if reason != connstate.Unreachable && reason != connstate.ProbeFailed { // the server's, with any credential
+		if reason != connstate.Unreachable && reason != connstate.ProbeFailed { // the server fails with any credential
 			s.resetBackoff()
 			s.connectNow()
 		}
@@ -91,7 +91,7 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 	}
 }
 
-// drop disconnects and gives up credential and target.
+// drop disconnects, closes the credential and releases the target.
 func (s *step) drop(reason connstate.Reason, cause error) {
 	s.disconnect(reason, cause)
 	if s.credential != 0 {
@@ -143,7 +143,7 @@ func (s *step) retryAt(e RetryAt) {
 	}
 }
 
-// resultOf is what metrics call an answer.
+// resultOf returns the metric label for an answer.
 func resultOf(answer Answer, reason connstate.Reason) string {
 	switch {
 	case answer.NotSent != "":
@@ -155,7 +155,8 @@ func resultOf(answer Answer, reason connstate.Reason) string {
 	}
 }
 
-// reasonOf says why an answer prevents or ends a connection; "" if the answer is Valid.
+// reasonOf returns the reason why an answer prevents or ends a connection; "" if the answer is
+// Valid.
 func reasonOf(answer Answer) connstate.Reason {
 	switch {
 	case answer.Verdict == connstate.Valid:
@@ -167,11 +168,11 @@ func reasonOf(answer Answer) connstate.Reason {
 	}
 }
 
-// mismatch turns the answer of a server that states another identity, or other groups, into a
-// failure.
+// mismatch returns a failure for the answer of a server that states another identity, or other
+// groups.
 func mismatch(want, got connstate.Identity) Answer {
 	if want.Same(got) {
-		// The groups themselves are not shown: a server that a tenant chose may state anything.
+		// The error does not contain the groups: a server that a tenant chose may state anything.
 		return Answer{
 			Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: they have changed", got.Username),
 		}
@@ -180,7 +181,7 @@ func mismatch(want, got connstate.Identity) Answer {
 		got.Username, got.UID, want.Username, want.UID)}
 }
 
-// delay takes the next delay of a backoff, with jitter in [0,1).
+// delay advances a backoff and returns its next delay, with jitter in [0,1).
 func delay(backoff *wait.Backoff, jitter float64) time.Duration {
 	share := backoff.Jitter
 	backoff.Jitter = 0

@@ -15,7 +15,7 @@ type ticks int8
 
 const (
 	unset   ticks = 100
-	horizon ticks = -4 // what is longer ago makes no difference any more
+	horizon ticks = -4 // earlier times make no difference
 )
 
 const tick = time.Second
@@ -34,15 +34,15 @@ var (
 	ourGroups = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"b"}}
 )
 
-// reasons are those that the exploration meets. Their index stands for them in a world.
+// reasons are the reasons that occur in the exploration. A world holds a reason as its index.
 var reasons = []connstate.Reason{"", connstate.NotStarted, connstate.Unreachable, connstate.UnauthorizedCredential,
 	connstate.IdentityMismatch, connstate.ProbeFailed, connstate.InvalidCredential, connstate.NotAllowed,
 	connstate.TokenRequestFailed, connstate.Deleted}
 
 var phases = []connstate.Phase{connstate.Disconnected, connstate.Connecting, connstate.Connected}
 
-// world is a machine and what its driver owes it, in a form that two equal states share. Times are
-// relative to now, IDs are replaced by what they stand for.
+// world is the state of a machine and its driver, in a canonical form: equal states are equal
+// values. Times are relative to now, and IDs are replaced by the values that they identify.
 type world struct {
 	removed, rotationErr, lastErr bool
 	phase, reason, announced      int8 // indexes; announced plus one, zero for nothing
@@ -57,8 +57,8 @@ type world struct {
 
 	served     ticks // as observed
 	targetDown bool
-	wake       bool  // a Resolved is owed at once
-	deadline   ticks // a Resolved is owed then; unset for never
+	wake       bool  // a Resolved is pending now
+	deadline   ticks // when a Resolved becomes pending; unset for never
 }
 
 // AttemptKind8 is an AttemptKind in a byte.
@@ -118,10 +118,10 @@ func indexOf[T comparable](list []T, value T) int8 {
 			return int8(i)
 		}
 	}
-	panic(errors.Errorf("%v is none of those that the exploration knows", value))
+	panic(errors.Errorf("%v is unknown to the exploration", value))
 }
 
-// machine makes the machine that w stands for.
+// machine returns the machine that w represents.
 func (w *world) machine() *Machine {
 	m := New(exploreConfig, epoch0, 0)
 	m.removed, m.generation, m.source = w.removed, 1, "source"
@@ -186,7 +186,7 @@ func (w world) take(m *Machine) world {
 	return w.canonical()
 }
 
-// canonical removes differences that cannot matter any more.
+// canonical removes differences that have no effect.
 func (w world) canonical() world {
 	if w.phase != 2 {
 		w.served = unset

@@ -12,45 +12,46 @@ import (
 )
 
 const (
-	dialTimeout  = 10 * time.Second // handshake included
-	maxDials     = 3                // at the same time
-	dialPatience = time.Second      // before another dial is tried beside one that hangs
+	dialTimeout  = 10 * time.Second // including the handshake
+	maxDials     = 3                // dials at the same time
+	dialPatience = time.Second      // time after which another dial starts in addition to one that hangs
 )
 
-// h2Pool hands out room for requests on HTTP/2 connections. It dials only when there is no room on
-// the connections that it has, and then one at a time, unless that hangs. net/http dials for every
-// request that finds no room: fifty requests at once open fifty connections, of which the first
-// would have carried a hundred. A request that waits takes whatever comes first: a dial that ends,
-// room on an old connection, or the end of its own context.
+// h2Pool reserves room for requests on HTTP/2 connections. h2Pool dials only if its connections
+// have no room, and then one dial at a time, unless a dial hangs. net/http dials for every request
+// that finds no room. Fifty requests at once thus open fifty connections, although the first
+// connection could carry a hundred requests. A request waits for the first of these events: a dial
+// that ends, room on an old connection, or the end of its own context.
 //
-// The pool's mu comes before the locks of connections: a connection's state hook takes no lock.
+// The pool's mu is locked before the locks of connections: a connection's state hook takes no lock.
 type h2Pool struct {
-	life    context.Context // of the target
+	life    context.Context // ends with the target
 	address string
 	dial    func(context.Context) (*http.ClientConn, error)
 	waiting atomic.Int64 // requests that may need room; for the state hook, which takes no lock
 
 	mu      sync.Mutex
-	conns   []*h2Conn   // guarded by mu; earlier ones are filled first, so that later ones fall idle and close
+	conns   []*h2Conn   // guarded by mu; earlier ones are filled first, so that later ones become idle and close
 	waiters []*h2Waiter // guarded by mu; in order
-	dials   []time.Time // guarded by mu; when those under way began
-	timer   *time.Timer // guarded by mu; serves again, while there are waiters
+	dials   []time.Time // guarded by mu; start times of the dials under way
+	timer   *time.Timer // guarded by mu; calls serve again while there are waiters
 }
 
-// h2Conn is a connection. One request at a time has room reserved on it: the next one gets room
-// when the headers of the one before are on their way. Else net/http may count a request that waits
-// for its turn twice, or not at all, if others are cancelled meanwhile, and all requests on the
-// connection wait for each other (golang/go#70809 is of that kind). A fresh connection takes a
-// single request until the first answer, or dialPatience, has shown that the server's settings have
-// arrived, for net/http sends nothing if more is reserved than they allow.
+// h2Conn is a connection. One request at a time has room reserved on the connection. The next
+// request gets room when the headers of the previous request are being sent. Otherwise net/http may
+// count a waiting request twice, or not at all, if other requests are cancelled meanwhile. Then all
+// requests on the connection wait for each other (golang/go#70809 is of that kind). A new
+// connection carries a single request until its first answer, or dialPatience, shows that the
+// server's settings have arrived. The reason is that net/http sends nothing if more room is
+// reserved than the settings allow.
 type h2Conn struct {
 	*http.ClientConn
-	sending atomic.Bool // a request has room reserved and has not sent its headers
+	sending atomic.Bool // a request has reserved room and has not sent its headers
 
 	// Guarded by the pool's mu.
-	since   time.Time // of the reservation
-	settled bool
-	taken   int // requests while it is not settled
+	reservedAt        time.Time // time of the last reservation
+	settled           bool
+	unsettledRequests int // requests while the connection is not settled
 }
 
 // h2Waiter is a request that waits for room.
@@ -62,12 +63,12 @@ type h2Waiter struct {
 
 func newH2Pool(life context.Context, address string, dial func(context.Context) (*http.ClientConn, error)) *h2Pool {
 	p := &h2Pool{life: life, address: address, dial: dial}
-	context.AfterFunc(life, p.serve) // so that nothing waits on
+	context.AfterFunc(life, p.serve) // so that no request waits for longer
 	return p
 }
 
-// acquire returns a connection with room reserved for one request: call RoundTrip on it, sent, and
-// finished.
+// acquire returns a connection with room reserved for one request. The caller must call RoundTrip
+// on the connection, then sent and finished.
 func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 	p.waiting.Add(1) // first, so that the state hook does not miss this request
 	defer p.waiting.Add(-1)
@@ -91,13 +92,13 @@ func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 	}
 }
 
-// giveUp ends a waiter. What it was given meanwhile is for others.
+// giveUp removes a waiter. A connection that the waiter received meanwhile is released for others.
 func (p *h2Pool) giveUp(w *h2Waiter) {
 	p.mu.Lock()
 	p.waiters = slices.DeleteFunc(p.waiters, func(other *h2Waiter) bool { return other == w })
 	conn := w.conn
 	if conn != nil && !conn.settled {
-		conn.taken--
+		conn.unsettledRequests--
 	}
 	p.mu.Unlock()
 	if conn != nil {
@@ -107,8 +108,8 @@ func (p *h2Pool) giveUp(w *h2Waiter) {
 	p.serve()
 }
 
-// sent notes that the headers of the request that conn was acquired for are on their way, or never
-// will be. It takes no lock, because net/http's are held.
+// sent records that the headers of the request that conn was acquired for are being sent, or never
+// will be. sent takes no lock, because net/http holds its own locks when it calls sent.
 func (p *h2Pool) sent(conn *h2Conn) {
 	conn.sending.Store(false)
 	if p.waiting.Load() > 0 {
@@ -116,27 +117,28 @@ func (p *h2Pool) sent(conn *h2Conn) {
 	}
 }
 
-// finished notes that a request ended, with an answer or without. It reports whether the connection
-// had answered before.
+// finished records that a request ended, with an answer or without. finished reports whether the
+// connection had answered before.
 func (p *h2Pool) finished(conn *h2Conn, answered bool) (answeredBefore bool) {
 	p.mu.Lock()
-	before := conn.settled
+	wasSettled := conn.settled
 	switch {
-	case before:
+	case wasSettled:
 	case answered:
 		conn.settled = true
 	default:
-		conn.taken--
+		conn.unsettledRequests--
 	}
-	more := !before && len(p.waiters) > 0
+	hasWaiters := !wasSettled && len(p.waiters) > 0
 	p.mu.Unlock()
-	if more {
+	if hasWaiters {
 		p.serve()
 	}
-	return before
+	return wasSettled
 }
 
-// settle lets a connection take as many requests as it says, although none was answered.
+// settle lets a connection carry as many requests as its settings allow, although no request was
+// answered.
 func (p *h2Pool) settle(conn *h2Conn) {
 	p.mu.Lock()
 	conn.settled = true
@@ -144,16 +146,16 @@ func (p *h2Pool) settle(conn *h2Conn) {
 	p.serve()
 }
 
-// changed is the state hook of connections: room may have come free, or a connection has ended.
-// net/http may call it with its locks held, from any goroutine, so it takes no lock and does not
-// block.
+// changed is the state hook of connections: room may have become free, or a connection has ended.
+// net/http may call changed with its locks held, from any goroutine, so changed takes no lock and
+// does not block.
 func (p *h2Pool) changed(conn *http.ClientConn) {
 	if p.waiting.Load() > 0 || conn.Err() != nil {
 		go p.serve()
 	}
 }
 
-// serve gives room to those that wait for it, and dials for the rest.
+// serve gives room to waiting requests, and dials if requests still wait.
 func (p *h2Pool) serve() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,31 +172,31 @@ func (p *h2Pool) serve() {
 	p.dialLocked()
 }
 
-// reserveLocked takes room on the oldest connection that has some, nil if there is none.
-// Connections that will never have any again are forgotten: those that have ended, and those
-// without requests that still refuse one.
+// reserveLocked reserves room on the oldest connection that has room, and returns the connection,
+// nil if there is none. reserveLocked removes connections that will never have room again: those
+// that have ended, and those without requests that still refuse one.
 func (p *h2Pool) reserveLocked() (found *h2Conn) {
 	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool {
-		if found != nil || conn.sending.Load() || !conn.settled && conn.taken > 0 {
+		if found != nil || conn.sending.Load() || !conn.settled && conn.unsettledRequests > 0 {
 			return false
 		}
 		if conn.Reserve() == nil {
 			conn.sending.Store(true)
-			conn.since = time.Now()
-			conn.taken++
+			conn.reservedAt = time.Now()
+			conn.unsettledRequests++
 			found = conn
 			return false
 		}
 		useless := conn.Err() != nil || conn.InFlight() == 0
 		if useless {
-			go func() { _ = conn.Close() }() // it may take a while
+			go func() { _ = conn.Close() }() // Close may take a while
 		}
 		return useless
 	})
 	return found
 }
 
-// dialLocked dials if requests wait, and nothing under way will give them room soon.
+// dialLocked dials if requests wait, and no dial or request under way gives them room soon.
 func (p *h2Pool) dialLocked() {
 	if len(p.waiters) == 0 {
 		if p.timer != nil {
@@ -202,7 +204,7 @@ func (p *h2Pool) dialLocked() {
 		}
 		return
 	}
-	// For a dial that hangs, and because a state hook may miss a change while it runs.
+	// Call serve again in case a dial hangs, or a state hook misses a change while serve runs.
 	if p.timer == nil {
 		p.timer = time.AfterFunc(dialPatience, p.serve)
 	} else {
@@ -214,30 +216,31 @@ func (p *h2Pool) dialLocked() {
 	if n := len(p.dials); n == maxDials || n > 0 && time.Since(p.dials[n-1]) < dialPatience {
 		return
 	}
-	begun := time.Now()
-	p.dials = append(p.dials, begun)
-	go p.run(begun)
+	startedAt := time.Now()
+	p.dials = append(p.dials, startedAt)
+	go p.run(startedAt)
 }
 
-// isPromising reports whether the connection may have more room in a moment: when its first answer,
-// or the headers of a request, show that it works. It does not if those headers do not leave,
-// because the server reads nothing.
+// isPromising reports whether the connection may soon have more room: when its first answer
+// arrives, or when the headers of a request are sent. If the headers are not sent within
+// dialPatience, because the server reads nothing, the connection is not promising.
 func (c *h2Conn) isPromising() bool {
-	return !c.settled || c.sending.Load() && time.Since(c.since) < dialPatience
+	return !c.settled || c.sending.Load() && time.Since(c.reservedAt) < dialPatience
 }
 
-// run dials. The dial belongs to no single request, for others may wait; it ends with the target.
-func (p *h2Pool) run(begun time.Time) {
+// run dials. The dial belongs to no single request, because other requests may wait for it. The
+// dial ends with the target.
+func (p *h2Pool) run(startedAt time.Time) {
 	ctx, cancel := context.WithTimeout(p.life, dialTimeout)
 	defer cancel()
 	dialed, err := p.dial(ctx)
 	var conn *h2Conn
 	if err == nil {
 		conn = &h2Conn{ClientConn: dialed}
-		dialed.SetStateHook(p.changed) // without mu: it calls the hook
+		dialed.SetStateHook(p.changed) // without mu, because SetStateHook calls the hook
 	}
 	p.mu.Lock()
-	p.dials = slices.Delete(p.dials, slices.Index(p.dials, begun), slices.Index(p.dials, begun)+1)
+	p.dials = slices.Delete(p.dials, slices.Index(p.dials, startedAt), slices.Index(p.dials, startedAt)+1)
 	switch {
 	case err == nil:
 		p.conns = append(p.conns, conn)

@@ -20,31 +20,30 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The types of HTTP/2 frames, and the codes, that the tests use (RFC 9113, sections 6 and 7).
+// The HTTP/2 frame types and codes that the tests use (RFC 9113, sections 6 and 7).
 const (
 	frameData, frameHeaders, frameReset, frameSettings, framePing, frameGoAway = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7
 	flagEndStream, flagEndHeaders, flagAck                                     = 0x1, 0x4, 0x1
 	settingMaxStreams                                                          = 0x3
 )
 
-// rawH2 is an HTTP/2 server that answers request by request as the test says, and keeps no rule of
-// its own.
+// rawH2 is an HTTP/2 server that answers each request with answer, and enforces no rules of HTTP/2.
 type rawH2 struct {
 	url      string
-	conns    atomic.Int32 // that it accepted
-	requests atomic.Int32 // whose headers it got
+	conns    atomic.Int32 // accepted connections
+	requests atomic.Int32 // requests that were received completely
 	answer   func(c *rawConn, stream uint32, n int32)
 	settings []byte        // payload of its SETTINGS
-	delay    chan struct{} // SETTINGS wait for it, if not nil
+	delay    chan struct{} // if not nil, the server sends SETTINGS after delay is closed
 
 	mu     sync.Mutex
-	bodies map[string]string // guarded by mu; what it got, by connection and stream
+	bodies map[string]string // guarded by mu; received bodies, by connection and stream
 }
 
 type rawConn struct {
 	net.Conn
-	settled chan struct{} // closed when its SETTINGS were sent
-	mu      sync.Mutex
+	settingsSent chan struct{} // closed after SETTINGS were sent
+	mu           sync.Mutex
 }
 
 func (c *rawConn) frame(kind, flags byte, stream uint32, payload ...byte) {
@@ -81,7 +80,7 @@ func newRawH2(t *testing.T, answer func(c *rawConn, stream uint32, n int32)) *ra
 			running.Go(func() {
 				defer stop()
 				defer conn.Close()
-				s.serve(&rawConn{Conn: conn, settled: make(chan struct{})}, n)
+				s.serve(&rawConn{Conn: conn, settingsSent: make(chan struct{})}, n)
 			})
 		}
 	})
@@ -98,7 +97,7 @@ func (s *rawH2) serve(c *rawConn, n int32) {
 	if _, err := io.ReadFull(c, preface); err != nil {
 		return
 	}
-	settle := func() { c.frame(frameSettings, 0, 0, s.settings...); close(c.settled) }
+	settle := func() { c.frame(frameSettings, 0, 0, s.settings...); close(c.settingsSent) }
 	if s.delay == nil {
 		settle()
 	} else {
@@ -139,8 +138,8 @@ func (s *rawH2) target(t *testing.T) *Target {
 	return target.Target
 }
 
-// whole returns the bodies that arrived.
-func (s *rawH2) whole() (bodies []string) {
+// receivedBodies returns the bodies that arrived.
+func (s *rawH2) receivedBodies() (bodies []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, body := range s.bodies {
@@ -163,7 +162,7 @@ func post(t *testing.T, target *Target, url string, body io.Reader) error {
 	return resp.Body.Close()
 }
 
-// What the server says it did not process is sent once more, whole.
+// A request that the server reports as not processed is sent again, with the whole body.
 func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 	refuse := func(c *rawConn, stream uint32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) }
 	// NO_ERROR, last stream 0
@@ -184,12 +183,13 @@ func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 			g.Expect(post(t, s.target(t), s.url, strings.NewReader("body"))).To(Succeed())
 			g.Expect(s.requests.Load()).To(BeEquivalentTo(2))
 			g.Expect(s.conns.Load()).To(Equal(tc.conns))
-			g.Expect(s.whole()).To(Equal([]string{"body", "body"}))
+			g.Expect(s.receivedBodies()).To(Equal([]string{"body", "body"}))
 		})
 	}
 }
 
-// What the server may have processed is not, nor is what cannot be sent again whole.
+// A request that the server may have processed is not sent again, nor a request whose body cannot
+// be sent again.
 func TestRequestsThatAreNotSentAgain(t *testing.T) {
 	for name, tc := range map[string]struct {
 		decline func(*rawConn, uint32)
@@ -212,10 +212,10 @@ func TestRequestsThatAreNotSentAgain(t *testing.T) {
 	}
 }
 
-// The Close of a body that was not read waits until it is known whether it is sent again.
+// The Close of an unread body takes effect only when the body is not sent again.
 func TestUnreadBody(t *testing.T) {
 	g := NewWithT(t)
-	original := &closes{Reader: strings.NewReader("body")}
+	original := &closeRecorder{Reader: strings.NewReader("body")}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://one", original)
 	body := newReplayable(req)
 	sent := body.attach(req).Body
@@ -225,20 +225,20 @@ func TestUnreadBody(t *testing.T) {
 	sent = body.attach(req).Body
 	g.Expect(sent.Close()).To(Succeed())
 	body.sent()
-	g.Expect(original.closed.Load()).To(BeTrue(), "it was answered without")
+	g.Expect(original.closed.Load()).To(BeTrue(), "the server answered without reading the body")
 
-	original = &closes{Reader: strings.NewReader("body")}
+	original = &closeRecorder{Reader: strings.NewReader("body")}
 	req.Body = original
 	body = newReplayable(req)
 	body.sent()
-	g.Expect(original.closed.Load()).To(BeFalse(), "it is still being sent")
+	g.Expect(original.closed.Load()).To(BeFalse(), "the body is still being sent")
 	g.Expect(body.attach(req).Body.Close()).To(Succeed())
 	g.Expect(original.closed.Load()).To(BeTrue())
-	g.Expect(newReplayable(httptest.NewRequest(http.MethodGet, "/", nil)).rewind()).To(Succeed(), "there is none")
+	g.Expect(newReplayable(httptest.NewRequest(http.MethodGet, "/", nil)).rewind()).
+		To(Succeed(), "the request has no body")
 }
 
-// What is wrong with the request itself fails at once, also on a connection that has answered
-// before.
+// An invalid request fails at once, also on a connection that has answered before.
 func TestInvalidRequests(t *testing.T) {
 	g := NewWithT(t)
 	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.ok(stream) })
@@ -254,7 +254,7 @@ func TestInvalidRequests(t *testing.T) {
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(1))
 }
 
-// A server that declines for ever is asked a few times.
+// A request that the server always refuses is sent a few times.
 func TestRefusedForEver(t *testing.T) {
 	g := NewWithT(t)
 	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.frame(frameReset, 0, stream, 0, 0, 0, 7) })
@@ -265,14 +265,15 @@ func TestRefusedForEver(t *testing.T) {
 	go func() { _, err := target.RoundTripper().RoundTrip(req); done <- err }()
 	g.Eventually(s.requests.Load).Should(BeNumerically(">=", 2))
 	cancel()
-	g.Eventually(done).Should(Receive(MatchError(context.Canceled)), "the pause ends with the request's context")
+	g.Eventually(done).Should(Receive(MatchError(context.Canceled)),
+		"the delay between two sends ends with the request's context")
 }
 
-// A connection that the server ends between two requests costs none.
+// No request fails because the server ends the connection between two requests.
 func TestRequestsAfterGoAway(t *testing.T) {
 	g := NewWithT(t)
 	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) {
-		if stream == 1 { // later ones came too late
+		if stream == 1 { // later requests arrived after the GOAWAY
 			c.ok(stream)
 			c.frame(frameGoAway, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
 		}
@@ -284,8 +285,9 @@ func TestRequestsAfterGoAway(t *testing.T) {
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(20))
 }
 
-// A server that allows few streams gets as many connections as it takes, also if its settings
-// arrive late: net/http sends nothing on a connection on which more was reserved than they allow.
+// For a server that allows few streams the pool opens as many connections as needed, also if the
+// server's settings arrive late. net/http sends nothing on a connection on which more room was
+// reserved than the settings allow.
 func TestFewStreamsPerConnection(t *testing.T) {
 	for name, late := range map[string]bool{"settings at once": false, "late settings": true} {
 		t.Run(name, func(t *testing.T) {
@@ -293,8 +295,8 @@ func TestFewStreamsPerConnection(t *testing.T) {
 			s := newRawH2(t, func(*rawConn, uint32, int32) {})
 			s.answer = func(c *rawConn, stream uint32, _ int32) {
 				go func() {
-					<-c.settled
-					c.frame(frameHeaders, flagEndHeaders, stream, 0x88) // and no end
+					<-c.settingsSent
+					c.frame(frameHeaders, flagEndHeaders, stream, 0x88) // the response does not end
 				}()
 			}
 			s.settings = []byte{0, settingMaxStreams, 0, 0, 0, 5}
@@ -329,7 +331,7 @@ func TestFewStreamsPerConnection(t *testing.T) {
 	}
 }
 
-// Requests that are given up while they wait, or just as they are served, leave no reservation
+// Requests that are cancelled while they wait, or just as they receive room, leave no reservation
 // behind.
 func TestRequestsThatAreGivenUp(t *testing.T) {
 	g := NewWithT(t)

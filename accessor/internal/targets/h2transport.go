@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	tcpTimeout       = 30 * time.Second // of net/http's dials
+	tcpTimeout       = 30 * time.Second // for a TCP dial
 	handshakeTimeout = 10 * time.Second
-	idleTimeout      = 90 * time.Second // of a TCP connection without requests
-	pingAfter        = 30 * time.Second // without a frame, as client-go has it
+	idleTimeout      = 90 * time.Second // for a TCP connection without requests
+	pingAfter        = 30 * time.Second // time without a frame; the same as in client-go
 	pingTimeout      = 15 * time.Second
-	maxSends         = 6 // of one request that the server did not process
+	maxSends         = 6 // attempts to send one request that the server did not process
 )
 
-// h2Transport is the RoundTripper of a target: HTTP/2, over connections that are dialed one at a
-// time. HTTP/1.1 takes its place without TLS, behind a proxy, for a server without HTTP/2, and for
-// a request that upgrades its connection.
+// h2Transport is the RoundTripper of a target. h2Transport uses HTTP/2, over connections that are
+// dialed one at a time. h2Transport falls back to HTTP/1.1 without TLS, behind a proxy, for a
+// server without HTTP/2, and for a request that upgrades its connection.
 type h2Transport struct {
-	http1   *http.Transport
-	http2   *h2Pool     // nil where HTTP/2 is not to be had
-	refused atomic.Bool // the server does not speak HTTP/2
+	http1            *http.Transport
+	http2            *h2Pool     // nil if HTTP/2 is not available
+	http2Unsupported atomic.Bool // the server does not speak HTTP/2
 }
 
-// newH2Transport makes a transport that dials through http1.DialContext.
+// newH2Transport returns a transport that dials through http1.DialContext.
 func newH2Transport(life context.Context, server *http.Request, http1 *http.Transport) *h2Transport {
 	t := &h2Transport{http1: http1}
 	if proxy, err := http1.Proxy(server); err != nil || proxy != nil || server.URL.Scheme != "https" ||
@@ -48,8 +48,8 @@ func newH2Transport(life context.Context, server *http.Request, http1 *http.Tran
 	if config.ServerName == "" {
 		config.ServerName = server.URL.Hostname()
 	}
-	// A transport of its own: the one that client-go's defaults were applied to makes connections
-	// of another implementation, whose errors cannot be distinguished.
+	// HTTP/2 needs a separate transport. The transport with client-go's defaults creates
+	// connections of another implementation, whose errors cannot be distinguished.
 	dialer := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return dialTLS(ctx, http1.DialContext, address, config)
@@ -75,7 +75,7 @@ func isHTTP2Disabled() bool {
 	return os.Getenv("DISABLE_HTTP2") != "" || strings.Contains(os.Getenv("GODEBUG"), "http2client=0")
 }
 
-// errNoHTTP2 is why a connection to a server cannot be used.
+// errNoHTTP2 is the error of a dial to a server that does not speak HTTP/2.
 var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
 
 // dialTLS opens a connection for HTTP/2.
@@ -99,9 +99,10 @@ func dialTLS(ctx context.Context, dial func(ctx context.Context, network, addres
 	return conn, nil
 }
 
-// RoundTrip implements http.RoundTripper. A request that the server did not process is sent again.
+// RoundTrip implements http.RoundTripper. RoundTrip sends a request again if the server did not
+// process it.
 func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if t.http2 == nil || t.refused.Load() || req.Header.Get("Upgrade") != "" {
+	if t.http2 == nil || t.http2Unsupported.Load() || req.Header.Get("Upgrade") != "" {
 		return t.http1.RoundTrip(req)
 	}
 	body := newReplayable(req)
@@ -109,7 +110,7 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		conn, err := t.http2.acquire(req.Context())
 		if err != nil {
 			if errors.Is(err, errNoHTTP2) && body.rewind() == nil { // nothing was sent
-				t.refused.Store(true)
+				t.http2Unsupported.Store(true)
 				body.sent()
 				return t.http1.RoundTrip(body.attach(req))
 			}
@@ -133,8 +134,8 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// sleep waits before a request is sent again: not at all at first, then 1 s, doubled each time,
-// with jitter.
+// sleep waits before a request is sent again. Before the second send there is no delay. Then the
+// delay is 1 s, doubled each time, with jitter.
 func sleep(ctx context.Context, sends int) error {
 	if sends == 1 {
 		return nil
@@ -152,28 +153,28 @@ func sleep(ctx context.Context, sends int) error {
 
 // send sends a request on a connection that has room for it.
 func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, error) {
-	var sent, passedOn atomic.Bool
-	// the turn to send; net/http may send the headers of a request that was given up after it has
-	// returned
-	passOn := func() {
-		if !passedOn.Swap(true) {
+	var headersSent, notified atomic.Bool
+	// notifySent lets the next request send its headers. net/http may send the headers of a
+	// cancelled request after RoundTrip has returned.
+	notifySent := func() {
+		if !notified.Swap(true) {
 			t.http2.sent(conn)
 		}
 	}
 	trace := &httptrace.ClientTrace{WroteHeaders: func() {
-		sent.Store(true)
-		passOn()
+		headersSent.Store(true)
+		notifySent()
 	}}
 	resp, err := conn.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
-	passOn()
+	notifySent()
 	answeredBefore := t.http2.finished(conn, err == nil)
-	if err != nil && !sent.Load() && answeredBefore && (conn.Err() != nil || err.Error() == connNotUsable) {
+	if err != nil && !headersSent.Load() && answeredBefore && (conn.Err() != nil || err.Error() == connNotUsable) {
 		return nil, &unprocessedError{err}
 	}
 	return resp, err
 }
 
-// unprocessedError is the error of a request that was not sent, because its connection had just
+// unprocessedError is the error of a request that was not sent because its connection had just
 // ended.
 type unprocessedError struct{ cause error }
 
@@ -181,8 +182,8 @@ func (e *unprocessedError) Error() string { return e.cause.Error() }
 func (e *unprocessedError) Cause() error  { return e.cause }
 func (e *unprocessedError) Unwrap() error { return e.cause }
 
-// streamError has the fields of net/http's HTTP/2 stream errors, which errors.As copies into any
-// such struct.
+// streamError has the fields of net/http's HTTP/2 stream errors. errors.As copies those errors into
+// any struct with these fields.
 type streamError struct {
 	StreamID uint32
 	Code     uint32
@@ -193,17 +194,18 @@ func (streamError) Error() string { return "stream error" }
 
 const (
 	refusedStream = 7 // RFC 9113, section 7
-	// gracefulShutdown is the error of a request whose stream ID is above the last one that the
-	// server's GOAWAY says it processes. net/http exports no type for it. If the text changes, a
-	// retry is lost and none is made in vain.
+	// gracefulShutdown is the error of a request whose stream ID is above the last stream ID in the
+	// server's GOAWAY. net/http exports no type for the error. If the text changes, such requests
+	// are no longer retried, but no request is retried wrongly.
 	gracefulShutdown = "http2: Transport received Server's graceful shutdown GOAWAY"
 	// connNotUsable is the error of a request whose connection got a GOAWAY, or ended, before the
 	// request was sent.
 	connNotUsable = "http2: client conn not usable"
 )
 
-// isUnprocessed reports whether a request that failed with err was certainly not processed: it was
-// not sent, or the server says so (RFC 9113, sections 6.8 and 8.7).
+// isUnprocessed reports whether a request that failed with err was certainly not processed. Either
+// the request was not sent, or the server reports that it did not process the request (RFC 9113,
+// sections 6.8 and 8.7).
 func isUnprocessed(err error) bool {
 	var unprocessed *unprocessedError
 	var stream streamError

@@ -20,16 +20,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// streaming is an HTTP/2 server, a hundred streams on a connection, whose responses never end. It
-// counts connections.
-type streaming struct {
+// streamingServer is an HTTP/2 server whose responses never end. The server allows a hundred
+// streams per connection, and counts connections.
+type streamingServer struct {
 	*httptest.Server
-	streams     atomic.Int32 // that clients have open
+	streams     atomic.Int32 // streams that clients have open
 	open, total atomic.Int32
 }
 
-func newStreaming(t *testing.T) *streaming {
-	s := &streaming{}
+func newStreamingServer(t *testing.T) *streamingServer {
+	s := &streamingServer{}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 		<-req.Context().Done()
@@ -50,8 +50,8 @@ func newStreaming(t *testing.T) *streaming {
 	return s
 }
 
-// stream opens so many streams at once and returns when all are open.
-func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
+// stream opens n streams at once and returns when all are open.
+func (s *streamingServer) stream(t *testing.T, transport http.RoundTripper, n int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -62,7 +62,7 @@ func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
 	for range n {
 		running.Go(func() {
 			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
-			resp, err := through.RoundTrip(req)
+			resp, err := transport.RoundTrip(req)
 			if err != nil {
 				if ctx.Err() == nil {
 					t.Error(err)
@@ -77,7 +77,7 @@ func (s *streaming) stream(t *testing.T, through http.RoundTripper, n int) {
 	NewWithT(t).Eventually(s.streams.Load).WithTimeout(30 * time.Second).Should(BeEquivalentTo(n))
 }
 
-func (s *streaming) target(t *testing.T) *Target {
+func (s *streamingServer) target(t *testing.T) *Target {
 	t.Helper()
 	var set Set
 	target, err := set.Join(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
@@ -86,24 +86,25 @@ func (s *streaming) target(t *testing.T) *Target {
 	return target.Target
 }
 
-// Fifty starts at once find the connection that the first of them dialed.
+// Fifty requests at once share the connection that the first of them dialed.
 func TestFiftyStarts(t *testing.T) {
-	s := newStreaming(t)
+	s := newStreamingServer(t)
 	s.stream(t, s.target(t).RoundTripper(), 50)
 	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2),
-		"one, and another if the machine is so busy that a handshake takes a second")
+		"one connection, and another if the machine is so busy that a handshake takes a second")
 }
 
-// A thousand need ten connections and get ten.
+// A thousand requests at once need ten connections and get ten.
 func TestThousandStarts(t *testing.T) {
-	s := newStreaming(t)
+	s := newStreamingServer(t)
 	s.stream(t, s.target(t).RoundTripper(), 1000)
 	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)),
-		"two more if the machine is very busy")
+		"ten connections, and two more if the machine is very busy")
 }
 
-// hanging is an address that accepts connections and then says nothing; it counts them.
-func hanging(t *testing.T) (url string, accepted *atomic.Int32) {
+// newHangingListener returns the URL of a listener that accepts connections and never answers, and
+// the number of accepted connections.
+func newHangingListener(t *testing.T) (url string, accepted *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -130,11 +131,11 @@ func hanging(t *testing.T) (url string, accepted *atomic.Int32) {
 	return "https://" + listener.Addr().String(), accepted
 }
 
-// Who waits for a connection waits no longer than its own context, whoever dials; and a server that
-// hangs meets one dial.
+// A request that waits for a connection waits no longer than its own context, also if another
+// request has started the dial. A server that hangs receives one dial.
 func TestWaitingForAConnection(t *testing.T) {
 	g := NewWithT(t)
-	url, accepted := hanging(t)
+	url, accepted := newHangingListener(t)
 	var set Set
 	target, err := set.Join(&rest.Config{Host: url}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -156,16 +157,16 @@ func TestWaitingForAConnection(t *testing.T) {
 	cancelPatient()
 	g.Eventually(waiting).Should(Receive(MatchError(context.Canceled)))
 
-	// The last member's end ends the dial that nobody waits for; goleak sees it.
+	// When the last member leaves, the dial ends; goleak fails the test otherwise.
 	again := make(chan error, 1)
 	go func() { again <- ask(t.Context()) }()
 	target.Leave()
 	g.Eventually(again).Should(Receive(HaveOccurred()))
 }
 
-// behind is an address that passes connections on to a server, but for the first ones, which it
-// lets hang. It counts them.
-func behind(t *testing.T, server string, hang int32) (url string, accepted *atomic.Int32) {
+// newHangingProxy returns the URL of a proxy for a server, and the number of accepted connections.
+// The first connections hang, as many as hang says.
+func newHangingProxy(t *testing.T, server string, hang int32) (url string, accepted *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -202,14 +203,14 @@ func behind(t *testing.T, server string, hang int32) (url string, accepted *atom
 	return "https://" + listener.Addr().String(), accepted
 }
 
-// A dial that hangs holds nobody up for long: another one is tried beside it.
+// A dial that hangs delays requests by dialPatience only, because another dial starts.
 func TestDialThatHangs(t *testing.T) {
 	g := NewWithT(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	url, accepted := behind(t, server.URL, 1)
+	url, accepted := newHangingProxy(t, server.URL, 1)
 	var set Set
 	target, err := set.Join(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -232,7 +233,7 @@ func TestDialThatHangs(t *testing.T) {
 	g.Expect(accepted.Load()).To(And(BeNumerically(">=", 2), BeNumerically("<=", maxDials)))
 }
 
-// Who waits for a dial takes the room that others leave meanwhile.
+// A request that waits for a dial uses room that becomes free meanwhile.
 func TestRoomThatComesFree(t *testing.T) {
 	g := NewWithT(t)
 	release := make(chan struct{})
@@ -260,7 +261,7 @@ func TestRoomThatComesFree(t *testing.T) {
 	g.Expect(ask("/")).To(Succeed())
 	pool := target.transport.h2.http2
 	pool.mu.Lock()
-	// from now on they hang
+	// further dials hang
 	pool.dial = func(ctx context.Context) (*http.ClientConn, error) { <-ctx.Done(); return nil, ctx.Err() }
 	pool.mu.Unlock()
 	long, waiting := make(chan error, 1), make(chan error, 1)
@@ -275,13 +276,13 @@ func TestRoomThatComesFree(t *testing.T) {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()
 		return len(pool.dials)
-	}).Should(Equal(1), "it waits for a dial")
+	}).Should(Equal(1), "the second request waits for a dial")
 	close(release)
 	g.Eventually(waiting, dialTimeout/2).Should(Receive(BeNil()))
 	g.Expect(<-long).To(Succeed())
 }
 
-// However long dials hang, few are tried, and each has its end.
+// If dials hang, the pool starts at most maxDials, and each dial has a timeout.
 func TestDialsAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -289,12 +290,12 @@ func TestDialsAreFew(t *testing.T) {
 		var ends []time.Duration
 		var mu sync.Mutex
 		pool := newH2Pool(t.Context(), "host:443", func(ctx context.Context) (*http.ClientConn, error) {
-			begun := time.Now()
+			startedAt := time.Now()
 			dials.Add(1)
 			<-ctx.Done()
 			mu.Lock()
 			defer mu.Unlock()
-			ends = append(ends, time.Since(begun))
+			ends = append(ends, time.Since(startedAt))
 			return nil, ctx.Err()
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-time.Second)
@@ -315,7 +316,7 @@ func TestDialsAreFew(t *testing.T) {
 	})
 }
 
-// What HTTP/2 cannot do, or must not, goes to net/http; dead connections are noticed.
+// Where HTTP/2 is not possible, or not allowed, requests use HTTP/1.1.
 func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	g := NewWithT(t)
 	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}
@@ -351,20 +352,20 @@ func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	}
 }
 
-// closes tells whether a request body was closed.
-type closes struct {
+// closeRecorder is a request body that records whether it was closed.
+type closeRecorder struct {
 	io.Reader
 	closed atomic.Bool
 }
 
-func (c *closes) Close() error {
+func (c *closeRecorder) Close() error {
 	if c.closed.Swap(true) {
 		panic("closed twice")
 	}
 	return nil
 }
 
-// Where no connection is to be had the body is closed, as net/http does.
+// If no connection is available, the body is closed, as net/http does.
 func TestBodyIsClosed(t *testing.T) {
 	g := NewWithT(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -375,16 +376,16 @@ func TestBodyIsClosed(t *testing.T) {
 	target, err := set.Join(&rest.Config{Host: url}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
-	body := &closes{Reader: strings.NewReader("body")}
+	body := &closeRecorder{Reader: strings.NewReader("body")}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 	_, err = target.RoundTripper().RoundTrip(req)
 	g.Expect(err).To(MatchError(ContainSubstring("connection refused")))
 	g.Expect(body.closed.Load()).To(BeTrue())
 }
 
-// HTTP/2 can be switched off, as with any client of client-go.
+// The environment can switch HTTP/2 off, as with any client of client-go.
 func TestHTTP2SwitchedOff(t *testing.T) {
-	s := newStreaming(t)
+	s := newStreamingServer(t)
 	NewWithT(t).Expect(s.target(t).transport.h2.http2).NotTo(BeNil())
 	t.Run("for client-go", func(t *testing.T) {
 		t.Setenv("DISABLE_HTTP2", "true")
@@ -396,10 +397,10 @@ func TestHTTP2SwitchedOff(t *testing.T) {
 	})
 }
 
-// A connection that is lost is replaced, and requests that were not answered fail rather than hang.
+// A lost connection is replaced, and requests that were not answered fail instead of hanging.
 func TestLostConnection(t *testing.T) {
 	g := NewWithT(t)
-	s := newStreaming(t)
+	s := newStreamingServer(t)
 	target := s.target(t)
 	s.stream(t, target.RoundTripper(), 1)
 	s.CloseClientConnections()
@@ -408,13 +409,13 @@ func TestLostConnection(t *testing.T) {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()
 		return len(pool.conns)
-	}).Should(BeZero(), "the lost one is forgotten")
+	}).Should(BeZero(), "the pool removes the lost connection")
 	s.streams.Store(0)
 	s.stream(t, target.RoundTripper(), 1)
 	g.Expect(s.total.Load()).To(BeEquivalentTo(2))
 }
 
-// A server without HTTP/2 is talked to in HTTP/1.1, bodies included.
+// Requests to a server without HTTP/2 use HTTP/1.1, also requests with a body.
 func TestServerWithoutHTTP2(t *testing.T) {
 	g := NewWithT(t)
 	var opened atomic.Int32
@@ -444,5 +445,5 @@ func TestServerWithoutHTTP2(t *testing.T) {
 		g.Expect(string(body)).To(Equal("echo"))
 		g.Expect(resp.Header.Get("Proto")).To(Equal("HTTP/1.1"))
 	}
-	g.Expect(opened.Load()).To(BeEquivalentTo(2), "one to find out, and one that is used on")
+	g.Expect(opened.Load()).To(BeEquivalentTo(2), "one connection to find out, and one that is used from then on")
 }

@@ -17,16 +17,16 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// rediscoverAfter is how long "no such kind" is believed, and so the shortest time between two
-// discoveries.
+// rediscoverAfter is how long "no such kind" stays cached. It is therefore the shortest time
+// between two discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxDiscovery is what a server may answer to one discovery. A thousand CustomResourceDefinitions
-// are half a megabyte and 25,000 values, in two answers, or one for each group and version; a
-// server that a kubeconfig names may answer anything.
+// maxDiscovery bounds the answers of a server to one discovery. A thousand
+// CustomResourceDefinitions are half a megabyte and 25,000 values, in two answers, or one for each
+// group and version. A server that a kubeconfig names may answer anything.
 var maxDiscovery = untrusted.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
 
-// discovered is what the members of a target found out about the kinds it serves.
+// discovered holds the kinds that a target serves, as its members discovered them.
 type discovered struct {
 	flight singleflight.Group
 	latest atomic.Pointer[kinds] // nil before the first discovery
@@ -35,8 +35,8 @@ type discovered struct {
 // kinds is the outcome of one discovery.
 type kinds struct {
 	mapper meta.RESTMapper
-	at     time.Time   // when it began
-	stale  atomic.Bool // a path that it named turned out not to exist
+	at     time.Time   // start of the discovery
+	stale  atomic.Bool // a path in the result turned out not to exist
 }
 
 func (k *kinds) fresh() bool { return time.Since(k.at) < rediscoverAfter }
@@ -47,11 +47,11 @@ func (d *discovered) forget() {
 	}
 }
 
-// Mapper is a meta.RESTMapper over what all members of a target discovered. On a miss it discovers
-// with its own client, once for all who ask at the same time, and holds no lock meanwhile. It may
-// be used from any goroutine.
+// Mapper is a meta.RESTMapper based on the discovery results of all members of a target. On a miss,
+// Mapper runs a discovery with its own client, one for all concurrent callers, and holds no lock
+// meanwhile. Mapper may be used from any goroutine.
 //
-// "No such kind" is believed for 5 s, so a kind that was just installed is found within that time.
+// "No such kind" stays cached for 5 s, so a kind that was just installed is found within that time.
 type Mapper struct {
 	kinds  *discovered
 	config *rest.Config
@@ -66,38 +66,39 @@ func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
 	return &Mapper{kinds: &t.kinds, config: config, client: client}
 }
 
-// lookup answers from what is known and discovers where that does not suffice. It returns when ctx
-// is done; a discovery under way goes on for the others, bounded by the client's timeout and life.
+// lookup answers from the cached kinds, and runs a discovery if they do not suffice. lookup returns
+// when ctx is done. A discovery under way continues for other callers, bounded by the client's
+// timeout and life.
 func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
-	known := m.kinds.latest.Load()
-	if known != nil {
-		answer, err := ask(known.mapper)
-		if known.fresh() || (!meta.IsNoMatchError(err) && !known.stale.Load()) {
+	cached := m.kinds.latest.Load()
+	if cached != nil {
+		answer, err := ask(cached.mapper)
+		if cached.fresh() || (!meta.IsNoMatchError(err) && !cached.stale.Load()) {
 			return answer, err
 		}
 	}
-	renewed, err := m.discover(ctx)
+	newKinds, err := m.discover(ctx)
 	switch {
 	case err == nil:
-		return ask(renewed.mapper)
-	case known != nil && known.stale.Load():
-		return ask(known.mapper) // doubtful knowledge is better than none
+		return ask(newKinds.mapper)
+	case cached != nil && cached.stale.Load():
+		return ask(cached.mapper) // stale kinds are better than none
 	default:
 		var none T
 		return none, err
 	}
 }
 
-// discover asks the server, in one flight with others. A flight that failed with another member's
-// credential says nothing about ours, so then we ask alone.
+// discover asks the server, in one flight with other callers. A flight that failed with another
+// member's credential may succeed with ours, so discover then asks alone.
 func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
-	mine := false
-	found, err := await(ctx, &m.kinds.flight, func() (any, error) {
-		mine = true
+	isLeader := false
+	result, err := await(ctx, &m.kinds.flight, func() (any, error) {
+		isLeader = true
 		return m.ask()
 	})
-	if err == nil || ctx.Err() != nil || mine { // in this order: if ctx ended, the flight may be writing mine
-		return found, err
+	if err == nil || ctx.Err() != nil || isLeader { // in this order: if ctx ended, the flight may be writing isLeader
+		return result, err
 	}
 	return await(ctx, &singleflight.Group{}, m.ask)
 }
@@ -115,8 +116,8 @@ func await(ctx context.Context, flight *singleflight.Group, ask func() (any, err
 	}
 }
 
-// ask discovers with our own credential, within the timeout of our config. It does not queue behind
-// our own requests, for others may wait for it.
+// ask runs a discovery with our own credential, within the timeout of our config. The discovery is
+// not subject to our rate limit, because other members may wait for it.
 func (m *Mapper) ask() (any, error) {
 	config := rest.CopyConfig(m.config)
 	config.RateLimiter, config.QPS = nil, -1
@@ -132,51 +133,51 @@ func (m *Mapper) ask() (any, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing discovery")
 	}
-	found := &kinds{at: time.Now()}
+	result := &kinds{at: time.Now()}
 	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, discovery.ToDiscoveryInterfaceWithContext(client))
 	if err != nil {
 		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
 	}
 	if len(groups) == 0 {
-		return nil, errors.Errorf("discovering the kinds that %s serves: it named none", m.config.Host)
+		return nil, errors.Errorf("discovering the kinds that %s serves: the server named none", m.config.Host)
 	}
-	found.mapper = restmapper.NewDiscoveryRESTMapper(groups)
+	result.mapper = restmapper.NewDiscoveryRESTMapper(groups)
 	for {
 		latest := m.kinds.latest.Load()
-		if latest != nil && latest.at.After(found.at) {
-			return latest, nil // somebody asked later and was quicker
+		if latest != nil && latest.at.After(result.at) {
+			return latest, nil // a later discovery was faster
 		}
-		if m.kinds.latest.CompareAndSwap(latest, found) {
-			return found, nil
+		if m.kinds.latest.CompareAndSwap(latest, result) {
+			return result, nil
 		}
 	}
 }
 
 // KindFor implements meta.RESTMapper.
 func (m *Mapper) KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionKind, error) {
-		return known.KindFor(resource)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (schema.GroupVersionKind, error) {
+		return mapper.KindFor(resource)
 	})
 }
 
 // KindsFor implements meta.RESTMapper.
 func (m *Mapper) KindsFor(resource schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionKind, error) {
-		return known.KindsFor(resource)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]schema.GroupVersionKind, error) {
+		return mapper.KindsFor(resource)
 	})
 }
 
 // ResourceFor implements meta.RESTMapper.
 func (m *Mapper) ResourceFor(input schema.GroupVersionResource) (schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (schema.GroupVersionResource, error) {
-		return known.ResourceFor(input)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (schema.GroupVersionResource, error) {
+		return mapper.ResourceFor(input)
 	})
 }
 
 // ResourcesFor implements meta.RESTMapper.
 func (m *Mapper) ResourcesFor(input schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]schema.GroupVersionResource, error) {
-		return known.ResourcesFor(input)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]schema.GroupVersionResource, error) {
+		return mapper.ResourcesFor(input)
 	})
 }
 
@@ -188,21 +189,21 @@ func (m *Mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RES
 // RESTMappingWithContext is RESTMapping that ends with ctx.
 func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind,
 	versions ...string) (*meta.RESTMapping, error) {
-	return lookup(ctx, m, func(known meta.RESTMapper) (*meta.RESTMapping, error) {
-		return known.RESTMapping(gk, versions...)
+	return lookup(ctx, m, func(mapper meta.RESTMapper) (*meta.RESTMapping, error) {
+		return mapper.RESTMapping(gk, versions...)
 	})
 }
 
 // RESTMappings implements meta.RESTMapper.
 func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) ([]*meta.RESTMapping, error) {
-		return known.RESTMappings(gk, versions...)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]*meta.RESTMapping, error) {
+		return mapper.RESTMappings(gk, versions...)
 	})
 }
 
 // ResourceSingularizer implements meta.RESTMapper.
 func (m *Mapper) ResourceSingularizer(resource string) (string, error) {
-	return lookup(context.Background(), m, func(known meta.RESTMapper) (string, error) {
-		return known.ResourceSingularizer(resource)
+	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (string, error) {
+		return mapper.ResourceSingularizer(resource)
 	})
 }

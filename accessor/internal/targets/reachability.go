@@ -8,18 +8,18 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// ID names a membership. IDs are never used twice; zero names none.
+// ID identifies a membership. IDs are never used twice; zero identifies none.
 type ID uint64
 
 // Member is a connection that uses a target. The target calls it without holding a lock, from any
 // goroutine.
 type Member interface {
-	// ProbeForAll has the member probe on behalf of all members. It returns false if the member
-	// cannot do so now.
+	// ProbeForAll makes the member probe on behalf of all members. ProbeForAll returns false if the
+	// member cannot probe now.
 	ProbeForAll(membership ID) bool
-	// TargetDown ends the member's connection, because the target does not answer anybody.
+	// TargetDown ends the member's connection, because the target does not answer any member.
 	TargetDown(membership ID, err error)
-	// RetryAt brings forward to at a connect that waits because the target was silent.
+	// RetryAt moves a connect that waits because the target was silent to the earlier time at.
 	RetryAt(membership ID, at time.Time)
 }
 
@@ -32,40 +32,40 @@ type Membership struct {
 	// Guarded by the target's mu.
 	connected  bool
 	lastProbe  time.Time
-	waitsUntil time.Time // the next connect, if it waits because the target was silent; else zero
+	waitsUntil time.Time // time of the next connect, if the member waits because the target was silent; otherwise zero
 }
 
-// ID names the membership.
+// ID returns the ID of the membership.
 func (m *Membership) ID() ID { return m.id }
 
 // Leave ends the membership. Call it once. The last member's Leave closes the target's TCP
 // connections.
 func (m *Membership) Leave() {
 	m.mu.Lock()
-	m.joined = slices.DeleteFunc(m.joined, func(other *Membership) bool { return other == m })
+	m.memberships = slices.DeleteFunc(m.memberships, func(other *Membership) bool { return other == m })
 	m.mu.Unlock()
 	m.set.release(m.Target)
 }
 
-// Update notes how the member stands: whether it is connected, when it last probed, and until when
-// it waits because the target was silent (zero if it does not).
+// Update records the state of the member: whether it is connected, when it last probed, and until
+// when it waits because the target was silent (zero if it does not wait).
 func (m *Membership) Update(connected bool, lastProbe, waitsUntil time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.connected, m.lastProbe, m.waitsUntil = connected, lastProbe, waitsUntil
 }
 
-// Outcome is what became of a request to the target.
+// Outcome is the result of a request to the target.
 type Outcome struct {
 	Answered bool
 	Asked    time.Time // when the request was sent
-	ForAll   bool      // the target had the member ask
-	Err      error     // if it was not answered
+	ForAll   bool      // the target requested the probe
+	Err      error     // if the request was not answered
 }
 
-// Report notes what became of a member's request. An answer wakes the members that wait for the
-// target. Silence counts against the target if the target had the member ask; after
-// FailureThreshold of those all members are disconnected.
+// Report records the result of a member's request. An answer wakes the members that wait for the
+// target. Silence counts as a failure of the target if the target requested the probe. After
+// FailureThreshold such failures all members are disconnected.
 func (m *Membership) Report(outcome Outcome) {
 	if outcome.Answered {
 		m.wakeWaiters()
@@ -99,7 +99,7 @@ func (t *Target) Reachability() connstate.Reachability {
 func (t *Target) members(match func(*Membership) bool) (found []*Membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, m := range t.joined {
+	for _, m := range t.memberships {
 		if match(m) {
 			found = append(found, m)
 		}
@@ -107,8 +107,9 @@ func (t *Target) members(match func(*Membership) bool) (found []*Membership) {
 	return found
 }
 
-// wakeWaiters lets the members that wait because the target was silent connect, spread so that the
-// target meets no storm. It does nothing unless the target was silent.
+// wakeWaiters lets the members that wait because the target was silent connect. The connects are
+// spread, so that the target receives no burst of requests. wakeWaiters does nothing unless the
+// target was silent.
 func (t *Target) wakeWaiters() {
 	if !t.silent.Load() || !t.silent.CompareAndSwap(true, false) {
 		return
@@ -120,9 +121,10 @@ func (t *Target) wakeWaiters() {
 	}
 }
 
-// CheckSilent has one member of every target that is silent probe for all: of those that are
-// connected the one whose probe is longest ago. If none is connected, the one whose next connect is
-// soonest tries it now, so that a target that is back is noticed before every backoff has run out.
+// CheckSilent makes one member of every silent target probe on behalf of all. CheckSilent selects
+// the connected member whose last probe is the oldest. If no member is connected, the member whose
+// next connect is the soonest connects now. The members thus notice an available target before
+// their backoffs end.
 func (s *Set) CheckSilent(now time.Time) {
 	for _, t := range s.List() {
 		if now.Sub(t.LastAnswer()) >= s.Probe.Interval {
@@ -146,7 +148,7 @@ func (t *Target) checkSilent(now time.Time) {
 				return
 			}
 		}
-	case len(waiting) > 1: // one alone has its own backoff only
+	case len(waiting) > 1: // a single waiting member uses only its own backoff
 		if !t.isTurn(now, scoutInterval(len(waiting), t.set.Probe.Interval, t.set.FirstBackoff)) {
 			return
 		}
@@ -162,32 +164,34 @@ func (t *Target) sortMembers(members []*Membership, by func(*Membership) time.Ti
 	slices.SortFunc(members, func(a, b *Membership) int { return by(a).Compare(by(b)) })
 }
 
-// isTurn reports whether it is time to make a member ask: none was made to ask for an interval.
+// isTurn reports whether a member is due to probe, because no member was selected for an interval.
 func (t *Target) isTurn(now time.Time, interval time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return now.Sub(t.asked) >= interval
+	return now.Sub(t.lastTurn) >= interval
 }
 
 func (t *Target) takeTurn(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.asked = now
+	t.lastTurn = now
 }
 
-// WakeDelay is how long one of so many waiters for the same thing, which is back, waits on: a
-// random time of up to 50 ms per waiter and 10 s in all, so that what is back meets no storm.
+// WakeDelay returns how long one of the given number of waiters delays its retry after the resource
+// that all of them wait for is available again. The delay is random, up to 50 ms per waiter and 10
+// s in total. The delays spread the retries, so that the resource receives no burst of requests.
 func WakeDelay(waiters int) time.Duration {
 	return time.Duration(rand.Float64() * float64(wakeWindow(waiters)))
 }
 
-// wakeWindow is over what time waiters are spread. A single one need not wait.
+// wakeWindow returns the time over which waiters are spread. A single waiter need not wait.
 func wakeWindow(waiters int) time.Duration {
 	return min(time.Duration(max(waiters-1, 0))*50*time.Millisecond, 10*time.Second)
 }
 
-// scoutInterval is how often one of so many who wait for a silent target tries it for all. The more
-// they are, the more often: from the first backoff down to interval.
+// scoutInterval returns how often one of the given number of waiters tries a silent target on
+// behalf of all. The interval decreases with the number of waiters, from firstBackoff down to
+// interval.
 func scoutInterval(waiters int, interval, firstBackoff time.Duration) time.Duration {
 	return max(interval, firstBackoff/time.Duration(max(waiters-1, 1)))
 }

@@ -18,7 +18,7 @@ import (
 
 var errDown = errors.New("down")
 
-// team is the members of one target, and what the target has them do.
+// team holds the members of one target, and records the calls of the target.
 type team struct {
 	Set
 	g      *WithT
@@ -70,29 +70,30 @@ func (tm *team) join(name string) *player {
 	return p
 }
 
-// connected adds a member whose last probe was so long ago.
-func (tm *team) connected(name string, ago time.Duration) *player {
+// addConnected adds a member whose last probe was the given time ago.
+func (tm *team) addConnected(name string, ago time.Duration) *player {
 	p := tm.join(name)
 	p.Update(true, time.Now().Add(-ago), time.Time{})
 	return p
 }
 
-// waiting adds a member that gave up on the target and connects after that time.
-func (tm *team) waiting(name string, after time.Duration) *player {
+// addWaiting adds a member that waits because the target was silent, and that connects after the
+// given time.
+func (tm *team) addWaiting(name string, after time.Duration) *player {
 	p := tm.join(name)
 	p.Update(false, time.Time{}, time.Now().Add(after))
 	return p
 }
 
-// after lets time pass, checks, and returns what members were made to do.
-func (tm *team) after(d time.Duration) []string {
+// checkAfter waits, calls CheckSilent, and returns the resulting calls of members.
+func (tm *team) checkAfter(d time.Duration) []string {
 	<-time.After(d)
 	tm.calls = nil
 	tm.CheckSilent(time.Now())
 	return tm.calls
 }
 
-// answer has the server answer anything to anybody.
+// answer makes the server answer a request.
 func (tm *team) answer() {
 	_, _ = tm.target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusInternalServerError, Body: http.NoBody}, nil
@@ -102,40 +103,43 @@ func (tm *team) answer() {
 func TestConnectedMemberProbesForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		tm.connected("new", time.Second)
-		old := tm.connected("old", time.Minute)
-		tm.waiting("waiting", time.Second)
-		tm.waiting("also", time.Second)
-		g.Expect(tm.after(0)).To(Equal([]string{"old probes"}), "the one whose probe is longest ago")
-		g.Expect(tm.after(9*time.Second)).To(BeEmpty(), "once per Interval")
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"old probes"}))
+		tm.addConnected("new", time.Second)
+		old := tm.addConnected("old", time.Minute)
+		tm.addWaiting("waiting", time.Second)
+		tm.addWaiting("also", time.Second)
+		g.Expect(tm.checkAfter(0)).To(Equal([]string{"old probes"}), "the member whose last probe is the oldest")
+		g.Expect(tm.checkAfter(9*time.Second)).To(BeEmpty(), "once per Interval")
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"old probes"}))
 		old.busy = true
-		g.Expect(tm.after(10*time.Second)).To(Equal([]string{"new probes"}), "another one, if that one cannot")
+		g.Expect(tm.checkAfter(10*time.Second)).To(Equal([]string{"new probes"}),
+			"another member, because the first one is busy")
 		tm.all["new"].busy = true
-		g.Expect(tm.after(10 * time.Second)).To(BeEmpty())
+		g.Expect(tm.checkAfter(10 * time.Second)).To(BeEmpty())
 		tm.all["new"].busy = false
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"new probes"}), "the turn was not taken in vain")
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"new probes"}),
+			"a check without an available member does not use up the turn")
 		tm.answer()
-		g.Expect(tm.after(9*time.Second)).To(BeEmpty(), "the target answered, if only with a 500")
-		g.Expect(tm.after(time.Second)).To(HaveLen(1))
+		g.Expect(tm.checkAfter(9*time.Second)).To(BeEmpty(), "the target answered, if only with a 500")
+		g.Expect(tm.checkAfter(time.Second)).To(HaveLen(1))
 	})
 }
 
 func TestWaitingMemberTriesForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		late := tm.waiting("late", time.Hour)
-		g.Expect(tm.after(time.Second)).To(BeEmpty(), "one alone has its own backoff only")
-		soon := tm.waiting("soon", time.Minute)
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"soon retries in 0s"}), "the one whose turn is next")
-		soon.Update(false, time.Time{}, time.Now().Add(2*time.Hour)) // it tried in vain
-		g.Expect(tm.after(29*time.Second)).To(BeEmpty(), "two try every 30 s")
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"late retries in 0s"}))
+		late := tm.addWaiting("late", time.Hour)
+		g.Expect(tm.checkAfter(time.Second)).To(BeEmpty(), "a single waiting member uses only its own backoff")
+		soon := tm.addWaiting("soon", time.Minute)
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"soon retries in 0s"}),
+			"the member whose connect is the soonest")
+		soon.Update(false, time.Time{}, time.Now().Add(2*time.Hour)) // its connect failed
+		g.Expect(tm.checkAfter(29*time.Second)).To(BeEmpty(), "two try every 30 s")
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"late retries in 0s"}))
 		late.Update(false, time.Time{}, time.Now().Add(4*time.Hour))
-		tm.waiting("third", 3*time.Hour)
-		tm.waiting("fourth", 3*time.Hour)
-		g.Expect(tm.after(9 * time.Second)).To(BeEmpty())
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"soon retries in 0s"}),
+		tm.addWaiting("third", 3*time.Hour)
+		tm.addWaiting("fourth", 3*time.Hour)
+		g.Expect(tm.checkAfter(9 * time.Second)).To(BeEmpty())
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"soon retries in 0s"}),
 			"four try every 10 s, which is the Interval")
 	})
 }
@@ -143,9 +147,9 @@ func TestWaitingMemberTriesForAll(t *testing.T) {
 func TestTargetDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		one := tm.connected("one", 0)
-		tm.connected("two", 0)
-		tm.waiting("three", time.Hour)
+		one := tm.addConnected("one", 0)
+		tm.addConnected("two", 0)
+		tm.addWaiting("three", time.Hour)
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Unknown))
 		tm.answer()
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Reachable))
@@ -155,7 +159,7 @@ func TestTargetDown(t *testing.T) {
 		}
 		silence(false)
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Unresponsive))
-		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero(), "what a member asked for itself does not count")
+		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero(), "a member's own probe does not count")
 		silence(true)
 		silence(true)
 		g.Expect(tm.target.Health().ConsecutiveFailures).To(Equal(2))
@@ -164,42 +168,43 @@ func TestTargetDown(t *testing.T) {
 		g.Expect(tm.calls).To(ConsistOf("one is down", "two is down"))
 		<-time.After(time.Second)
 		tm.answer()
-		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero(), "any answer to any member proves it up")
+		g.Expect(tm.target.Health().ConsecutiveFailures).
+			To(BeZero(), "any answer to any member proves that the target is up")
 	})
 }
 
-// A probe that got no answer while others got one counts for nothing, however long the silence was
-// before.
+// A probe that got no answer does not count if another member got an answer meanwhile, however long
+// the silence was before.
 func TestAnswersDuringAProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		one := tm.connected("one", 0)
-		tm.waiting("two", time.Hour)
+		one := tm.addConnected("one", 0)
+		tm.addWaiting("two", time.Hour)
 		for range 2 {
 			<-time.After(time.Second)
 			one.Report(Outcome{Asked: time.Now(), ForAll: true, Err: errDown})
 		}
-		asked := time.Now()
+		sentAt := time.Now()
 		<-time.After(time.Second)
 		tm.answer()
-		one.Report(Outcome{Asked: asked, ForAll: true, Err: errDown})
+		one.Report(Outcome{Asked: sentAt, ForAll: true, Err: errDown})
 		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero())
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Reachable))
-		g.Expect(tm.calls).To(Equal([]string{"two retries in 0s"}), "and those that wait are woken")
+		g.Expect(tm.calls).To(Equal([]string{"two retries in 0s"}), "the waiting members are woken")
 	})
 }
 
-// When the target answers anybody, all who wait are woken once, spread.
+// When the target answers any member, all waiting members are woken once, spread over time.
 func TestWaitersAreWokenSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		one := tm.connected("one", 0)
+		one := tm.addConnected("one", 0)
 		for i := range 400 {
-			tm.waiting(fmt.Sprintf("w%d", i), time.Hour)
+			tm.addWaiting(fmt.Sprintf("w%d", i), time.Hour)
 		}
 		answered := Outcome{Answered: true, Asked: time.Now()}
 		one.Report(answered)
-		g.Expect(tm.calls).To(BeEmpty(), "it was not silent")
+		g.Expect(tm.calls).To(BeEmpty(), "the target was not silent")
 		one.Report(Outcome{Asked: time.Now(), Err: errDown})
 		one.Report(answered)
 		g.Expect(tm.calls).To(HaveLen(400))
@@ -223,27 +228,27 @@ func TestWaitersAreWokenSpread(t *testing.T) {
 		g.Expect(late).To(BeNumerically(">", 50))
 		tm.calls = nil
 		one.Report(answered)
-		g.Expect(tm.calls).To(BeEmpty(), "once")
+		g.Expect(tm.calls).To(BeEmpty(), "the members are woken only once")
 	})
 }
 
-// A member that left is asked nothing, and a new membership has a new ID.
+// A member that has left receives no calls, and a new membership has a new ID.
 func TestLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		one := tm.connected("one", time.Minute)
-		tm.connected("two", time.Second)
+		one := tm.addConnected("one", time.Minute)
+		tm.addConnected("two", time.Second)
 		first := one.ID()
 		one.Leave()
-		g.Expect(tm.after(time.Second)).To(Equal([]string{"two probes"}))
-		g.Expect(tm.connected("one", 0).ID()).NotTo(Equal(first))
+		g.Expect(tm.checkAfter(time.Second)).To(Equal([]string{"two probes"}))
+		g.Expect(tm.addConnected("one", 0).ID()).NotTo(Equal(first))
 	})
 }
 
 func TestWakeWindow(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(wakeWindow(0)).To(BeZero())
-	g.Expect(wakeWindow(1)).To(BeZero(), "one alone has none to spread from")
+	g.Expect(wakeWindow(1)).To(BeZero(), "a single waiter need not wait")
 	g.Expect(wakeWindow(6)).To(Equal(250 * time.Millisecond))
 	g.Expect(wakeWindow(100_000)).To(Equal(10 * time.Second))
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/pkg/errors"
 )
 
-// replayable is a request body that can be sent again: by GetBody, or as long as nothing was read
-// of it.
+// replayable is a request body that can be sent again: with GetBody, or as long as nothing was read
+// from the body.
 type replayable struct {
 	original io.ReadCloser
 	getBody  func() (io.ReadCloser, error)
 	current  *unreadBody
 }
 
-// errBodyRead is why a request cannot be sent again.
+// errBodyRead is the error of a request that cannot be sent again.
 var errBodyRead = errors.New("the request body was read, and the request has no GetBody")
 
 func newReplayable(req *http.Request) *replayable {
@@ -38,7 +38,7 @@ func (r *replayable) attach(req *http.Request) *http.Request {
 	return &attached
 }
 
-// rewind makes a body that can be sent again of one that was sent.
+// rewind prepares the body to be sent again.
 func (r *replayable) rewind() error {
 	switch {
 	case r.current == nil:
@@ -58,14 +58,14 @@ func (r *replayable) rewind() error {
 	return nil
 }
 
-// sent says that the body is not sent again. If its Close waits for that, the body is closed.
+// sent records that the body is not sent again. If Close was already called, sent closes the body.
 func (r *replayable) sent() {
 	if r.current != nil {
 		r.current.release()
 	}
 }
 
-// close closes the body, once: a RoundTripper does so, also on errors.
+// close closes the body, once. A RoundTripper closes the body, also on errors.
 func (r *replayable) close() {
 	if r.current != nil {
 		r.current.release()
@@ -73,16 +73,16 @@ func (r *replayable) close() {
 	}
 }
 
-// unreadBody is a body whose Close waits until something was read, or it is released: until then it
+// unreadBody is a body whose Close takes effect only after a read or a release. Until then the body
 // may be sent again.
 type unreadBody struct {
 	body io.ReadCloser
 	read atomic.Bool
 
-	mu       sync.Mutex
-	released bool // guarded by mu
-	wanted   bool // guarded by mu; Close was called
-	closed   bool // guarded by mu; body was closed
+	mu             sync.Mutex
+	released       bool // guarded by mu
+	closeRequested bool // guarded by mu; Close was called
+	closed         bool // guarded by mu; body was closed
 }
 
 func (b *unreadBody) Read(p []byte) (int, error) {
@@ -93,7 +93,7 @@ func (b *unreadBody) Read(p []byte) (int, error) {
 func (b *unreadBody) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.wanted = true
+	b.closeRequested = true
 	return b.closeLocked()
 }
 
@@ -104,9 +104,9 @@ func (b *unreadBody) release() {
 	_ = b.closeLocked()
 }
 
-// closeLocked closes the body if that is wanted and nothing speaks against it.
+// closeLocked closes the body if Close was called and the body cannot be sent again.
 func (b *unreadBody) closeLocked() error {
-	if b.closed || !b.wanted || !b.released && !b.read.Load() {
+	if b.closed || !b.closeRequested || !b.released && !b.read.Load() {
 		return nil
 	}
 	b.closed = true

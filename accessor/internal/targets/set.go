@@ -12,15 +12,15 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Key names a target: two configs with equal keys reach the same server and trust the same
-// authorities.
+// Key identifies a target. Two configs with equal keys reach the same server and trust the same
+// certificate authorities.
 type Key struct {
 	Host, APIPath, ServerName, CA string
 	Insecure                      bool
 }
 
-// KeyOf returns the key of the server that config reaches. CA is its bundle, so CAFile must have
-// been loaded.
+// KeyOf returns the key of the server that config reaches. The key contains the CA bundle, so the
+// caller must have loaded CAFile.
 func KeyOf(config *rest.Config) Key {
 	return Key{
 		Host:       config.Host,
@@ -31,10 +31,11 @@ func KeyOf(config *rest.Config) Key {
 	}
 }
 
-// Set keeps the targets that are in use. Its fields must not change after first use. Its methods
+// Set holds the targets that are in use. Its fields must not change after first use. Its methods
 // may be called from any goroutine.
 type Set struct {
-	// Probe says how long a target may be silent, and after how many failures it counts as down.
+	// Probe configures how long a target may be silent, and after how many failures the target
+	// counts as down.
 	Probe connstate.ProbeOptions
 	// FirstBackoff is how long a member waits after its first failed connect.
 	FirstBackoff time.Duration
@@ -44,7 +45,8 @@ type Set struct {
 	lastID  atomic.Uint64
 }
 
-// Join makes the member one of the target that config reaches; Leave ends that. It does no I/O.
+// Join adds the member to the target that config reaches. Leave ends the membership. Join does no
+// I/O.
 func (s *Set) Join(config *rest.Config, member Member) (*Membership, error) {
 	t, err := s.acquire(config)
 	if err != nil {
@@ -53,11 +55,12 @@ func (s *Set) Join(config *rest.Config, member Member) (*Membership, error) {
 	m := &Membership{Target: t, id: ID(s.lastID.Add(1)), member: member}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.joined = append(t.joined, m)
+	t.memberships = append(t.memberships, m)
 	return m, nil
 }
 
-// acquire returns the target that config reaches and counts one more user; release ends that.
+// acquire returns the target that config reaches and counts one more user. release decrements the
+// count.
 func (s *Set) acquire(config *rest.Config) (*Target, error) {
 	key := KeyOf(config)
 	s.mu.Lock()

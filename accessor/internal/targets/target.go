@@ -16,25 +16,25 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// Target is one API server and what its members share. Its methods may be called from any
-// goroutine.
+// Target is one API server, with the state that its members share. Its methods may be called from
+// any goroutine.
 type Target struct {
 	set       *Set
 	key       Key
 	users     int // guarded by set.mu
 	config    *rest.Config
 	address   *url.URL    // of the server
-	tls       *tls.Config // without a client certificate
-	transport *Transport  // that all members share
+	tls       *tls.Config // contains no client certificate
+	transport *Transport  // all members share the transport
 	kinds     discovered
 
-	lastAnswer atomic.Pointer[time.Time] // of the last response to any member
-	silent     atomic.Bool               // a member met silence and nobody took note of an answer since
+	lastAnswer atomic.Pointer[time.Time] // time of the last response to any member
+	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
 
-	mu     sync.Mutex
-	health connstate.Health // guarded by mu
-	asked  time.Time        // guarded by mu; when a member was last made to ask for all
-	joined []*Membership    // guarded by mu
+	mu          sync.Mutex
+	health      connstate.Health // guarded by mu
+	lastTurn    time.Time        // guarded by mu; when a member was last selected to probe on behalf of all
+	memberships []*Membership    // guarded by mu
 }
 
 func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
@@ -63,8 +63,8 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	return t, nil
 }
 
-// Certified returns a transport of TCP connections in whose handshakes the certificate is shown. It
-// ends with Close, and not with the target: whoever asked for it closes it.
+// Certified returns a transport whose TCP connections present the certificate in the handshake. The
+// transport does not end with the target: the caller must close it.
 func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 	config := t.tls.Clone()
 	if config == nil {
@@ -74,29 +74,30 @@ func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 	return newTransport(t, config)
 }
 
-// Host names the server, for people.
+// Host returns the URL of the server, for messages.
 func (t *Target) Host() string { return t.key.Host }
 
-// Config returns a copy of the config that reaches the server. It holds no credential.
+// Config returns a copy of the config that reaches the server. The config holds no credential.
 func (t *Target) Config() *rest.Config {
 	config := rest.CopyConfig(t.config)
 	config.CAData = append([]byte(nil), t.config.CAData...)
 	return config
 }
 
-// RoundTripper sends requests to the server over the TCP connections that all members share, and
-// learns from the answers.
+// RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
+// all members share the transport. The target records the answers.
 func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
 
-// Observe returns next, made to refuse requests to other servers and to tell the target what it can
-// learn from the answers.
+// Observe wraps next. The result refuses requests to other servers, and reports the answers to the
+// target.
 func (t *Target) Observe(next http.RoundTripper) http.RoundTripper {
 	return observer{target: t, next: next}
 }
 
-// Accepts returns why a request is not for this server, nil if it is: it goes to another address,
-// say after a redirect, or it names another virtual host, by Host or by a whole URL in place of a
-// path. What authenticates at one server is not for another.
+// Accepts returns nil if a request is for this server, and otherwise the reason. A request may go
+// to another address, for example after a redirect. A request may also name another virtual host,
+// with Host or with a whole URL in place of a path. Another server must not receive the credentials
+// of this one.
 func (t *Target) Accepts(req *http.Request) error {
 	switch {
 	case req.URL.Scheme != t.address.Scheme || req.URL.Host != t.address.Host:
@@ -112,7 +113,8 @@ func (t *Target) Accepts(req *http.Request) error {
 	return nil
 }
 
-// LastAnswer is when the server last answered any member, with whatever status. Zero if never.
+// LastAnswer returns when the server last answered any member, with any status. LastAnswer is zero
+// if the server never answered.
 func (t *Target) LastAnswer() time.Time {
 	if last := t.lastAnswer.Load(); last != nil {
 		return *last
@@ -120,15 +122,15 @@ func (t *Target) LastAnswer() time.Time {
 	return time.Time{}
 }
 
-// Health is what the probes that asked "is the server up" found. ConsecutiveFailures is zero as
-// soon as it answers anybody.
+// Health returns the result of the probes that check whether the server is up. ConsecutiveFailures
+// is zero as soon as the server answers any member.
 func (t *Target) Health() connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.healthLocked()
 }
 
-// healthLocked takes note of the last answer.
+// healthLocked records the last answer, and returns the health.
 func (t *Target) healthLocked() connstate.Health {
 	if last := t.LastAnswer(); last.After(t.health.LastProbeTime) {
 		t.health = t.health.After(last, nil)
@@ -136,19 +138,20 @@ func (t *Target) healthLocked() connstate.Health {
 	return t.health
 }
 
-// probeFailed records that a probe on behalf of all, sent at asked, got no answer until now. It
-// counts only if no member got one meanwhile. It returns the new health.
-func (t *Target) probeFailed(asked, now time.Time, err error) connstate.Health {
+// probeFailed records that a probe on behalf of all, sent at sentAt, got no answer until now. The
+// failure counts only if no member got an answer meanwhile. probeFailed returns the new health.
+func (t *Target) probeFailed(sentAt, now time.Time, err error) connstate.Health {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.healthLocked(); !t.LastAnswer().After(asked) {
+	if t.healthLocked(); !t.LastAnswer().After(sentAt) {
 		t.health = t.health.After(now, err)
 	}
 	return t.health
 }
 
-// observer is a RoundTripper that sends requests to its server only, notes that it answered, and
-// forgets discovery when it says that a path does not exist.
+// observer is a RoundTripper that sends requests to its server only, and records the time of each
+// answer. observer marks the discovered kinds as stale if the server answers that a path does not
+// exist.
 type observer struct {
 	target *Target
 	next   http.RoundTripper
@@ -167,7 +170,8 @@ func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	now := time.Now()
 	o.target.lastAnswer.Store(&now)
-	// The API server says "no such object" with a Status, "no such resource" in plain text.
+	// The API server answers with a Status if the object does not exist, and with plain text if the
+	// resource does not exist.
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
 		o.target.kinds.forget()
 	}

@@ -52,7 +52,7 @@ func TestSetSharesAndForgets(t *testing.T) {
 	g.Expect(s.List()).To(ContainElement(one.Target), "another member is left")
 	again.Leave()
 	g.Expect(s.List()).To(Equal([]*Target{two.Target}))
-	g.Expect(acquire(&rest.Config{Host: "https://one"}).Target).NotTo(BeIdenticalTo(one.Target), "a new life")
+	g.Expect(acquire(&rest.Config{Host: "https://one"}).Target).NotTo(BeIdenticalTo(one.Target), "a new target")
 }
 
 func TestTargetHasNoIdentity(t *testing.T) {
@@ -67,13 +67,13 @@ func TestTargetHasNoIdentity(t *testing.T) {
 	g.Expect(target.Config()).To(Equal(&rest.Config{Host: "https://one"}))
 }
 
-// apiServer serves discovery of one group, and counts what it is asked.
+// apiServer serves discovery of one group, and counts the discoveries.
 type apiServer struct {
 	*httptest.Server
 	kinds     atomic.Pointer[[]string]
 	discovery atomic.Int32
-	refuse    atomic.Pointer[string]        // the User-Agent that is not served
-	hold      atomic.Pointer[chan struct{}] // closed when discovery may go on
+	refuse    atomic.Pointer[string]        // the User-Agent that the server rejects
+	hold      atomic.Pointer[chan struct{}] // closed when discovery may continue
 }
 
 func newAPIServer(t *testing.T, kinds ...string) *apiServer {
@@ -123,7 +123,7 @@ func (a *apiServer) target(t *testing.T) *Target {
 	return target.Target
 }
 
-// member is a mapper of a connection with that User-Agent.
+// member returns the mapper of a connection with that User-Agent.
 func member(t *Target, userAgent string) *Mapper {
 	config := t.Config()
 	return t.Mapper(config,
@@ -150,21 +150,21 @@ func TestDiscoveryIsShared(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	g.Expect(a.discovery.Load()).To(BeNumerically("<=", 3), "who came while a discovery was under way shares it")
-	asked := a.discovery.Load()
+	g.Expect(a.discovery.Load()).To(BeNumerically("<=", 3), "callers during a discovery share it")
+	requestsBefore := a.discovery.Load()
 	_, err := member(target, "late").RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(a.discovery.Load()).To(Equal(asked), "who comes later asks nobody")
+	g.Expect(a.discovery.Load()).To(Equal(requestsBefore), "a later caller causes no discovery")
 
-	// What is not there is believed for a while.
+	// A missing kind stays cached for rediscoverAfter.
 	for range 10 {
 		_, err = member(target, "member").RESTMapping(schema.GroupKind{Group: "g", Kind: "other"})
 		g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
 	}
-	g.Expect(a.discovery.Load()).To(Equal(asked))
+	g.Expect(a.discovery.Load()).To(Equal(requestsBefore))
 }
 
-// One identity that is not let in does not spoil it for the others.
+// The rejection of one identity does not affect the others.
 func TestDiscoveryThatFailsForOneIsDoneByTheNext(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t, "gadget")
@@ -173,15 +173,15 @@ func TestDiscoveryThatFailsForOneIsDoneByTheNext(t *testing.T) {
 	target := a.target(t)
 	_, err := member(target, "refused").RESTMapping(gadget)
 	g.Expect(err).To(HaveOccurred())
-	g.Expect(meta.IsNoMatchError(err)).To(BeFalse(), "not knowing is not the same as not being there")
+	g.Expect(meta.IsNoMatchError(err)).To(BeFalse(), "a failed discovery does not mean that the kind does not exist")
 	_, err = member(target, "welcome").RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = member(target, "refused").RESTMapping(gadget)
-	g.Expect(err).NotTo(HaveOccurred(), "kinds are no secret of an identity")
+	g.Expect(err).NotTo(HaveOccurred(), "all identities share the discovered kinds")
 }
 
-// Who waits for a discovery that hangs waits no longer than its own context, and those who go on
-// waiting get it.
+// A caller that waits for a hanging discovery waits no longer than its own context. Callers that
+// continue to wait receive the result.
 func TestDiscoveryThatHangs(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t, "gadget")
@@ -201,18 +201,18 @@ func TestDiscoveryThatHangs(t *testing.T) {
 		_, err := member(target, "impatient").RESTMappingWithContext(impatient, gadget)
 		g.Expect(err).To(MatchError(context.Canceled))
 	}
-	// A cold mapper too, whose own flight this is.
+	// The same applies to the caller that has started the discovery.
 	cold := a.target(t)
 	_, err := member(cold, "impatient").RESTMappingWithContext(impatient, gadget)
 	g.Expect(err).To(MatchError(context.Canceled))
 	close(hold)
 	patient.Wait()
-	_, err = member(cold, "patient").RESTMapping(gadget) // joins the flight that nobody waits for, or asks anew
+	_, err = member(cold, "patient").RESTMapping(gadget) // joins the flight that no caller waits for, or starts a new one
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// A discovery that others wait for does not queue behind the requests of the identity that leads
-// it.
+// A discovery is not subject to the rate limit of the identity that runs it, because others may
+// wait for the discovery.
 func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g := NewWithT(t)
 	target := newAPIServer(t, "gadget").target(t)
@@ -222,14 +222,14 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// A server that a kubeconfig names may answer without end, in bytes, in values or in what else
-// there is to ask for.
+// Discovery at a server that a kubeconfig names is bounded in bytes, in values and in the number of
+// requests.
 func TestDiscoveryIsBounded(t *testing.T) {
 	g := NewWithT(t)
 	var unit atomic.Pointer[string]
-	var sent, asked atomic.Int64
+	var sent, requestsBefore atomic.Int64
 	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
+		requestsBefore.Add(1)
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
 		case "/api":
@@ -255,23 +255,23 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		"requests": {groups, "more than 2000 requests"},
 	} {
 		sent.Store(0)
-		asked.Store(0)
+		requestsBefore.Store(0)
 		unit.Store(&tc.unit)
 		var s Set
 		target, err := s.Join(&rest.Config{Host: endless.URL}, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = member(target.Target, "member").RESTMapping(gadget)
 		g.Expect(err).To(HaveOccurred(), what)
-		if what != "requests" { // what could not be asked for is as if it was not there
+		if what != "requests" { // groups that were not requested appear not to exist
 			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)), what)
 		}
 		g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery.Bytes), what)
-		g.Expect(asked.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
+		g.Expect(requestsBefore.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
 		target.Leave()
 	}
 }
 
-// groups is a group of a discovery, to be numbered.
+// groups is the template of a group of a discovery; # is its number.
 const groups = `{"name":"g#","versions":[{"groupVersion":"g#/v1","version":"v1"}]}`
 
 func TestKindsComeAndGo(t *testing.T) {
@@ -290,8 +290,8 @@ func TestKindsComeAndGo(t *testing.T) {
 	}
 	age()
 	_, err = mapper.RESTMapping(gadget)
-	g.Expect(err).NotTo(HaveOccurred(), "a kind that is known is not asked for again")
-	// The API server says in plain text that a path does not exist.
+	g.Expect(err).NotTo(HaveOccurred(), "a cached kind causes no discovery")
+	// The API server answers in plain text that a path does not exist.
 	httpClient := &http.Client{Transport: target.RoundTripper()}
 	resp, err := httpClient.Get(a.URL + "/apis/g/v1/gadgets")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -303,7 +303,7 @@ func TestKindsComeAndGo(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// What authenticates at one server is not sent to another, whoever redirects.
+// The credentials for one server are not sent to another, for example after a redirect.
 func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
@@ -311,17 +311,17 @@ func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer target.Leave()
 	sent := 0
-	through := target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
+	transport := target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 		sent++
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	}))
 	for _, url := range []string{"http://one/api", "https://two/api", "https://one:6443/api", "https://one.two/api"} {
-		_, err := through.RoundTrip(httptest.NewRequest(http.MethodPost, url, nil))
+		_, err := transport.RoundTrip(httptest.NewRequest(http.MethodPost, url, nil))
 		g.Expect(err).To(MatchError(ContainSubstring("this connection is for https://one")), url)
 	}
 	g.Expect(sent).To(BeZero())
-	g.Expect(target.LastAnswer()).To(BeZero(), "another's answer is not the target's")
-	_, err = through.RoundTrip(httptest.NewRequest(http.MethodPost, "https://one/api", nil))
+	g.Expect(target.LastAnswer()).To(BeZero(), "the answer of another server does not count")
+	_, err = transport.RoundTrip(httptest.NewRequest(http.MethodPost, "https://one/api", nil))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(sent).To(Equal(1))
 }

@@ -12,18 +12,18 @@ import (
 	"k8s.io/client-go/util/connrotation"
 )
 
-// Transport carries requests to a target over TCP connections of its own: those that all members
+// Transport carries requests to a target over its own TCP connections: those that all members
 // share, or those of a client certificate. Its methods may be called from any goroutine.
 type Transport struct {
 	target *Target
 	http1  *http.Transport
-	h2     *h2Transport         // over http1
-	dialer *connrotation.Dialer // knows the open TCP connections
+	h2     *h2Transport         // falls back to http1
+	dialer *connrotation.Dialer // tracks the open TCP connections
 	life   context.Context      // ends with Close
 	end    context.CancelFunc
 }
 
-// newTransport makes a transport. It does no I/O and starts nothing.
+// newTransport returns a transport. newTransport does no I/O and starts no goroutine.
 func newTransport(target *Target, config *tls.Config) *Transport {
 	t := &Transport{
 		target: target,
@@ -43,18 +43,19 @@ func newTransport(target *Target, config *tls.Config) *Transport {
 	return t
 }
 
-// RoundTripper sends requests to the server and lets the target learn from the answers.
+// RoundTripper returns a RoundTripper that sends requests to the server and reports the answers to
+// the target.
 func (t *Transport) RoundTripper() http.RoundTripper { return t.target.Observe(t.h2) }
 
-// Close ends the TCP connections, open and to come.
+// Close ends the open TCP connections and prevents new ones.
 func (t *Transport) Close() {
 	t.end()
 	t.http1.CloseIdleConnections()
-	t.dialer.CloseAll() // also what is still shaking hands, or ends a cancelled stream
+	t.dialer.CloseAll() // also connections during the handshake, and those that end a cancelled stream
 }
 
-// dial opens a TCP connection that ends with the transport. net/http goes on dialing after the
-// request that wanted the connection was given up, so the transport may be closed when the dial
+// dial opens a TCP connection that ends with the transport. net/http continues to dial after the
+// request that needs the connection was cancelled, so the transport may be closed when the dial
 // succeeds.
 func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -66,7 +67,7 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 	}
 	if t.life.Err() != nil {
 		_ = conn.Close()
-		return nil, errors.Errorf("no connection uses %s any more", t.target.Host())
+		return nil, errors.Errorf("dialing %s: the transport is closed", t.target.Host())
 	}
 	return conn, nil
 }

@@ -1,6 +1,6 @@
-// Package workpool runs what does I/O on behalf of many: bounded, fair, and counted.
+// Package workpool runs I/O on behalf of many connections: bounded, fair, and counted.
 //
 // A [Pool] runs connects and probes, bounded in all and per target. Targets that answer go first,
-// so any number of targets that hang delays no other. A [TaskGroup] counts the goroutines of
-// connections, so that their owner can wait for their end.
+// so targets that hang do not delay other targets. A [TaskGroup] counts the goroutines of
+// connections, so that the owner can wait until they end.
 package workpool

@@ -9,37 +9,39 @@ import (
 const (
 	// maxJobs bounds the connects and probes that run at the same time.
 	maxJobs = 100
-	// maxDoubtfulJobs bounds those at targets that are not known to answer, so that any number of
-	// targets that hang leave room for the others; minDoubtfulJobs of the room is theirs alone, so
-	// that they get their chance.
+	// maxDoubtfulJobs bounds the jobs of targets that are not known to answer. Targets that hang
+	// thus leave room for other targets. minDoubtfulJobs of maxJobs are reserved for such targets,
+	// so that they make progress.
 	maxDoubtfulJobs = 50
 	minDoubtfulJobs = 10
-	// maxJobsPerTarget bounds those at one target.
+	// maxJobsPerTarget bounds the jobs of one target.
 	maxJobsPerTarget = 10
-	// urgentInARow is how many urgent jobs of a target run before one that is not.
-	urgentInARow = 4
+	// maxConsecutiveUrgent is how many urgent jobs of a target run before one other job of the
+	// target.
+	maxConsecutiveUrgent = 4
 )
 
-// Pool runs connects and probes: bounded in all and per target, never blocking who submits. Within
-// a target urgent jobs run before others, and else in order. Targets that have room take turns:
-// those that answer before those that were not tried, and these before those that may not answer.
+// Pool runs connects and probes. The number of running jobs is bounded in total and per target, and
+// Submit never blocks. The urgent jobs of a target run before its other jobs; otherwise jobs run in
+// order. Targets that have room take turns: first the targets that answer, then those that were not
+// tried, then those that may not answer.
 type Pool struct {
 	mu      sync.Mutex
 	closed  bool
 	running [reachabilities]int  // guarded by mu
-	queues  map[string]*jobQueue // guarded by mu; targets with jobs that wait or run
-	// guarded by mu; in order of their turns; entries of queues that have moved are skipped
+	queues  map[string]*jobQueue // guarded by mu; by target; only targets with waiting or running jobs
+	// guarded by mu; in order of turns; entries of queues that have moved are skipped
 	turns [reachabilities][]*jobQueue
 	done  sync.WaitGroup
 }
 
-// reachabilities is how many there are.
+// reachabilities is the number of values of connstate.Reachability.
 const reachabilities = connstate.Unresponsive + 1
 
-// nowhere is where a queue waits that does not wait for a turn.
-const nowhere connstate.Reachability = -1
+// notQueued is the turn of a queue that does not wait for a turn.
+const notQueued connstate.Reachability = -1
 
-// hasRoom reports whether a job at a target of that reachability may run.
+// hasRoom reports whether a job of a target with that reachability may run.
 func hasRoom(r connstate.Reachability, running [reachabilities]int) bool {
 	notProven := running[connstate.Unknown] + running[connstate.Unresponsive]
 	if r == connstate.Reachable {
@@ -48,25 +50,25 @@ func hasRoom(r connstate.Reachability, running [reachabilities]int) bool {
 	return running[connstate.Reachable]+notProven < maxJobs && notProven < maxDoubtfulJobs
 }
 
-// jobQueue is the jobs of one target. All of it is guarded by the pool's mu.
+// jobQueue holds the jobs of one target. The pool's mu guards all fields.
 type jobQueue struct {
-	target       string
-	reachability func() connstate.Reachability // where it belongs, as far as is known
-	urgent       []func()
-	waiting      []func()
-	inARow       int // urgent ones that were taken since the last that was not
-	running      int
-	turn         connstate.Reachability // where it waits for its turn
+	target            string
+	reachability      func() connstate.Reachability // of the target, as far as known
+	urgent            []func()
+	waiting           []func()
+	consecutiveUrgent int // urgent jobs that were taken since the last other job
+	running           int
+	turn              connstate.Reachability // the list in which the queue waits for its turn
 }
 
 func (q *jobQueue) take() (job func()) {
-	if len(q.urgent) > 0 && (q.inARow < urgentInARow || len(q.waiting) == 0) {
-		q.inARow++
-		job, q.urgent[0] = q.urgent[0], nil // what has run is not kept
+	if len(q.urgent) > 0 && (q.consecutiveUrgent < maxConsecutiveUrgent || len(q.waiting) == 0) {
+		q.consecutiveUrgent++
+		job, q.urgent[0] = q.urgent[0], nil // release the job for garbage collection
 		q.urgent = q.urgent[1:]
 		return job
 	}
-	q.inARow = 0
+	q.consecutiveUrgent = 0
 	job, q.waiting[0] = q.waiting[0], nil
 	q.waiting = q.waiting[1:]
 	return job
@@ -74,8 +76,8 @@ func (q *jobQueue) take() (job func()) {
 
 func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
 
-// Submit runs job soon. After Close it does nothing. reachability says what is known about the
-// target; it must not block.
+// Submit runs job soon. After Close, Submit does nothing. reachability returns what is known about
+// the target; reachability must not block.
 func (p *Pool) Submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,10 +89,10 @@ func (p *Pool) Submit(target string, reachability func() connstate.Reachability,
 		if p.queues == nil {
 			p.queues = map[string]*jobQueue{}
 		}
-		q = &jobQueue{target: target, turn: nowhere}
+		q = &jobQueue{target: target, turn: notQueued}
 		p.queues[target] = q
 	}
-	// another one at the same address does not make it doubtful
+	// another target at the same address does not make this one doubtful
 	if q.reachability == nil || q.reachability() != connstate.Reachable {
 		q.reachability = reachability
 	}
@@ -103,21 +105,21 @@ func (p *Pool) Submit(target string, reachability func() connstate.Reachability,
 	p.dispatchLocked()
 }
 
-// giveTurnLocked puts a queue that has work and room where it takes its turn, once. One whose
-// target has turned out to answer moves up.
+// giveTurnLocked appends a queue that has work and room to the list for its reachability, once. A
+// queue whose target has answered meanwhile moves to an earlier list.
 func (p *Pool) giveTurnLocked(q *jobQueue) {
 	if !q.hasWork() || q.running >= maxJobsPerTarget {
 		return
 	}
 	wanted := q.reachability()
-	if q.turn != nowhere && q.turn <= wanted {
+	if q.turn != notQueued && q.turn <= wanted {
 		return
 	}
 	q.turn = wanted
 	p.turns[wanted] = append(p.turns[wanted], q)
 }
 
-// nextLocked takes the queue whose turn it is, nil if there is none or no room.
+// nextLocked removes and returns the queue whose turn it is, nil if there is none or no room.
 func (p *Pool) nextLocked() (*jobQueue, connstate.Reachability) {
 	for r := range reachabilities {
 		for hasRoom(r, p.running) && len(p.turns[r]) > 0 {
@@ -129,7 +131,7 @@ func (p *Pool) nextLocked() (*jobQueue, connstate.Reachability) {
 			}
 		}
 	}
-	return nil, nowhere
+	return nil, notQueued
 }
 
 func (p *Pool) dispatchLocked() {
@@ -138,7 +140,7 @@ func (p *Pool) dispatchLocked() {
 		if q == nil {
 			return
 		}
-		q.turn = nowhere
+		q.turn = notQueued
 		if !q.hasWork() || q.running >= maxJobsPerTarget {
 			continue
 		}
@@ -165,8 +167,8 @@ func (p *Pool) run(q *jobQueue, r connstate.Reachability, job func()) {
 	p.dispatchLocked()
 }
 
-// Close drops what waits and returns when nothing runs any more. The caller has cancelled what
-// runs.
+// Close drops the waiting jobs and returns when no job runs any more. The caller must cancel the
+// running jobs before.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	p.closed = true

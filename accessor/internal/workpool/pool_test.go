@@ -15,7 +15,7 @@ import (
 
 func answers() connstate.Reachability { return connstate.Reachable }
 
-// A target that hangs takes no more than its share, and submit never waits.
+// A target that hangs uses no more than its share, and Submit never blocks.
 func TestPoolIsBoundedPerTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -34,7 +34,7 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(500))
-		g.Expect(p.queues).To(BeEmpty(), "nothing is left of a target without jobs")
+		g.Expect(p.queues).To(BeEmpty(), "a target without jobs has no queue")
 		p.Close()
 	})
 }
@@ -47,8 +47,8 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		var running, most atomic.Int32
 		for i := range 400 {
 			p.Submit(fmt.Sprintf("target-%d", i), answers, false, func() {
-				for n, before := running.Add(1), most.Load(); n > before &&
-					!most.CompareAndSwap(before, n); before = most.Load() {
+				for n, previous := running.Add(1), most.Load(); n > previous &&
+					!most.CompareAndSwap(previous, n); previous = most.Load() {
 				}
 				<-release
 				running.Add(-1)
@@ -83,19 +83,19 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-closed:
-			t.Fatal("close did not wait for what runs")
+			t.Fatal("Close did not wait for the running jobs")
 		default:
 		}
 		close(release)
 		<-closed
 		g.Expect(ran.Load()).To(BeEquivalentTo(maxJobsPerTarget))
-		p.Submit("target", answers, false, func() { t.Error("a closed pool runs nothing") })
+		p.Submit("target", answers, false, func() { t.Error("a closed pool ran a job") })
 		synctest.Wait()
 	})
 }
 
-// However many targets hang, those that are known to answer have room; and one that turns out to
-// answer moves up.
+// Targets that are known to answer have room, however many targets hang. A target that answers
+// meanwhile moves to an earlier list.
 func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -120,7 +120,8 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 			p.Submit("unknown", turnsOut, false, func() { served.Add(1) })
 		}
 		synctest.Wait()
-		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs), "with the unknown one, that is all of the room")
+		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs),
+			"together with the unknown target, the jobs use all of the room")
 		for i := range 500 {
 			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
 		}
@@ -128,7 +129,7 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		g.Expect(served.Load()).To(BeNumerically(">=", 500))
 		close(first)
 		synctest.Wait()
-		g.Expect(served.Load()).To(BeEquivalentTo(521), "the rest of it does not wait behind those that hang")
+		g.Expect(served.Load()).To(BeEquivalentTo(521), "the remaining jobs do not wait behind targets that hang")
 		close(release)
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxDoubtfulJobs))
@@ -160,17 +161,17 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 			p.Submit("target", answers, false, note("c"))
 			p.Submit("target", answers, true, note("p"))
 		}
-		release <- struct{}{} // one place, so that there is an order
+		release <- struct{}{} // frees the place of one job, so that the jobs run in order
 		synctest.Wait()
 		g.Expect(order).To(Equal(strings.Repeat("ppppc", 7)+"pp"+strings.Repeat("c", 23)),
-			"but connects get their turn too")
+			"connects get their turn, too")
 		close(release)
 		p.Close()
 	})
 }
 
-// Targets that do not answer, and those that nobody tried yet, get their chance however busy the
-// others are; and what nobody tried comes before what did not answer.
+// Targets that do not answer, and targets that were not tried yet, make progress however busy the
+// other targets are. Targets that were not tried come before targets that did not answer.
 func TestPoolGivesEverybodyAChance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -188,7 +189,7 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 		var tried atomic.Int32
 		p.Submit("new", func() connstate.Reachability { return connstate.Unknown }, false, func() { tried.Add(1) })
 		synctest.Wait()
-		silent <- struct{}{} // one place
+		silent <- struct{}{} // frees the place of one job
 		synctest.Wait()
 		g.Expect(tried.Load()).To(BeEquivalentTo(1))
 		close(silent)
@@ -197,7 +198,7 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 	})
 }
 
-// Another target at the same address, which is not known to answer, does not make the address
+// A second target at the same address that is not known to answer does not make the address
 // connstate.Unresponsive.
 func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// TaskGroup counts goroutines so that their owner can wait for their end. The zero value is ready.
+// TaskGroup counts goroutines, so that the owner can wait until they end. The zero value is ready
+// to use.
 type TaskGroup struct {
 	mu     sync.Mutex
 	closed bool // guarded by mu
 	group  sync.WaitGroup
 }
 
-// Start runs f in a goroutine, unless Wait was called: then it returns false. f must end when its
-// connection does.
+// Start runs f in a goroutine and returns true. After Wait was called, Start returns false and does
+// not run f. f must end when its connection ends.
 func (g *TaskGroup) Start(f func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -23,8 +24,8 @@ func (g *TaskGroup) Start(f func()) bool {
 	return !g.closed
 }
 
-// Wait returns when all have ended, or after patience, and reports whether they have; none starts
-// any more.
+// Wait returns when all goroutines have ended, or after patience, and reports whether all have
+// ended. No goroutine starts after Wait was called.
 func (g *TaskGroup) Wait(patience time.Duration) bool {
 	g.mu.Lock()
 	g.closed = true

@@ -9,15 +9,15 @@ import (
 
 func TestTaskGroupWait(t *testing.T) {
 	g := NewWithT(t)
-	var owned TaskGroup
+	var group TaskGroup
 	started, release := make(chan struct{}), make(chan struct{})
-	owned.Start(func() { close(started); <-release })
+	group.Start(func() { close(started); <-release })
 	<-started
 	done := make(chan struct{})
-	go func() { g.Expect(owned.Wait(time.Hour)).To(BeTrue()); close(done) }()
+	go func() { g.Expect(group.Wait(time.Hour)).To(BeTrue()); close(done) }()
 	g.Consistently(done, 50*time.Millisecond).ShouldNot(BeClosed())
 	close(release)
 	g.Eventually(done).Should(BeClosed())
-	owned.Start(func() { t.Error("nothing starts after wait") })
-	g.Expect(owned.Wait(time.Hour)).To(BeTrue())
+	group.Start(func() { t.Error("a goroutine started after Wait") })
+	g.Expect(group.Wait(time.Hour)).To(BeTrue())
 }

@@ -9,31 +9,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Request is what an informer asked the API server for.
+// Request is a request of an informer to the API server.
 type Request struct {
 	Verb  string
-	Fresh bool // it names no resourceVersion, nor a page by which there is one, so it cannot be too old
-	Lists bool // it is a watch that begins with what there is, which not every API server can do
+	Fresh bool // without a resourceVersion or a page of one, so it cannot expire
+	Lists bool // a watch that begins with a list; not every API server supports that
 }
 
-// Outcome is what became of a request.
+// Outcome is the result of a request.
 type Outcome int
 
 const (
-	// OutcomeServed: the API server served it.
+	// OutcomeServed means that the API server served the request.
 	OutcomeServed Outcome = iota
-	// OutcomeIgnored: it happens to every informer now and then, and says nothing.
+	// OutcomeIgnored means an error that happens to every informer now and then, and has no meaning
+	// for the scope.
 	OutcomeIgnored
-	// OutcomeFailed: it failed.
+	// OutcomeFailed means that the request failed.
 	OutcomeFailed
-	// OutcomeRefused: access, or the kind, may be gone.
+	// OutcomeRefused means that access may be revoked, or the kind removed.
 	OutcomeRefused
 )
 
-// Classify returns what became of an informer's request, and whether the informer is to send it
-// again, as long as it runs. fromServer says whether err is the API server's answer, and not that
-// of something on the way to it: a credential that could not be had has an API server's status,
-// too.
+// Classify returns the outcome of an informer's request, and whether the informer must retry the
+// request while the informer runs. fromServer says whether err is the answer of the API server, and
+// not of something before the request. A credential that cannot be obtained has an API server's
+// status, too.
 func Classify(r Request, err error, fromServer bool) (outcome Outcome, retry bool) {
 	switch {
 	case err == nil:
@@ -44,9 +45,9 @@ func Classify(r Request, err error, fromServer bool) (outcome Outcome, retry boo
 		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge), errors.Is(err, io.EOF):
 		return OutcomeIgnored, false
 	case r.Lists && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
-		return OutcomeIgnored, false // an API server that does not stream lists; a list follows
+		return OutcomeIgnored, false // the API server does not stream lists; a list follows
 	case r.Verb == "watch" && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
-		return OutcomeFailed, false // a list follows here, too, for what it names may be what is wrong
+		return OutcomeFailed, false // a list follows here, too: the resourceVersion may be the problem
 	default:
 		return OutcomeFailed, true
 	}

@@ -11,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Errors that pass are retried by the informer, or by client-go, which knows what to do. A 403 or
-// 404 of the API server is looked into.
+// The informer, or client-go, retries temporary errors. The machine examines a 403 or 404 of the
+// API server.
 func TestClassify(t *testing.T) {
-	old := Request{}
+	expirable := Request{}
 	for name, tc := range map[string]struct {
 		err   error
 		verb  string
@@ -22,25 +22,25 @@ func TestClassify(t *testing.T) {
 		retry bool
 		what  Request
 	}{
-		"served": {nil, "watch", OutcomeServed, false, old},
+		"served": {nil, "watch", OutcomeServed, false, expirable},
 		"403": {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "watch",
-			OutcomeRefused, true, old},
+			OutcomeRefused, true, expirable},
 		"404": {apierrors.NewNotFound(schema.GroupResource{}, ""), "list", OutcomeRefused,
-			true, old},
+			true, expirable},
 		"500": {apierrors.NewInternalError(context.DeadlineExceeded), "watch", OutcomeFailed,
-			true, old},
-		"429": {apierrors.NewTooManyRequests("later", 1), "list", OutcomeFailed, true, old},
-		"410": {apierrors.NewResourceExpired("too old"), "watch", OutcomeIgnored, false, old},
-		"410 to what names no version": {apierrors.NewResourceExpired("too old"), "list", OutcomeFailed, true,
+			true, expirable},
+		"429": {apierrors.NewTooManyRequests("later", 1), "list", OutcomeFailed, true, expirable},
+		"410": {apierrors.NewResourceExpired("too old"), "watch", OutcomeIgnored, false, expirable},
+		"410 for a request without a version": {apierrors.NewResourceExpired("too old"), "list", OutcomeFailed, true,
 			Request{Fresh: true}},
-		"410 to a page": {apierrors.NewResourceExpired("too old"), "list", OutcomeIgnored, false,
+		"410 for a page": {apierrors.NewResourceExpired("too old"), "list", OutcomeIgnored, false,
 			Request{}},
-		"end of the stream": {io.EOF, "watch", OutcomeIgnored, false, old},
+		"end of the stream": {io.EOF, "watch", OutcomeIgnored, false, expirable},
 		"no streamed lists": {apierrors.NewBadRequest("sendInitialEvents"), "watch", OutcomeIgnored, false,
 			Request{Fresh: true, Lists: true}},
-		"a watch that is refused for good": {apierrors.NewBadRequest("resourceVersion"), "watch", OutcomeFailed, false,
-			old},
-		"a bad list": {apierrors.NewBadRequest("selector"), "list", OutcomeFailed, true, old},
+		"a watch with an invalid parameter": {apierrors.NewBadRequest("resourceVersion"), "watch", OutcomeFailed, false,
+			expirable},
+		"a list with an invalid parameter": {apierrors.NewBadRequest("selector"), "list", OutcomeFailed, true, expirable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -51,9 +51,9 @@ func TestClassify(t *testing.T) {
 		})
 	}
 	g := NewWithT(t)
-	outcome, retry := Classify(old, apierrors.NewForbidden(schema.GroupResource{}, "", nil), false)
+	outcome, retry := Classify(expirable, apierrors.NewForbidden(schema.GroupResource{}, "", nil), false)
 	g.Expect([]any{outcome, retry}).To(Equal([]any{OutcomeFailed, true}),
-		"a credential that could not be had says nothing about access")
-	outcome, _ = Classify(old, &meta.NoKindMatchError{}, false)
+		"a credential that cannot be obtained is no evidence about access")
+	outcome, _ = Classify(expirable, &meta.NoKindMatchError{}, false)
 	g.Expect(outcome).To(Equal(OutcomeRefused))
 }

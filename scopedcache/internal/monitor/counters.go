@@ -2,16 +2,16 @@ package monitor
 
 import "time"
 
-// denialCounter counts denials in a row, with nothing else in between.
+// denialCounter counts consecutive denials. Every other answer resets the counter.
 type denialCounter struct {
 	count      int
-	first      time.Time // of them
-	ready      int       // of them, by an API server that says that it is ready
-	firstReady time.Time // of those
+	first      time.Time // when the first of them came
+	ready      int       // how many of them came from an API server that is ready
+	firstReady time.Time // when the first of those came
 }
 
-// observe takes a verdict. It reports whether access is lost, and else when to ask again: soon, or
-// 0 if there is no hurry.
+// observe counts a verdict, and reports whether access is revoked. If it is not, soon is the time
+// until the next review, or 0 for the usual interval.
 func (d *denialCounter) observe(t *Timing, v Verdict, now time.Time) (lost bool, soon time.Duration) {
 	if !v.IsDenial() {
 		doubted := d.count > 0
@@ -41,24 +41,25 @@ func (d *denialCounter) observe(t *Timing, v Verdict, now time.Time) (lost bool,
 	return false, t.ConfirmEvery
 }
 
-// refusal is an answer to an informer by which access, or the kind, may be gone.
+// refusal is an answer to an informer that may mean that access is revoked, or the kind is removed.
 type refusal struct {
 	err   error
-	since time.Time // when the first one came since something was served
+	since time.Time // when the first refusal came after the last served request
 	sent  time.Time // when the refused request was sent
 }
 
-// refusalCounter counts refusals of the informer that reviews or discovery contradict.
+// refusalCounter counts refusals of an informer's requests that reviews or discovery contradict.
 type refusalCounter struct {
 	since             time.Time // when the refusals began
 	firstContradicted time.Time
-	count             int // of those that were sent after that
+	count             int // requests that were sent after firstContradicted and refused
 }
 
-// confirmed takes a refusal that was contradicted, and reports whether it counts all the same: what
-// the informer sent after the first contradiction was refused as often, and for as long, as it
-// takes to lose access, and nothing was served in between. When a refusal was sent counts, and not
-// when it arrived: on a busy machine answers lie around.
+// confirmed counts a refusal that was contradicted, and reports whether the refusals are trusted
+// nevertheless. Trust needs as many refusals, over as much time, as denials need for a revocation.
+// Only requests that were sent after the first contradiction count, and none may be served in
+// between. The time when a refused request was sent counts, not when the answer arrived: on a busy
+// machine answers are delayed.
 func (c *refusalCounter) confirmed(t *Timing, refused refusal, now time.Time) bool {
 	if !c.since.Equal(refused.since) {
 		*c = refusalCounter{since: refused.since}
@@ -73,15 +74,15 @@ func (c *refusalCounter) confirmed(t *Timing, refused refusal, now time.Time) bo
 	return c.count >= t.Confirmations && refused.sent.Sub(c.firstContradicted) >= t.ConfirmAfter
 }
 
-// reviewPacer says when to review after an RBAC event: soon, spread over some time for many scopes,
-// but less and less often while events go on.
+// reviewPacer computes when to review after an RBAC event: soon, but spread over some time for many
+// scopes. While events continue, reviews come less and less often.
 type reviewPacer struct {
-	last time.Time // when a review was, or will be, due to an event; zero if there was none
+	last time.Time // time of the latest review caused by an event, maybe in the future; zero for none
 	gap  time.Duration
 }
 
-// next returns after how long to review, and after how long once more. due is when a review comes
-// in any case. jitter is in [0,1).
+// next returns the delay until the review, and the delay until a second review. due is when a
+// review comes in any case. jitter is in [0,1).
 func (p *reviewPacer) next(t *Timing, now, due time.Time, jitter float64) (delay, again time.Duration) {
 	if p.last.IsZero() || now.Sub(p.last) > 2*t.MaxGap {
 		p.gap = 0

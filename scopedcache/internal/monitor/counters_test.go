@@ -7,13 +7,13 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A right that has worked is lost when it was Denied often and for long, with nothing else in
-// between. How long depends on what the API server says of itself.
+// Access that has worked is revoked after several denials over some time, with no other answer in
+// between. The time depends on what the API server reports about its readiness.
 func TestDenialCounter(t *testing.T) {
 	type answer struct {
-		after float64 // seconds
+		after float64 // seconds since the previous answer
 		Verdict
-		gone bool
+		revoked bool
 	}
 	steady := func(v Verdict, seconds int) (answers []answer) {
 		for i := range seconds {
@@ -30,13 +30,13 @@ func TestDenialCounter(t *testing.T) {
 			{1, Denied, false}, {1, Denied, true}},
 		"no answer in between": {{0, Denied, false}, {1, Denied, false}, {1, Unanswered, false},
 			{1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"not to be asked in between": {{0, Denied, false}, {1, Unaskable, false}, {1, Denied, false},
+		"review refused in between": {{0, Denied, false}, {1, Unaskable, false}, {1, Denied, false},
 			{1, Denied, false}, {1, Denied, true}},
-		"first moments, then ready": {{0, DeniedReadinessUnknown, false}, {1, DeniedUnready, false},
+		"just started, then ready": {{0, DeniedReadinessUnknown, false}, {1, DeniedUnready, false},
 			{1, Denied, false}, {1, Denied, false}, {1, Denied, true}},
-		"readiness unknown": steady(DeniedReadinessUnknown, 11),
-		"it is not ready":   steady(DeniedUnready, 61),
-		"not ready, then silent": append([]answer{
+		"readiness unknown":    steady(DeniedReadinessUnknown, 11),
+		"API server not ready": steady(DeniedUnready, 61),
+		"not ready, then readiness unknown": append([]answer{
 			{1, DeniedUnready, false}, {5, DeniedUnready, false}, {5, DeniedUnready, false},
 		}, answer{1, DeniedReadinessUnknown, true}),
 	} {
@@ -47,9 +47,9 @@ func TestDenialCounter(t *testing.T) {
 			for i, a := range answers {
 				now = now.Add(time.Duration(a.after * float64(time.Second)))
 				doubted := d.count > 0
-				gone, soon := d.observe(&DefaultTiming, a.Verdict, now)
-				g.Expect(gone).To(Equal(a.gone), "answer %d", i)
-				if hurry := a.IsDenial() || doubted && a.Verdict == Unanswered; hurry && !gone {
+				revoked, soon := d.observe(&DefaultTiming, a.Verdict, now)
+				g.Expect(revoked).To(Equal(a.revoked), "answer %d", i)
+				if hurry := a.IsDenial() || doubted && a.Verdict == Unanswered; hurry && !revoked {
 					g.Expect(soon).To(Equal(DefaultTiming.ConfirmEvery), "answer %d", i)
 				} else {
 					g.Expect(soon).To(BeZero(), "answer %d", i)
@@ -59,8 +59,8 @@ func TestDenialCounter(t *testing.T) {
 	}
 }
 
-// An informer is believed against reviews and discovery when what it sent after they had spoken was
-// refused often and for long.
+// An informer's refusals are trusted against reviews and discovery if requests that were sent after
+// the contradiction are refused often and for long.
 func TestRefusalCounter(t *testing.T) {
 	at := func(seconds float64) time.Time { return time.Unix(0, int64(seconds*1e9)) }
 	type refused struct {
@@ -69,11 +69,11 @@ func TestRefusalCounter(t *testing.T) {
 	}
 	for name, refusals := range map[string][]refused{
 		"often and for long":      {{0, 0, 0, false}, {0, 1, 1, false}, {0, 2, 2, false}, {0, 3, 3, true}},
-		"answers that lay around": {{0, 0, 5, false}, {0, 1, 9, false}, {0, 2, 9, false}, {0, 4, 9, false}},
+		"delayed answers":         {{0, 0, 5, false}, {0, 1, 9, false}, {0, 2, 9, false}, {0, 4, 9, false}},
 		"for long, but not often": {{0, 0, 0, false}, {0, 60, 60, false}, {0, 61, 61, false}, {0, 62, 62, true}},
 		"often, but not for long": {{0, 0, 0, false}, {0, .1, .1, false}, {0, .2, .2, false}, {0, .3, .3, false},
 			{0, 2, 2, true}},
-		"something served in between": {{0, 0, 0, false}, {0, 1, 1, false}, {2, 2, 2, false}, {2, 3, 3, false},
+		"a request served in between": {{0, 0, 0, false}, {0, 1, 1, false}, {2, 2, 2, false}, {2, 3, 3, false},
 			{2, 3.5, 3.5, false}, {2, 4, 4, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,20 +87,20 @@ func TestRefusalCounter(t *testing.T) {
 	}
 }
 
-// While events go on questions get rarer; what was not waited for because of them does not count;
-// and when they have ended they are as quick as ever.
+// While events continue, reviews become rarer. A review that comes earlier for another reason does
+// not count. After the events have ended, the next event causes a quick review again.
 func TestReviewPacer(t *testing.T) {
 	g := NewWithT(t)
 	var p reviewPacer
 	start := time.Unix(0, 0)
-	now, asked := start, 0
-	// there is an event when a question is asked, and it is asked again when the pacer says
+	now, reviews := start, 0
+	// each review coincides with an event, and the next review comes when the pacer says
 	for now.Before(start.Add(10 * time.Minute)) {
 		_, again := p.next(&DefaultTiming, now, now, .5)
 		now = now.Add(again)
-		asked++
+		reviews++
 	}
-	g.Expect(asked).To(BeNumerically("~", 24, 4), "of 300, one every two seconds")
+	g.Expect(reviews).To(BeNumerically("~", 24, 4), "of 300, one every two seconds")
 	delay, again := p.next(&DefaultTiming, now, now.Add(time.Hour), .5)
 	g.Expect(delay).To(BeNumerically("<=", DefaultTiming.MaxGap))
 	g.Expect(again).To(Equal(DefaultTiming.MaxGap))

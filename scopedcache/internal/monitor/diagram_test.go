@@ -9,7 +9,7 @@ import (
 
 //go:generate go test -run TestDiagram -update .
 
-// diagramDepth is how many steps it takes until every way from one phase to another was found.
+// diagramDepth is the number of steps after which every transition between two phases is found.
 const diagramDepth = 9
 
 // TestDiagram fails if the state diagram in docs/architecture.md is not what the machine does.
@@ -33,7 +33,7 @@ func TestDiagram(t *testing.T) {
 					continue
 				}
 				after, _ := front[i].step(in)
-				// which have what is due done, too
+				// skip late inputs: a step also does what is due
 				if !strings.HasPrefix(in.name, "late") && !strings.HasPrefix(in.name, "stopped ") {
 					diagram.Add(names[phase(front[i].phase)], names[phase(after.phase)], strings.ReplaceAll(in.name, ",", ""))
 				}

@@ -1,13 +1,17 @@
-// Package monitor decides everything about one scope of a cache: when to discover its kind, when to
-// review the identity's access, when an informer starts and stops, and what state the scope is in.
+// Package monitor makes all decisions about one scope of a cache:
 //
-// A [Machine] is pure. It does no I/O, holds no lock, starts no goroutine and reads no clock. Its
-// driver passes events to [Machine.Step], one at a time, and carries out the effects that Step
-// returns, in order. The same events at the same times, with the same jitter, always have the same
-// effects.
+//   - when to discover its kind,
+//   - when to review the identity's access,
+//   - when an informer starts and stops,
+//   - and which state the scope is in.
 //
-// What belongs to the scope (denials in a row, backoffs, the pace of reviews after RBAC events) is
-// in Machine. What belongs to one informer's life (its check, its refusals) is in life. A late
-// answer, or a late word of an informer that was stopped, names a question or a life that is not
-// current, and has no effect.
+// A [Machine] is pure. A Machine does no I/O, holds no lock, starts no goroutine and reads no
+// clock. Its driver passes events to [Machine.Step], one at a time, and executes the effects that
+// Step returns, in order. The same events at the same times, with the same jitter, always have the
+// same effects.
+//
+// Machine has the state of the scope (consecutive denials, backoffs, the pace of reviews after RBAC
+// events). life has the state of one informer's life (its check, its refusals). A late answer, or a
+// late report of a stopped informer, has the ID of a question or life that is not current. Such an
+// event has no effect.
 package monitor

@@ -6,55 +6,56 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// Effect is something that the driver is to do, in the order in which Step returns effects.
+// Effect is an action for the driver. The driver executes effects in the order in which Step
+// returns them.
 type Effect interface{ isEffect() }
 
-// Questions. The driver asks beside its own goroutine, and always answers, with the same ID.
+// Questions to the API server. The driver asks in another goroutine, and always passes an answer
+// with the same ID.
 type (
-	// AskMapping says to find the kind's resource. Distrust says that what is known of it may be
-	// wrong.
+	// AskMapping asks for the kind's resource. Distrust means that the known resource may be wrong.
 	AskMapping struct {
 		Question QuestionID
 		Distrust bool
 	}
-	// AskReview says to ask whether the identity has access with all Verbs. OrListOnly: if not, ask
-	// whether it may list.
+	// AskReview asks whether the identity has access with all Verbs. With OrListOnly, if it does
+	// not, the driver asks whether the identity may list.
 	AskReview struct {
 		Question   QuestionID
 		Mapping    *meta.RESTMapping
 		Verbs      []string
 		OrListOnly bool
 	}
-	// AskReadiness says to ask whether the API server is ready.
+	// AskReadiness asks whether the API server is ready.
 	AskReadiness struct{ Question QuestionID }
 )
 
-// What to do with the informer.
+// Actions on the informer.
 type (
-	// StartInformer says to make an informer and run it. If that fails, pass InformerStartFailed.
-	// Poll is how far apart its lists are, if it may not watch; else zero.
+	// StartInformer creates an informer and runs it. If that fails, the driver passes
+	// InformerStartFailed. Poll is the interval of its lists if the identity may not watch, else
+	// zero.
 	StartInformer struct {
 		Life    LifeID
 		Mapping *meta.RESTMapping
 		Poll    time.Duration
 	}
-	// Serve says to serve reads from the informer.
+	// Serve makes reads use the informer.
 	Serve struct{ Life LifeID }
-	// RestartWatch says to begin the informer's watch anew, where it was, so that the API server
-	// authorizes it again.
+	// RestartWatch restarts the informer's watch at the same resourceVersion, so that the API
+	// server authorizes it again.
 	RestartWatch struct{ Life LifeID }
-	// StopInformer says to stop the informer, and serve nothing from it any more.
+	// StopInformer stops the informer. Reads do not use it any more.
 	StopInformer struct{ Life LifeID }
 )
 
-// SetState says that the scope is in this state now. Err is why it is Forbidden, NotServed or
-// Failing.
+// SetState sets the state of the scope. Err is why the state is Forbidden, NotServed or Failing.
 type SetState struct {
 	State State
 	Err   error
 	Since time.Time
-	// Before is what readers got when that was last known: Synced, Forbidden or NotServed; Syncing
-	// if it never was.
+	// Before is the last state in which the result of a read was known: Synced, Forbidden or
+	// NotServed. Before is Syncing if there was none.
 	Before State
 }
 
@@ -71,17 +72,17 @@ func (SetState) isEffect()      {}
 type State string
 
 const (
-	// Syncing: not known yet, or the informer lists.
+	// Syncing means that nothing is known yet, or the informer lists.
 	Syncing State = "Syncing"
-	// Synced: reads are served.
+	// Synced means that reads are served.
 	Synced State = "Synced"
-	// Forbidden: the identity may not list or watch.
+	// Forbidden means that the identity may not list or watch.
 	Forbidden State = "Forbidden"
-	// NotServed: there is no such kind.
+	// NotServed means that the API server does not serve the kind.
 	NotServed State = "NotServed"
-	// Failing: the API server does not answer, or with errors.
+	// Failing means that the API server does not answer, or answers with errors.
 	Failing State = "Failing"
 )
 
-// IsSettled reports whether it is known what a read gets.
+// IsSettled reports whether the result of a read is known.
 func (s State) IsSettled() bool { return s == Synced || s == Forbidden || s == NotServed }

@@ -6,72 +6,73 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// QuestionID names a question to the API server, LifeID the life of an informer. The machine never
-// uses an ID twice; zero names none.
+// QuestionID identifies a question to the API server, and LifeID the life of an informer. The
+// machine never uses an ID twice. Zero means none.
 type (
 	QuestionID uint64
 	LifeID     uint64
 )
 
-// Event is what happened. See [Machine.Step].
+// Event is an input of the machine. See [Machine.Step].
 type Event interface{ isEvent() }
 
 // Answers to questions.
 type (
-	// Mapped says that discovery found the kind's resource, or not.
+	// Mapped is the answer of discovery: the kind's resource, or an error.
 	Mapped struct {
 		Question QuestionID
 		Mapping  *meta.RESTMapping
 		Err      error // meta.IsNoMatchError if the kind is not served
 	}
-	// Reviewed says that the API server answered whether the identity has access.
+	// Reviewed is the result of an access review.
 	Reviewed struct {
 		Question QuestionID
 		Verdict  Verdict
-		ListOnly bool  // only list was asked for, because watch is denied
-		Err      error // of a verdict other than Allowed
+		ListOnly bool  // the review was for list alone, because watch is denied
+		Err      error // set for a verdict other than Allowed
 	}
-	// Readied says that the API server said whether it is ready.
+	// Readied is the result of a readiness check of the API server.
 	Readied struct {
 		Question QuestionID
-		Ready    bool // false only if it says that it is not
+		Ready    bool // false only if the API server reports that it is not ready
 	}
 )
 
-// What an informer reports.
+// Reports of an informer.
 type (
-	// InformerStartFailed says that the informer could not be started.
+	// InformerStartFailed reports that the informer could not be started.
 	InformerStartFailed struct {
 		Life LifeID
 		Err  error
 	}
-	// InformerSynced says that the informer has synced.
+	// InformerSynced reports that the informer has synced.
 	InformerSynced struct{ Life LifeID }
-	// Served says that the API server served a list, or began a watch.
+	// Served reports that the API server served a list, or began a watch.
 	Served struct{ Life LifeID }
-	// Failed says that a request failed in a way that may pass.
+	// Failed reports that a request failed with an error that may be temporary.
 	Failed struct {
 		Life LifeID
 		Err  error
 	}
-	// Refused says that a request was refused (403), or what it asked for does not exist (404).
+	// Refused reports that the API server answered a request with 403 or 404.
 	Refused struct {
 		Life LifeID
 		Err  error
 		Sent time.Time // when the request was sent
-		At   time.Time // when the first such refusal came that was not reported yet
+		At   time.Time // when the first refusal came that was not reported yet
 	}
 )
 
-// What the driver hears from others.
+// Events from other sources.
 type (
-	// AccessMayHaveChanged says that an RBAC object that concerns the identity changed.
+	// AccessMayHaveChanged reports a change of an RBAC object that concerns the identity.
 	AccessMayHaveChanged struct{}
-	// Read says that a reader asked for what is not served.
+	// Read reports that a reader asked for a kind that is not served.
 	Read struct{}
-	// Tick says that the deadline has come.
+	// Tick reports that the deadline has come.
 	Tick struct{}
-	// Stopped says that nothing needs the scope any more. It is the last event that has an effect.
+	// Stopped reports that nothing needs the scope any more. Stopped is the last event that has an
+	// effect.
 	Stopped struct{}
 )
 
@@ -88,22 +89,24 @@ func (Read) isEvent()                 {}
 func (Tick) isEvent()                 {}
 func (Stopped) isEvent()              {}
 
-// Verdict is what the API server says about the identity's access.
+// Verdict is the API server's answer about the identity's access.
 type Verdict int
 
 const (
-	// Allowed: the server said yes.
+	// Allowed means that the API server allows access.
 	Allowed Verdict = iota
-	// Denied: the server said no, and that it is ready. A single denial is not trusted where access
-	// has worked.
+	// Denied means that the API server denies access, and reports that it is ready. A single denial
+	// is not trusted where access has worked.
 	Denied
-	// DeniedReadinessUnknown: the server said no, and does not say whether it is ready.
+	// DeniedReadinessUnknown means that the API server denies access, and does not report whether
+	// it is ready.
 	DeniedReadinessUnknown
-	// DeniedUnready: the server said no, and that it is not ready.
+	// DeniedUnready means that the API server denies access, and reports that it is not ready.
 	DeniedUnready
-	// Unaskable: the identity may not ask. Access has to be tried.
+	// Unaskable means that the identity may not create access reviews. Only requests of an informer
+	// can show whether it has access.
 	Unaskable
-	// Unanswered: the server failed, or did not answer.
+	// Unanswered means that the API server failed, or did not answer.
 	Unanswered
 )
 

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// input is something that may happen in a world.
+// input is an event or change that is possible in a world.
 type input struct {
 	name     string
 	possible func(w *world) bool // nil for always
@@ -88,12 +88,12 @@ func questions(effects []Effect) int {
 	return count[AskMapping](effects) + count[AskReview](effects) + count[AskReadiness](effects)
 }
 
-// invariants are what must hold for every step, in every state.
+// invariants must hold for every step, in every state.
 var invariants = []struct {
 	name  string
 	holds func(t *transition) bool
 }{
-	{"one question is under way at most, and the machine knows its ID", func(t *transition) bool {
+	{"at most one question is open, and the machine knows its ID", func(t *transition) bool {
 		for _, e := range t.effects {
 			var id QuestionID
 			switch e := e.(type) {
@@ -112,17 +112,17 @@ var invariants = []struct {
 		}
 		return questions(t.effects) <= 1
 	}},
-	{"an answer or a deadline is always owed", func(t *transition) bool {
+	{"there is always an open question or a deadline", func(t *transition) bool {
 		return t.after.phase == stopped || t.after.question.id != 0 || !t.after.Deadline().IsZero()
 	}},
-	{"no deadline while a question of the life is under way", func(t *transition) bool {
+	{"no deadline while a question of the life is open", func(t *transition) bool {
 		return t.after.phase != running || t.after.question.id == 0 || t.after.Deadline().IsZero()
 	}},
-	{"what is due is done", func(t *transition) bool {
+	{"after each step no action is overdue", func(t *transition) bool {
 		due := t.after.Deadline()
 		return due.IsZero() || due.After(epoch0)
 	}},
-	{"informers start when none runs, and only the one that runs stops", func(t *transition) bool {
+	{"informers start only when none runs, and only the running one stops", func(t *transition) bool {
 		running := t.before.life.id
 		for _, e := range t.effects {
 			switch e := e.(type) {
@@ -173,16 +173,16 @@ var invariants = []struct {
 		}
 		return true
 	}},
-	{"while informers are contradicted the state is what they heard", func(t *transition) bool {
+	{"while informers are contradicted, the state follows the answers to informers", func(t *transition) bool {
 		a := &t.after
 		return a.phase == stopped || (a.contradicted == "" || a.life.synced || a.state == a.contradicted) &&
 			(!a.life.quiet || a.contradicted != "" && a.state == a.contradicted)
 	}},
-	{"errors come with Forbidden, NotServed and Failing, and with nothing else", func(t *transition) bool {
+	{"errors come with Forbidden, NotServed and Failing only", func(t *transition) bool {
 		fine := t.after.state == Syncing || t.after.state == Synced
 		return fine == (t.after.stateErr == nil)
 	}},
-	{"what may pass ends no informer and forbids nothing", func(t *transition) bool {
+	{"a temporary error stops no informer and makes no scope Forbidden or NotServed", func(t *transition) bool {
 		passes := false
 		switch e := t.event.(type) {
 		case Failed, AccessMayHaveChanged, Read:
@@ -202,7 +202,7 @@ var invariants = []struct {
 		}
 		return count[StopInformer](t.effects) == 0
 	}},
-	{"what has worked is not lost to a single denial or refusal", func(t *transition) bool {
+	{"access that has worked is not revoked by a single denial or refusal", func(t *transition) bool {
 		if !t.before.life.synced || t.after.life.id == t.before.life.id || t.after.phase == stopped {
 			return true
 		}
@@ -216,7 +216,7 @@ var invariants = []struct {
 		}
 		return false
 	}},
-	{"events and readers put nothing off", func(t *transition) bool {
+	{"events and readers delay nothing", func(t *transition) bool {
 		switch t.event.(type) {
 		case AccessMayHaveChanged, Read:
 			before, after := t.before.Deadline(), t.after.Deadline()
@@ -225,7 +225,7 @@ var invariants = []struct {
 		}
 		return true
 	}},
-	{"late answers, and what stopped informers say, have no effect", func(t *transition) bool {
+	{"late answers, and reports of stopped informers, have no effect", func(t *transition) bool {
 		late := false
 		switch e := t.event.(type) {
 		case Reviewed:
@@ -240,7 +240,7 @@ var invariants = []struct {
 		due := t.before.Deadline()
 		return !late || len(t.effects) == 0 || !due.IsZero() && !due.After(epoch0)
 	}},
-	{"two states in a row differ, and say what was before", func(t *transition) bool {
+	{"consecutive states differ, and name the state before", func(t *transition) bool {
 		state, err, settled := t.before.state, t.before.stateErr, t.before.lastSettled
 		for _, e := range t.effects {
 			s, ok := e.(SetState)
@@ -256,12 +256,12 @@ var invariants = []struct {
 		}
 		return state == t.after.state
 	}},
-	{"what is stopped stays so", func(t *transition) bool {
+	{"a stopped machine stays stopped", func(t *transition) bool {
 		return t.before.phase != stopped || len(t.effects) == 0 && t.after.phase == stopped
 	}},
 }
 
-// step returns what follows in a world, with the invariants that do not hold.
+// step returns the world after an input, and the invariants that do not hold.
 func (w world) step(in *input) (next world, broken []string) {
 	if in.change != nil {
 		return in.change(w), nil
@@ -276,7 +276,7 @@ func (w world) step(in *input) (next world, broken []string) {
 	next = w.take(m)
 	if t.before.phase == stopped {
 		if len(t.effects) > 0 {
-			broken = append(broken, "what is stopped stays so")
+			broken = append(broken, "a stopped machine stays stopped")
 		}
 		return w, broken
 	}
@@ -290,7 +290,7 @@ func (w world) step(in *input) (next world, broken []string) {
 	return next, broken
 }
 
-// goals are what steady answers must lead to, from every state.
+// goals are the states that constant answers must lead to, from every state.
 var goals = []struct {
 	state  State
 	answer map[int8]string // by kind of question
@@ -299,7 +299,7 @@ var goals = []struct {
 	{Forbidden, map[int8]string{asksMapping: "mapped", asksReview: "denied", asksReadiness: "ready"}},
 }
 
-// leads reports whether what is owed, time and the answers of a goal lead to its state.
+// leads reports whether time and the answers of a goal lead to the goal's state.
 func (w world) leads(goal int, known map[world]bool) bool {
 	var path []world
 	defer func() {
@@ -331,9 +331,9 @@ func (w world) leads(goal int, known map[world]bool) bool {
 	return false
 }
 
-// alphabets are the parts of the alphabet that are explored together, each to the end. All of it at
-// once has too many states: what happens before an informer starts, during its life, and how events
-// and readers pace questions hardly depend on each other.
+// alphabets are sets of inputs that are explored together, each until there is no new state. All
+// inputs at once lead to too many states. The sets hardly depend on each other: the time before an
+// informer starts, its life, and how events and readers pace questions.
 var alphabets = map[string]string{
 	"denials and errors": "allowed|denied|denied, readiness unknown|denied, not ready|may not be asked|no " +
 		"answer|mapped|mapped otherwise|no match|discovery fails|start fails|synced|served|failed|late answer|late " +
@@ -345,10 +345,10 @@ var alphabets = map[string]string{
 }
 
 // TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks
-// the invariants on each step. It proves structure. That each decision is the right one is for the
-// tables and scenarios to prove.
+// the invariants on each step. TestExplore proves that no order of inputs breaks an invariant. The
+// tables and scenarios prove that each decision is correct.
 func TestExplore(t *testing.T) {
-	begun := time.Now()
+	startTime := time.Now()
 	used := map[string]bool{}
 	for name, alphabet := range alphabets {
 		t.Run(name, func(t *testing.T) {
@@ -371,11 +371,12 @@ func TestExplore(t *testing.T) {
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	t.Logf("%.1f s, %d MiB; invariants:\n  %s", time.Since(begun).Seconds(), memory.Sys>>20, strings.Join(names, "\n  "))
+	t.Logf("%.1f s, %d MiB; invariants:\n  %s", time.Since(startTime).Seconds(), memory.Sys>>20,
+		strings.Join(names, "\n  "))
 }
 
 func explore(t *testing.T, inputs []input) {
-	begun := time.Now()
+	startTime := time.Now()
 	m := New(exploreConfig, epoch0)
 	m.Start(epoch0, 0)
 	start := world{}.take(&m)
@@ -412,22 +413,23 @@ func explore(t *testing.T, inputs []input) {
 		}
 	}
 	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness: %d broken; %.1f s", len(seen), steps,
-		depth, len(inputs), len(invariants), broken, time.Since(begun).Seconds())
+		depth, len(inputs), len(invariants), broken, time.Since(startTime).Seconds())
 	if depth < exploreDepth && len(seen) < 1000 {
-		t.Errorf("only %d states: the exploration does not reach what it is for", len(seen))
+		t.Errorf("only %d states: the exploration is incomplete", len(seen))
 	}
 }
 
-// byName finds inputs.
+// byName has the inputs by name.
 var byName = func() map[string]*input {
-	by := map[string]*input{}
+	index := map[string]*input{}
 	for i := range inputs {
-		by[inputs[i].name] = &inputs[i]
+		index[inputs[i].name] = &inputs[i]
 	}
-	return by
+	return index
 }()
 
-// expand returns what follows from the worlds. Two goroutines share the work.
+// expand returns the worlds that follow from the given worlds, and the violations. Two goroutines
+// share the work.
 func expand(front []world, inputs []input) (found []world, violations []string) {
 	const workers = 2
 	var lists [workers][]world

@@ -7,10 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// isCurrent reports whether the life is that of the informer that runs.
+// isCurrent reports whether the life is that of the running informer.
 func (m *Machine) isCurrent(id LifeID) bool { return m.phase == running && id == m.life.id }
 
-// informerStep is a step about the informer that runs.
+// informerStep is a step that concerns the running informer.
 type informerStep struct{ *step }
 
 func (s informerStep) informerSynced(e InformerSynced) {
@@ -43,7 +43,7 @@ func (s informerStep) failed(e Failed) {
 	}
 }
 
-// refused notes a refusal, to be looked into.
+// refused records a refusal, which lookInto examines later.
 func (s informerStep) refused(e Refused) {
 	if !s.isCurrent(e.Life) {
 		return
@@ -57,7 +57,8 @@ func (s informerStep) refused(e Refused) {
 	s.life.refusal = refusal{err: e.Err, since: s.life.refusedSince, sent: e.Sent}
 }
 
-// lookInto asks reviews about a 403 to the informer, and discovery about a 404.
+// lookInto starts a review after a 403 to the informer, and a readiness check before discovery
+// after a 404.
 func (s informerStep) lookInto() {
 	refused := s.life.refusal
 	s.life.refusal = refusal{}
@@ -69,10 +70,10 @@ func (s informerStep) lookInto() {
 	s.emit(AskReadiness{Question: s.ask(forReadiness, aboutRefusal, refused)})
 }
 
-// reviewedRefusal decides over a 403 to the informer.
+// reviewedRefusal decides what a 403 to the informer means.
 func (s informerStep) reviewedRefusal(refused refusal, e Reviewed) {
 	switch {
-	case e.Verdict.IsDenial(): // reviews deny it, too; let them decide
+	case e.Verdict.IsDenial(): // reviews deny access, too, so they decide
 		if s.life.suspected = true; s.life.denials.count == 0 {
 			s.life.check = s.now
 		}
@@ -81,7 +82,8 @@ func (s informerStep) reviewedRefusal(refused refusal, e Reviewed) {
 	}
 }
 
-// readied asks discovery about a 404. An API server that is not ready does not know all kinds.
+// readied asks discovery about a 404. An API server that is not ready does not know all kinds, so
+// readied first waits until the refusals have lasted for ConfirmUnready.
 func (s informerStep) readied(e Readied) {
 	was := s.answered(forReadiness, e.Question)
 	if was.purpose != aboutRefusal || !e.Ready && s.now.Sub(was.refusal.since) < s.config.Timing.ConfirmUnready {
@@ -91,21 +93,22 @@ func (s informerStep) readied(e Readied) {
 	s.emit(AskMapping{Question: s.ask(forMapping, aboutRefusal, was.refusal), Distrust: true})
 }
 
-// remapped decides over a 404 to the informer.
+// remapped decides what a 404 to the informer means.
 func (s informerStep) remapped(refused refusal, e Mapped) {
 	switch {
 	case meta.IsNoMatchError(e.Err):
 		s.lose(NotServed, e.Err, "")
 	case e.Err != nil:
 	case e.Mapping.Resource != s.mapping.Resource || e.Mapping.Scope.Name() != s.mapping.Scope.Name():
-		s.lose(Syncing, nil, "") // the kind is another one now
+		s.lose(Syncing, nil, "") // the kind has another resource or scope now
 	default:
 		s.contradict(NotServed, refused)
 	}
 }
 
-// contradict takes a refusal that reviews or discovery contradict. If only the informer can be
-// asked, its word counts at once; else when it is confirmed.
+// contradict handles a refusal that reviews or discovery contradict. The refusal counts at once if
+// reviews are not possible, and the informer has not synced and is not quiet. Otherwise the refusal
+// counts when it is confirmed.
 func (s informerStep) contradict(state State, refused refusal) {
 	onlyWitness := s.life.started == Unaskable && !s.life.synced && !s.life.quiet
 	if onlyWitness || s.life.refusals.confirmed(&s.config.Timing, refused, s.now) {
@@ -113,7 +116,7 @@ func (s informerStep) contradict(state State, refused refusal) {
 	}
 }
 
-// checkAccess reviews the access of the informer that runs.
+// checkAccess reviews the access of the running informer.
 func (s informerStep) checkAccess() {
 	verbs := []string{s.life.verb}
 	if s.life.suspected {
@@ -123,7 +126,7 @@ func (s informerStep) checkAccess() {
 	s.acceptAccess()
 }
 
-// judge decides whether the informer goes on, and when to review again.
+// judge decides whether the informer continues, and when the next review comes.
 func (s informerStep) judge(e Reviewed) {
 	next := s.interval()
 	if !s.life.again.IsZero() {

@@ -7,37 +7,38 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Config is what all machines of a cache have in common. It must not change.
+// Config is shared by all machines of a cache. A Config must not change.
 type Config struct {
-	// Interval is how long at most until access is reviewed again: 80 to 100 % of it, by jitter.
+	// Interval is the maximum time between two access reviews. The actual time is 80 to 100 % of
+	// it, by jitter.
 	Interval time.Duration
-	// PollWithoutWatch: where the identity may list and not watch, list every Interval.
+	// PollWithoutWatch makes informers list every Interval if the identity may list but not watch.
 	PollWithoutWatch bool
 	Timing           Timing
 }
 
-// phase is what the machine waits for.
+// phase is the current activity of the machine.
 type phase int
 
 const (
 	idle        phase = iota
-	discovering       // for the kind's resource
-	reviewing         // whether an informer may start
-	waiting           // until it asks again
+	discovering       // waits for the kind's resource
+	reviewing         // waits for the review before an informer starts
+	waiting           // waits until it asks the API server again
 	running           // an informer runs
 	stopped
 )
 
-// purpose is what a question is about.
+// purpose is the reason for a question.
 type purpose int
 
 const (
 	startUp      purpose = iota + 1
-	check                // whether the informer still has access
-	aboutRefusal         // what a refusal means
+	check                // whether the identity still has access
+	aboutRefusal         // whether a refusal is trusted
 )
 
-// questionKind is what a question asks for.
+// questionKind is the kind of answer to a question.
 type questionKind int
 
 const (
@@ -46,39 +47,42 @@ const (
 	forReadiness
 )
 
-// question is a question under way; zero if there is none.
+// question is a question without an answer so far; zero if there is none.
 type question struct {
 	id      QuestionID
 	kind    questionKind
 	purpose purpose
-	refusal refusal // that it is about
+	refusal refusal // for aboutRefusal
 }
 
-// Machine is the state of one scope. Make it with [New]. It is not safe for concurrent use.
+// Machine is the state of one scope. Create it with [New]. A Machine is not safe for concurrent
+// use.
 type Machine struct {
 	config *Config
 
 	state       State
 	stateErr    error
-	since       time.Time // of state
-	lastSettled State     // what readers got when that was last known
+	since       time.Time // when state began
+	lastSettled State     // the last state in which the result of a read was known
 
 	phase    phase
 	question question
-	mapping  *meta.RESTMapping // of the review or life under way
-	distrust bool              // the mapper may name what is not there
+	mapping  *meta.RESTMapping // for the current review or life
+	distrust bool              // the mapper may return a resource that does not exist
 	lastID   uint64
 
-	denials         int // in a row, of reviews or of the informer
-	startDenials    denialCounter
-	failing         wait.Backoff
-	pending         wait.Backoff
-	contradicted    State // what informers heard, against what reviews or discovery say; "" if they agree
+	denials      int // consecutive, of reviews or of the informer
+	startDenials denialCounter
+	failing      wait.Backoff
+	pending      wait.Backoff
+	// contradicted is the state that follows from the answers to informers, which reviews or
+	// discovery contradict. It is empty while they agree.
+	contradicted    State
 	pacer           reviewPacer
 	again           time.Time // when to ask once more after an event; zero for never
-	accessTaken     bool      // an event was taken since the last wait, life or check began
-	accessPending   bool      // another one was not
-	readPending     bool      // a reader asked for what is not served
+	accessTaken     bool      // an RBAC event was used since the last wait, life or check began
+	accessPending   bool      // another RBAC event is unused so far
+	readPending     bool      // a reader asked for a kind that is not served
 	waitUntil       time.Time
 	waitBegan       time.Time
 	waitExpeditable bool // a reader can shorten the wait
@@ -86,39 +90,39 @@ type Machine struct {
 	life life
 }
 
-// life is one informer's life; zero while none runs.
+// life is the state of one informer; zero while no informer runs.
 type life struct {
 	id         LifeID
-	verb       string  // that checks ask for
-	started    Verdict // on the question whether it may start
-	quiet      bool    // it says nothing about the scope's state until it has synced
+	verb       string  // the verb that checks review
+	started    Verdict // the verdict before the start
+	quiet      bool    // does not change the scope's state until it has synced
 	synced     bool
 	check      time.Time // when to review access
-	again      time.Time // when to do so once more after an event; zero for never
-	suspected  bool      // it was refused, so that a review of verb alone is not enough
-	unanswered int       // reviews in a row
+	again      time.Time // when to review once more after an event; zero for never
+	suspected  bool      // a request was refused, so a review of verb alone is not enough
+	unanswered int       // consecutive unanswered reviews
 	denials    denialCounter
 	refusals   refusalCounter
 
-	refusedSince time.Time // of the first refusal since something was served; zero if there is none
-	refusal      refusal   // that waits until the question under way is answered; zero if there is none
+	refusedSince time.Time // the first refusal after the last served request; zero if none
+	refusal      refusal   // waits until the current question is answered; zero if none
 }
 
-// New returns the machine of a scope about which nothing is known. Begin it with Start.
+// New returns the machine of a scope about which nothing is known. Call Start next.
 func New(config *Config, now time.Time) Machine {
 	return Machine{config: config, state: Syncing, since: now, lastSettled: Syncing,
 		failing: config.Timing.Failing, pending: config.Timing.Pending}
 }
 
-// Start begins with the first question.
+// Start returns the first question.
 func (m *Machine) Start(now time.Time, jitter float64) []Effect {
 	s := step{Machine: m, now: now, jitter: jitter}
 	s.discover()
 	return s.effects
 }
 
-// Step decides what follows from an event at now, and returns what the driver is to do, in order.
-// jitter in [0,1) is random.
+// Step handles an event at now, and returns the effects that the driver must execute, in order.
+// jitter is random, in [0,1).
 func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	s := step{Machine: m, now: now, jitter: jitter}
 	if m.phase == stopped || m.phase == idle {
@@ -153,8 +157,8 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	return s.effects
 }
 
-// Deadline returns when to pass Tick; zero for never. While a question is under way, its answer
-// comes first.
+// Deadline returns when the driver must pass Tick; zero for never. While a question has no answer
+// so far, the answer comes first.
 func (m *Machine) Deadline() time.Time {
 	switch {
 	case m.phase == waiting:
@@ -170,7 +174,7 @@ func (m *Machine) Deadline() time.Time {
 	}
 }
 
-// HasRead reports whether a Read waits to be used.
+// HasRead reports whether there is an unused Read.
 func (m *Machine) HasRead() bool { return m.readPending }
 
 // answered ends the question of that kind and ID, and returns what it was about; zero if it is not

@@ -2,5 +2,5 @@
 
 package monitor
 
-// exploreDepth is no bound: the exploration goes on until there is no new state.
+// exploreDepth is effectively no bound: the exploration continues until there is no new state.
 const exploreDepth = 1000

@@ -2,5 +2,6 @@
 
 package monitor
 
-// exploreDepth bounds the exploration under the race detector, which makes it ten times as slow.
+// exploreDepth bounds the exploration under the race detector, which makes the exploration ten
+// times as slow.
 const exploreDepth = 10

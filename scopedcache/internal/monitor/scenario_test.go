@@ -16,10 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-var update = flag.Bool("update", false, "write what the machine does into the files under testdata")
+var update = flag.Bool("update", false, "write the effects of the machine into the files under testdata")
 
-// TestScenarios replays the conversations under testdata. A line that begins with ">" is an event,
-// the indented lines below it are what the machine does. -update writes the latter.
+// TestScenarios replays the scenarios under testdata. A line that begins with ">" is an event. The
+// indented lines below it are the effects of the machine, which -update writes.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -50,7 +50,7 @@ type player struct {
 	machine Machine
 	now     time.Time
 	out     bytes.Buffer
-	sent    time.Time // what is refused next was sent then
+	sent    time.Time // when the next refused request was sent
 }
 
 func play(t *testing.T, script []byte) []byte {
@@ -97,7 +97,7 @@ func play(t *testing.T, script []byte) []byte {
 	return p.out.Bytes()
 }
 
-// wait lets time pass, with the ticks that are due.
+// wait advances the clock, and passes the ticks that are due.
 func (p *player) wait(d time.Duration) {
 	end := p.now.Add(d)
 	for {
@@ -174,7 +174,7 @@ func (p *player) print(effects []Effect) {
 	}
 }
 
-// describe puts an effect in words.
+// describe returns an effect as text.
 func describe(effect Effect, now time.Time) string {
 	switch e := effect.(type) {
 	case AskMapping:

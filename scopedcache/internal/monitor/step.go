@@ -16,20 +16,21 @@ type step struct {
 
 func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
 
-// ask begins a question, and returns its ID.
+// ask records a new question, and returns its ID.
 func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID {
 	s.lastID++
 	s.question = question{id: QuestionID(s.lastID), kind: kind, purpose: about, refusal: refused}
 	return s.question.id
 }
 
-// interval is Config.Interval at most, with jitter.
+// interval returns 80 to 100 % of Config.Interval, by jitter.
 func (s *step) interval() time.Duration {
 	least := s.config.Interval * 8 / 10
 	return least + time.Duration(s.jitter*.25*float64(least))
 }
 
-// setState says what the scope is, unless it is so already.
+// setState changes the state of the scope. setState emits nothing if neither the state nor the text
+// of the error changes.
 func (s *step) setState(state State, err error) {
 	if s.state == state && textOf(s.stateErr) == textOf(err) {
 		return
@@ -59,7 +60,8 @@ func (s *step) fail(err error) {
 	}
 }
 
-// proceed does what is due.
+// proceed starts the action whose deadline has come. If none has, proceed examines a refusal that
+// waits.
 func (s *step) proceed() {
 	due := s.Deadline()
 	if due.IsZero() || s.now.Before(due) {
@@ -84,7 +86,7 @@ func (s *step) discover() {
 	s.emit(AskMapping{Question: s.ask(forMapping, startUp, refusal{}), Distrust: s.distrust})
 }
 
-// mapped takes the answer of discovery.
+// mapped handles the answer of discovery.
 func (s *step) mapped(e Mapped) {
 	switch was := s.answered(forMapping, e.Question); was.purpose {
 	case aboutRefusal:
@@ -106,7 +108,7 @@ func (s *step) mapped(e Mapped) {
 	}
 }
 
-// reviewed takes the answer of a review.
+// reviewed handles the answer of a review.
 func (s *step) reviewed(e Reviewed) {
 	switch was := s.answered(forReview, e.Question); was.purpose {
 	case startUp:
@@ -135,8 +137,8 @@ func (s *step) reviewedAtStart(e Reviewed) {
 	}
 }
 
-// untilReview is when to ask again after a denial. The first one may have been that of an API
-// server in its first moments.
+// untilReview returns the delay until the next review after a denial. The delay after the first
+// denial is short, because an API server in its first moments may have denied legitimate access.
 func (s *step) untilReview() time.Duration {
 	if s.denials == 1 {
 		return min(s.config.Timing.ConfirmAfter, s.interval())
@@ -155,12 +157,12 @@ func (s *step) startInformer(e Reviewed) {
 	var poll time.Duration
 	if e.ListOnly {
 		s.life.verb, poll = "list", s.interval()
-	} // else watch alone: it cannot be lost without being noticed, and lists are not needed any more
+	} // else review watch alone: only reviews notice its revocation, and lists are not needed any more
 	s.emit(StartInformer{Life: s.life.id, Mapping: s.mapping, Poll: poll})
 	s.acceptAccess()
 }
 
-// startFailed waits before the next try.
+// startFailed waits before the next attempt to start an informer.
 func (s *step) startFailed(e InformerStartFailed) {
 	if !s.isCurrent(e.Life) {
 		return
@@ -170,7 +172,7 @@ func (s *step) startFailed(e InformerStartFailed) {
 	s.endLife("", true)
 }
 
-// endLife decides how to go on without an informer.
+// endLife decides the next action after an informer has ended.
 func (s *step) endLife(contradicted State, failed bool) {
 	synced := s.life.synced
 	s.life, s.question, s.mapping = life{}, question{}, nil
@@ -186,14 +188,14 @@ func (s *step) endLife(contradicted State, failed bool) {
 		s.wait(delay(&s.pending, s.jitter), true)
 	case failed:
 		s.wait(delay(&s.failing, s.jitter), false)
-	case !synced: // API servers behind one address may not agree about a kind
+	case !synced: // API servers behind one address may differ about a kind
 		s.wait(delay(&s.pending, s.jitter), true)
 	default:
 		s.discover()
 	}
 }
 
-// wait puts off the next question. expeditable: a reader can shorten it.
+// wait delays the next question. A reader can shorten an expeditable wait.
 func (s *step) wait(d time.Duration, expeditable bool) {
 	if !s.again.IsZero() {
 		d, s.again = min(d, max(s.again.Sub(s.now), 0)), time.Time{}
@@ -202,8 +204,8 @@ func (s *step) wait(d time.Duration, expeditable bool) {
 	s.acceptAccess()
 }
 
-// accessMayHaveChanged brings the next review forward, once per wait or check, however many events
-// follow.
+// accessMayHaveChanged brings the next review forward. Only the first event in each wait or check
+// has this effect.
 func (s *step) accessMayHaveChanged() {
 	s.accessPending = true
 	if (s.phase == waiting || s.phase == running) && !s.accessTaken {
@@ -211,7 +213,8 @@ func (s *step) accessMayHaveChanged() {
 	}
 }
 
-// acceptAccess lets the next event count, which may have come already.
+// acceptAccess allows the next RBAC event to bring a review forward. That event may be pending
+// already.
 func (s *step) acceptAccess() {
 	s.accessTaken = false
 	if s.accessPending {
@@ -237,7 +240,7 @@ func (s *step) pace(due *time.Time) (again time.Time) {
 	return s.now.Add(more)
 }
 
-// stop ends the scope.
+// stop ends the scope, and its informer if one runs.
 func (s *step) stop() {
 	if s.phase == running {
 		s.emit(StopInformer{Life: s.life.id})

@@ -6,38 +6,38 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Timing is how long things take, and how often they must be so to be believed.
+// Timing has the delays of the machine, and how many answers it needs before it trusts them.
 type Timing struct {
-	// ConfirmAfter is how long access must have been denied until it counts as lost, or a kind as
-	// gone, by an API server that says that it is ready. A freshly started one answers 403 to
-	// rightful requests for some moments.
+	// ConfirmAfter is how long an API server that reports that it is ready must deny access before
+	// access counts as revoked. The same holds for a kind that counts as removed. The reason: an
+	// API server that has just started answers 403 to legitimate requests for some moments.
 	ConfirmAfter time.Duration
-	// ConfirmReadinessUnknown is the same where the API server does not say whether it is ready.
-	// How long its first moments last depends on what it has to do.
+	// ConfirmReadinessUnknown is the same for an API server that does not report whether it is
+	// ready. How long the first moments of an API server last depends on its work.
 	ConfirmReadinessUnknown time.Duration
-	// ConfirmUnready is the same where it says that it is not ready. It may serve all the same: to
-	// be ready it needs more than it needs to know about access.
+	// ConfirmUnready is the same for an API server that reports that it is not ready. Its denials
+	// can still be correct, because readiness requires more than knowledge about access.
 	ConfirmUnready time.Duration
-	// ConfirmEvery is how often the API server is asked meanwhile. If it fails in between, a denial
-	// before that says nothing.
+	// ConfirmEvery is the interval of reviews during that time. If the API server fails in between,
+	// earlier denials do not count.
 	ConfirmEvery time.Duration
-	// Confirmations is how often it must have said no, without having failed or said yes in
-	// between.
+	// Confirmations is the number of denials that are necessary, without an error or another answer
+	// in between.
 	Confirmations int
-	// AfterEvent is how long after an RBAC event the API server is asked: its own informers hear of
-	// it in that time. Scopes are spread over EventSpread. They ask once more after ConfirmAfter,
-	// in case it was too soon.
+	// AfterEvent is the delay of a review after an RBAC event. In that time the API server's own
+	// informers receive the event. The reviews of many scopes are spread over EventSpread. A second
+	// review follows after ConfirmAfter, in case the first one was too early.
 	AfterEvent, EventSpread time.Duration
-	// FirstGap and MaxGap are how far apart reviews get while events go on.
+	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue.
 	FirstGap, MaxGap time.Duration
-	// ExpediteAfter is how long a wait lasts at least that a reader can shorten.
+	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration
-	// Failing and Pending are the waits after errors, and while there is no such kind. Jitter of
-	// them is theirs.
+	// Failing is the backoff after errors, and Pending while the kind is not served. Their Jitter
+	// applies to the delays.
 	Failing, Pending wait.Backoff
 }
 
-// DefaultTiming is what caches use.
+// DefaultTiming is the timing that caches use.
 var DefaultTiming = Timing{
 	ConfirmAfter: 2 * time.Second, ConfirmReadinessUnknown: 10 * time.Second, ConfirmUnready: time.Minute,
 	ConfirmEvery: time.Second, Confirmations: 3,
@@ -47,7 +47,7 @@ var DefaultTiming = Timing{
 	Pending:       wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
 }
 
-// delay takes the next delay of a backoff. jitter is in [0,1).
+// delay returns the next delay of a backoff. jitter is in [0,1).
 func delay(backoff *wait.Backoff, jitter float64) time.Duration {
 	factor := backoff.Jitter
 	backoff.Jitter = 0

@@ -15,7 +15,7 @@ type ticks int8
 
 const (
 	unset   ticks = 100
-	horizon ticks = -4 // what is longer ago makes no difference any more
+	horizon ticks = -4 // longer ago makes no difference
 	tick          = time.Second
 )
 
@@ -34,7 +34,7 @@ var (
 	mappings = []*meta.RESTMapping{nil, oneMapping, otherMapping}
 	states   = []State{"", Syncing, Synced, Forbidden, NotServed, Failing}
 
-	// exploreConfig has the order of the real durations, in small integers.
+	// exploreConfig has durations in the same order as the real ones, but as small integers.
 	exploreConfig = &Config{
 		Interval: 2500 * time.Millisecond, // 80 % of which are two ticks
 		Timing: Timing{
@@ -54,14 +54,14 @@ func indexOf[T comparable](list []T, value T) int8 {
 			return int8(i)
 		}
 	}
-	panic(errors.Errorf("%v is none of those that the exploration knows", value))
+	panic(errors.Errorf("%v is not one of the values that the exploration knows", value))
 }
 
-// world is a machine, and what its driver owes it, in a form that two equal states share. Times are
-// relative to now, IDs are replaced by what they stand for.
+// world is the state of a machine and its open question, in a form that is equal for equivalent
+// states. Times are relative to now, and IDs are replaced by constants.
 type world struct {
 	state, stateErr, lastSettled, phase     int8
-	purpose, asked, refusalErr              int8 // of the question; asked is its kind
+	purpose, asked, refusalErr              int8 // of the question; asked is the question's kind
 	refusalSince, refusalSent               ticks
 	mapping, denials, contradicted          int8
 	distrust                                bool
@@ -145,7 +145,7 @@ func backoffOf(index int8) wait.Backoff {
 
 func indexOfBackoff(b wait.Backoff) int8 { return int8(exploreConfig.Timing.Failing.Steps - b.Steps) }
 
-// machine makes the machine that w stands for.
+// machine returns the machine that w describes.
 func (w *world) machine() *Machine {
 	m := &Machine{config: exploreConfig, state: states[w.state], stateErr: errs[w.stateErr], since: epoch0,
 		lastSettled: states[w.lastSettled],
@@ -173,7 +173,7 @@ func (w *world) machine() *Machine {
 	return m
 }
 
-// take returns w with the state of the machine.
+// take returns the world that describes the machine.
 func (w world) take(m *Machine) world {
 	n := world{state: indexOf(states, m.state), stateErr: indexOf(errs, m.stateErr),
 		lastSettled: indexOf(states, m.lastSettled), phase: int8(m.phase),
@@ -205,7 +205,7 @@ func (w world) take(m *Machine) world {
 		n.life.refusals.since, n.life.refusals.first = ticksOf(l.refusals.since), ticksOf(l.refusals.firstContradicted)
 		n.life.refusals.count = int8(min(l.refusals.count, exploreConfig.Timing.Confirmations))
 		if l.started != Unaskable || l.synced || l.quiet {
-			n.life.started = 0 // it makes no difference any more
+			n.life.started = 0 // makes no difference any more
 		}
 		if n.life.check < 0 {
 			n.life.check = 0
@@ -229,7 +229,7 @@ func (w world) canonical() world {
 	l.refusedSince, l.pendingSince, w.refusalSince = atLeast(l.refusedSince, -3), atLeast(l.pendingSince, -3),
 		atLeast(w.refusalSince, -3)
 	l.refusals.since = atLeast(l.refusals.since, -3)
-	// Refusals that belong to no row that goes on are counted anew.
+	// Refusals that belong to no current row are counted from zero.
 	if since := l.refusals.since; since != l.refusedSince && since != w.refusalSince {
 		l.refusals.since, l.refusals.first, l.refusals.count = unset, unset, 0
 	}
@@ -248,8 +248,8 @@ func atLeast(t, least ticks) ticks {
 	return max(t, least)
 }
 
-// relevant is when a refusal was sent, as far as that makes a difference: before the first
-// contradiction, at the same time, or ConfirmAfter later.
+// relevant returns when a refused request was sent, as far as that makes a difference: before the
+// first contradiction, at the same time, or ConfirmAfter later.
 func relevant(sent, first ticks) ticks {
 	switch {
 	case sent == unset:
@@ -260,7 +260,7 @@ func relevant(sent, first ticks) ticks {
 	return min(max(sent, first), first+1)
 }
 
-// advance lets time pass.
+// advance returns the world after some time.
 func (w world) advance(by ticks) world {
 	if w.phase == int8(stopped) {
 		return w
