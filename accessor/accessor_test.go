@@ -67,8 +67,8 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g.Eventually(unhealthy).WithTimeout(patience).Should(BeEmpty())
 }
 
-// reviewer is an API server that serves SelfSubjectReviews only. A test can make it return answers
-// that a real API server returns only briefly. The tests in package test use a real API server.
+// reviewer is an API server that serves SelfSubjectReviews only. A test can configure answers that
+// a real API server returns only briefly. The tests in package test use a real API server.
 type reviewer struct {
 	*httptest.Server
 	reviews  atomic.Int32
@@ -169,8 +169,8 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
 		HealthProbe: probes.WithDefaults(), ConnectBackoff: backoff,
 		Logger: funcr.New(func(_, args string) {
-			if _, after, ok := strings.Cut(args, `"msg"="Not connected"`); ok {
-				_, reason, _ := strings.Cut(after, `"reason"="`)
+			if _, rest, ok := strings.Cut(args, `"msg"="Not connected"`); ok {
+				_, reason, _ := strings.Cut(rest, `"reason"="`)
 				reason, _, _ = strings.Cut(reason, `"`)
 				d.mu.Lock()
 				defer d.mu.Unlock()
@@ -319,10 +319,10 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, eventPayload{conn: conn})
 	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
-	after, _ := d.State(a.key)
-	g.Expect(after.Identity).To(Equal(state.Identity))
-	g.Expect(after.Generation).To(BeEquivalentTo(1))
-	g.Expect(after.Since).To(Equal(state.Since))
+	rest, _ := d.State(a.key)
+	g.Expect(rest.Identity).To(Equal(state.Identity))
+	g.Expect(rest.Generation).To(BeEquivalentTo(1))
+	g.Expect(rest.Since).To(Equal(state.Since))
 }
 
 // No extension connects as another identity than expected, even with a valid credential.
@@ -534,7 +534,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 }
 
 // Clients that a caller builds from the REST config act as the identity, whatever the caller adds
-// to the config. They send requests to the API server of the identity only.
+// to the config. Such clients send requests to the API server of the identity only.
 func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

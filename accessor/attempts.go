@@ -123,8 +123,7 @@ func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
 }
 
 // ask probes once. A request that failed because no credential was available was never sent. The
-// error of such a request may have a status. That status is not the answer of the target's API
-// server.
+// error of such a request may have a status, which is not the answer of the target's API server.
 func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) lifecycle.Answer {
 	config := conn.restConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests

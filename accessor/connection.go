@@ -169,12 +169,12 @@ func (c *connection) Hold(ctx context.Context, object client.Object, scope scope
 // watchHandle is a handle with the methods that package watches needs.
 type watchHandle struct{ *scopedcache.Handle }
 
-func (w watchHandle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
-	feeding, err := w.Handle.Feed(handler, options)
+func (w watchHandle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
+	subscription, err := w.Handle.Subscribe(handler, options)
 	if err != nil {
 		return nil, err
 	}
-	return feeding, nil
+	return subscription, nil
 }
 
 // Life implements watches.Connection.

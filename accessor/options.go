@@ -74,11 +74,11 @@ type ClientOptions struct {
 	// UserAgent names the host operator to API servers. UserAgent is required. Each connection
 	// appends the key of its extension.
 	UserAgent string
-	// Cache says which reads bypass the cache.
+	// Cache configures which reads bypass the cache.
 	Cache ClientCacheOptions
 }
 
-// ClientCacheOptions say which reads of GetClient bypass the cache.
+// ClientCacheOptions configure which reads of the client from GetClient bypass the cache.
 type ClientCacheOptions struct {
 	// DisableFor lists objects whose kinds are always read from the API server.
 	DisableFor []client.Object

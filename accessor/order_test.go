@@ -16,8 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 )
 
-// notificationRecorder is a set with one extension that cannot be resolved. It records the calls of
-// Changed.
+// notificationRecorder is a set with one extension that cannot be resolved. notificationRecorder
+// records the calls of Changed.
 type notificationRecorder struct {
 	*Set
 	entered chan struct{} // Changed was called

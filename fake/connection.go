@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/drainedwatch"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/internal/watches"
@@ -109,15 +110,15 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 // client of a test does not change its kinds.
 type notServed struct{}
 
-func (notServed) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
-	return emptyFeeding{options.Known}, nil
+func (notServed) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
+	return emptySubscription{options.Seen}, nil
 }
 func (notServed) Release() {}
 
-type emptyFeeding struct{ known replay.Known }
+type emptySubscription struct{ known replay.Seen }
 
-func (f emptyFeeding) Known() replay.Known { return f.known }
-func (emptyFeeding) Remove()               {}
+func (f emptySubscription) Seen() replay.Seen { return f.known }
+func (emptySubscription) Remove()             {}
 
 // informer is an informer that runs until Release, or until its connection ends.
 type informer struct {
@@ -130,8 +131,8 @@ type informer struct {
 
 func (i *informer) Release() { i.stop() }
 
-// Feed implements watches.Informer.
-func (i *informer) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Feeding, error) {
+// Subscribe implements watches.Informer.
+func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
 	fed := replay.New(handler, i.example, options)
 	source := fed.Begin()
 	handle, err := i.AddEventHandler(source)
@@ -149,18 +150,18 @@ func (i *informer) Feed(handler toolscache.ResourceEventHandler, options replay.
 		case <-i.released:
 		}
 	})
-	return feeding{Feed: fed, informer: i, handle: handle}, nil
+	return subscription{Feed: fed, informer: i, handle: handle}, nil
 }
 
 // feeding is a handler that receives events from an informer.
-type feeding struct {
+type subscription struct {
 	*replay.Feed
 	informer *informer
 	handle   toolscache.ResourceEventHandlerRegistration
 }
 
-// Remove implements watches.Feeding.
-func (f feeding) Remove() {
+// Remove implements watches.Subscription.
+func (f subscription) Remove() {
 	f.Pause()
 	_ = f.informer.RemoveEventHandler(f.handle) // fails only for a handle of another informer
 }
@@ -285,24 +286,12 @@ func (l *listerWatcher) watch() (watch.Interface, error) {
 	if err != nil || !l.selective() {
 		return stream, err
 	}
-	return drainingWatch{watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
+	return drainedwatch.New(watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
 		if event.Type != watch.Error && !l.selects(event.Object) {
 			event.Type = watch.Deleted // as an API server does for deselected objects; informers ignore unknown ones
 		}
 		return event, true
-	})}, nil
-}
-
-// drainingWatch drains the result channel after Stop. Otherwise an unread event would block the
-// goroutine of watch.Filter permanently.
-type drainingWatch struct{ watch.Interface }
-
-func (d drainingWatch) Stop() {
-	d.Interface.Stop()
-	go func() {
-		for range d.ResultChan() {
-		}
-	}()
+	})), nil
 }
 
 func (l *listerWatcher) selective() bool {

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -41,7 +42,7 @@ type scopedCache struct {
 	reader
 	cacheOptions cache.Options
 	options      Options
-	reviewer     *reviewer
+	reviewer     *access.Reviewer
 	rbacEvents   *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
 }
@@ -57,7 +58,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	reviewer, err := newReviewer(config, opts.HTTPClient, options.Username, options.HideServerMessages)
+	reviewer, err := access.NewReviewer(config, opts.HTTPClient, options.Username, options.HideServerMessages)
 	if err != nil {
 		return nil, err
 	}

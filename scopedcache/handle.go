@@ -146,26 +146,26 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	return running.cache, nil
 }
 
-// Feed is AddEventHandler for a handler that received events from another cache before.
-// options.Known lists the objects that the handler has received. Once the informer has synced, the
+// Subscribe is AddEventHandler for a handler that received events from another cache before.
+// options.Seen lists the objects that the handler has received. Once the informer has synced, the
 // handler receives a delete event for each of these objects that does not exist any more. Package
 // internal/watches uses Feed.
-func (h *Handle) Feed(handler toolscache.ResourceEventHandler, options replay.Options) (*Feeding, error) {
+func (h *Handle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (*Subscription, error) {
 	r, err := h.entry.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Feeding{registration: r}, nil
+	return &Subscription{registration: r}, nil
 }
 
-// Feeding is a handler that receives events through [Handle.Feed].
-type Feeding struct{ registration *registration }
+// Subscription is a handler that receives events through [Handle.Subscribe].
+type Subscription struct{ registration *registration }
 
-// Known returns the objects that the handler has received. The handler receives no events after
+// Seen returns the objects that the handler has received. The handler receives no events after
 // that.
-func (f *Feeding) Known() replay.Known { return f.registration.feed.Known() }
+func (f *Subscription) Seen() replay.Seen { return f.registration.feed.Seen() }
 
 // Remove ends the feeding. A call of the handler that is in progress continues.
-func (f *Feeding) Remove() {
+func (f *Subscription) Remove() {
 	_ = f.registration.entry.remove(f.registration) // fails only for unknown handlers
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -107,15 +109,15 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	}
 	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration,
 		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		shared := newShared(&listerWatcher{
+		shared := newShared(&listwatch.ListerWatcher{
 			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			report: func(request monitor.Request, sent time.Time, err error) bool {
+			Report: func(request monitor.Request, sent time.Time, err error) bool {
 				return r.reportAnswer(life, request, sent, err)
 			},
 			// A DefaultWatchErrorHandler receives every error.
-			returnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
-			onWatch:   next.setWatch,
-			poll:      poll,
+			ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
+			OnWatch:   next.setWatch,
+			Poll:      poll,
 		}, object, resync, indexers)
 		next.store, next.version = shared.GetStore(), shared.LastSyncResourceVersion
 		return shared
@@ -154,7 +156,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 // informer must retry the request. The informer's listerWatcher calls it.
 func (r *run) reportAnswer(life monitor.LifeID, request monitor.Request, sent time.Time, err error) (retry bool) {
 	err = r.cache.displayError(err)
-	outcome, retry := monitor.Classify(request, err, fromServer(err))
+	outcome, retry := monitor.Classify(request, err, access.FromServer(err))
 	switch outcome {
 	case monitor.OutcomeServed:
 		r.mail.reportServed(life)

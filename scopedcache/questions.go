@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -16,7 +17,7 @@ func (s *scopedCache) displayError(err error) error {
 		return nil
 	}
 	text := err.Error()
-	if status, ok := untrusted.StatusText(err); ok && s.options.HideServerMessages && fromServer(err) {
+	if status, ok := untrusted.StatusText(err); ok && s.options.HideServerMessages && access.FromServer(err) {
 		text = "the API server answered " + status
 	}
 	if untrusted.Shorten(text) != err.Error() {
@@ -29,9 +30,9 @@ func (s *scopedCache) displayError(err error) error {
 // set, review asks whether the identity may list.
 func (r *run) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed {
 	q := r.question(e.Mapping)
-	verdict, err := r.cache.reviewer.may(ctx, q, e.Verbs...)
+	verdict, err := r.cache.reviewer.Review(ctx, q, e.Verbs...)
 	if verdict.IsDenial() && e.OrListOnly {
-		if v, err := r.cache.reviewer.may(ctx, q, "list"); !v.IsDenial() {
+		if v, err := r.cache.reviewer.Review(ctx, q, "list"); !v.IsDenial() {
 			return monitor.Reviewed{Question: e.Question, Verdict: v, ListOnly: true, Err: err}
 		}
 	}

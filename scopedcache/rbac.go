@@ -314,7 +314,7 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		var groups []string
 		pauses := monitor.DefaultTiming.Failing
 		for complete := false; !complete; { // until then every change may concern the cache
-			username, groups = s.reviewer.identity(s.life)
+			username, groups = s.reviewer.Identity(s.life)
 			if _, complete = subjectsOf(username, groups); complete {
 				break
 			}

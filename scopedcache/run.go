@@ -94,7 +94,7 @@ func (r *run) do(effects []monitor.Effect) {
 			r.ask(func() monitor.Event { return r.review(r.ctx, e) })
 		case monitor.AskReadiness:
 			r.ask(func() monitor.Event {
-				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.ready(r.ctx) != monitor.DeniedUnready}
+				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.Ready(r.ctx) != monitor.DeniedUnready}
 			})
 		case monitor.StartInformer:
 			r.startInformer(e)

@@ -4,6 +4,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 )
 
 // selection is a kind and the scope that selects from it.
@@ -12,10 +14,12 @@ type selection struct {
 	scope Scope // as the caller requested it
 }
 
-func (s *selection) question(mapping *meta.RESTMapping) question {
-	config := s.configOf(mapping)
-	return question{mapping: mapping, namespace: s.namespaceIn(mapping), labels: config.LabelSelector,
-		fields: config.FieldSelector}
+// question identifies the objects that the scope's informer needs access to.
+func (s *selection) question(mapping *meta.RESTMapping) access.Question {
+	config, namespace := s.configOf(mapping), s.namespaceIn(mapping)
+	return access.Question{Mapping: mapping, Namespace: namespace, Labels: config.LabelSelector,
+		Fields:    inNamespace(namespace, config.FieldSelector),
+		Selection: Scope{LabelSelector: config.LabelSelector, FieldSelector: config.FieldSelector}.String()}
 }
 
 // configOf returns the cache's options for the scope, combined with the scope's own selectors.

@@ -130,3 +130,23 @@ func representationOf(object runtime.Object) Representation {
 		return Typed
 	}
 }
+
+// inNamespace returns the field selector of the informer's requests. controller-runtime takes the
+// namespace in it for the path, so that a Role suffices, and sends the selector too.
+func inNamespace(namespace string, selector fields.Selector) fields.Selector {
+	if namespace == "" {
+		return selector
+	}
+	if exact, found := requiredNamespace(selector); found && exact == namespace {
+		return selector
+	}
+	return andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), selector)
+}
+
+// requiredNamespace returns the namespace that a selector restricts a kind to.
+func requiredNamespace(selector fields.Selector) (namespace string, found bool) {
+	if selector == nil || selector.Empty() {
+		return "", false
+	}
+	return selector.RequiresExactMatch("metadata.namespace")
+}

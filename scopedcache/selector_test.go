@@ -51,17 +51,19 @@ func TestQuestion(t *testing.T) {
 	g := NewWithT(t)
 	mapping := &meta.RESTMapping{
 		Resource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
+		Scope:    meta.RESTScopeNamespace,
 	}
-	q := question{mapping: mapping, namespace: "n", fields: fields.ParseSelectorOrDie("metadata.name=x,status!=y"),
-		labels: parse(t, "a=1,n>5")}
-	g.Expect(q.attributes("list")).To(Equal(&authorizationv1.ResourceAttributes{
+	s := selection{kind: &kind{}, scope: Scope{Namespace: "n", LabelSelector: parse(t, "a=1,n>5"),
+		FieldSelector: fields.ParseSelectorOrDie("metadata.name=x,status!=y")}}
+	g.Expect(s.question(mapping).Attributes("list")).To(Equal(&authorizationv1.ResourceAttributes{
 		Namespace: "n", Verb: "list", Group: "apps", Version: "v1", Resource: "deployments", Name: "x",
 		FieldSelector: &authorizationv1.FieldSelectorAttributes{
 			RawSelector: "metadata.namespace=n,metadata.name=x,status!=y",
 		},
 		LabelSelector: &authorizationv1.LabelSelectorAttributes{RawSelector: "a=1,n>5"},
 	}))
-	g.Expect(question{mapping: mapping}.attributes("watch")).
+	all := selection{kind: &kind{}}
+	g.Expect(all.question(mapping).Attributes("watch")).
 		To(Equal(&authorizationv1.ResourceAttributes{Verb: "watch", Group: "apps", Version: "v1", Resource: "deployments"}))
 }
 

@@ -27,7 +27,7 @@ func TestRemembersTheLatest(t *testing.T) {
 	second.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen 1"}))
 	g.Expect(h.Last()).To(HaveField("Key", "ns/goes"))
-	known := f.Known()
+	known := f.Seen()
 	g.Expect(known).To(HaveLen(1), "a deleted object leaves the record")
 	g.Expect(known[client.ObjectKey{Namespace: "ns", Name: "changes"}]).To(Equal(Remember(changed)))
 	third := f.Begin()

@@ -10,9 +10,9 @@ import (
 
 // Options configure how a Feed calls its handler.
 type Options struct {
-	// Known is the record of the objects that the handler received from an earlier feed. The new
+	// Seen is the record of the objects that the handler received from an earlier feed. The new
 	// feed owns the record.
-	Known Known
+	Seen Seen
 	// Call calls note, and then f if note returns true. Call may skip both if the handler must not
 	// be called. Between note and f nothing may prevent the call of f. note does not block.
 	// Defaults to calling note, and then f if note returns true.
@@ -30,12 +30,12 @@ type Feed struct {
 	mu        sync.Mutex
 	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
 	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
-	missing   Known                              // guarded by mu; the objects received from earlier sources only
+	missing   Seen                               // guarded by mu; the objects received from earlier sources only
 }
 
 // New returns a feed without a source.
 func New(handler toolscache.ResourceEventHandler, example client.Object, options Options) *Feed {
-	f := &Feed{handler: handler, example: example, call: options.Call, missing: options.Known,
+	f := &Feed{handler: handler, example: example, call: options.Call, missing: options.Seen,
 		turn: make(chan struct{}, 1)}
 	if f.call == nil {
 		f.call = func(note func() bool, call func()) {
@@ -64,8 +64,8 @@ func (f *Feed) Pause() {
 	f.endLocked()
 }
 
-// Known pauses the feed and returns the record of the objects that its handler knows.
-func (f *Feed) Known() Known {
+// Seen pauses the feed and returns the record of the objects that its handler knows.
+func (f *Feed) Seen() Seen {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
@@ -80,7 +80,7 @@ func (f *Feed) endLocked() {
 	close(f.source.superseded)
 	f.source = nil
 	if f.missing == nil {
-		f.missing = make(Known, len(f.delivered))
+		f.missing = make(Seen, len(f.delivered))
 	}
 	for key, received := range f.delivered {
 		f.missing[key] = Remember(received)

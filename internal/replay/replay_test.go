@@ -76,11 +76,11 @@ func TestKnown(t *testing.T) {
 	f := New(h, &corev1.ConfigMap{}, Options{})
 	f.Begin().OnAdd(object("a", "a"), true)
 	f.Begin()
-	known := f.Known()
+	known := f.Seen()
 	g.Expect(known).To(HaveLen(1))
 	g.Expect(known).To(HaveKey(client.ObjectKey{Namespace: "ns", Name: "a"}))
 	h.Reset()
-	next := New(h, &corev1.ConfigMap{}, Options{Known: known}).Begin()
+	next := New(h, &corev1.ConfigMap{}, Options{Seen: known}).Begin()
 	next.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen a"}))
 }
@@ -103,7 +103,7 @@ func TestCallSaysNo(t *testing.T) {
 	source.OnAdd(object("c", "c"), true)
 	source.OnDelete(object("a", "a"))
 	g.Expect(h.Reset()).To(Equal([]string{"add a", "add b"}))
-	g.Expect(f.Known()).To(HaveLen(2), "a, whose deletion the handler did not receive, and b")
+	g.Expect(f.Seen()).To(HaveLen(2), "a, whose deletion the handler did not receive, and b")
 }
 
 // Only one informer at a time calls a handler that hangs. A superseded informer does not wait for
@@ -132,6 +132,6 @@ func TestHandlerThatHangs(t *testing.T) {
 		close(h.Hang)
 		synctest.Wait()
 		g.Expect(h.Reset()).To(Equal([]string{"add a", "add c"}))
-		g.Expect(f.Known()).To(HaveLen(2))
+		g.Expect(f.Seen()).To(HaveLen(2))
 	})
 }

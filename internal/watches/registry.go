@@ -50,18 +50,18 @@ type Connection interface {
 
 // Informer has the methods of an informer that a watch needs.
 type Informer interface {
-	// Feed calls the handler for existing objects, for changes, and for deletions: objects of
-	// options.Known that do not exist any more.
-	Feed(handler toolscache.ResourceEventHandler, options replay.Options) (Feeding, error)
+	// Subscribe calls the handler for existing objects, for changes, and for deletions: objects of
+	// options.Seen that do not exist any more.
+	Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (Subscription, error)
 	// Release ends the use of the informer.
 	Release()
 }
 
-// Feeding is a handler that receives events from an informer.
-type Feeding interface {
-	// Known ends the events and returns the objects that the handler has received. Known does not
+// Subscription is a handler that receives events from an informer.
+type Subscription interface {
+	// Seen ends the events and returns the objects that the handler has received. Seen does not
 	// wait for the handler.
-	Known() replay.Known
+	Seen() replay.Seen
 	// Remove removes the handler from the informer. While the informer stops, Remove may wait until
 	// all handlers have returned.
 	Remove()

@@ -140,7 +140,7 @@ type informer struct {
 	handlers []toolscache.ResourceEventHandler // guarded by mu
 }
 
-func (i *informer) Feed(h toolscache.ResourceEventHandler, options replay.Options) (Feeding, error) {
+func (i *informer) Subscribe(h toolscache.ResourceEventHandler, options replay.Options) (Subscription, error) {
 	fed := replay.New(h, &corev1.ConfigMap{}, options)
 	source := fed.Begin()
 	i.mu.Lock()
@@ -155,22 +155,22 @@ func (i *informer) Feed(h toolscache.ResourceEventHandler, options replay.Option
 		case <-i.life:
 		}
 	}()
-	return &feeding{Feed: fed, informer: i, end: sync.OnceFunc(func() { close(ended) })}, nil
+	return &subscription{Feed: fed, informer: i, end: sync.OnceFunc(func() { close(ended) })}, nil
 }
 
 // feeding is the result of informer.Feed.
-type feeding struct {
+type subscription struct {
 	*replay.Feed
 	informer *informer
 	end      func()
 }
 
-func (f *feeding) Known() replay.Known {
+func (f *subscription) Seen() replay.Seen {
 	f.end()
-	return f.Feed.Known()
+	return f.Feed.Seen()
 }
 
-func (f *feeding) Remove() {
+func (f *subscription) Remove() {
 	f.end()
 	if f.informer.stopping != nil {
 		<-f.informer.stopping
@@ -844,7 +844,7 @@ func TestLateConnections(t *testing.T) {
 // refusing is an informer that accepts no handler.
 type refusing struct{ Informer }
 
-func (refusing) Feed(toolscache.ResourceEventHandler, replay.Options) (Feeding, error) {
+func (refusing) Subscribe(toolscache.ResourceEventHandler, replay.Options) (Subscription, error) {
 	return nil, errors.New("no handler accepted")
 }
 

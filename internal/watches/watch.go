@@ -69,17 +69,17 @@ type watch struct {
 	done     chan struct{} // closed when the watch has ended
 	released chan struct{} // closed when the informer was released after that
 
-	mu        sync.Mutex
-	ended     bool                    // guarded by mu
-	conn      Connection              // guarded by mu; the latest one
-	informer  Informer                // guarded by mu; of conn
-	feeding   Feeding                 // guarded by mu; set while the handler is fed from informer
-	delivered replay.Known            // guarded by mu; what earlier connections delivered to the handler
-	calls     int                     // guarded by mu; running calls of handler and OnError
-	idle      chan struct{}           // guarded by mu; closed when calls gets 0, nil without a waiter
-	reported  scopedcache.ScopeState  // guarded by mu; the last state that OnError received
-	pending   *scopedcache.ScopeState // guarded by mu; the next state for OnError, if any
-	reporter  Connection              // guarded by mu; the connection whose goroutine calls OnError
+	mu           sync.Mutex
+	ended        bool                    // guarded by mu
+	conn         Connection              // guarded by mu; the latest one
+	informer     Informer                // guarded by mu; of conn
+	subscription Subscription            // guarded by mu; set while the handler is fed from informer
+	delivered    replay.Seen             // guarded by mu; what earlier connections delivered to the handler
+	calls        int                     // guarded by mu; running calls of handler and OnError
+	idle         chan struct{}           // guarded by mu; closed when calls gets 0, nil without a waiter
+	reported     scopedcache.ScopeState  // guarded by mu; the last state that OnError received
+	pending      *scopedcache.ScopeState // guarded by mu; the next state for OnError, if any
+	reporter     Connection              // guarded by mu; the connection whose goroutine calls OnError
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
@@ -119,28 +119,28 @@ func (w *watch) feed() error {
 
 func (w *watch) feedLocked() error {
 	handler := w.reg.handler.Load()
-	if w.ended || handler == nil || w.informer == nil || w.feeding != nil || w.conn.Err() != nil {
+	if w.ended || handler == nil || w.informer == nil || w.subscription != nil || w.conn.Err() != nil {
 		return nil // if the connection ended, the next one feeds the handler
 	}
 	conn := w.conn
-	feeding, err := w.informer.Feed(copyingHandler{*handler},
-		replay.Options{Known: maps.Clone(w.delivered), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
+	subscription, err := w.informer.Subscribe(copyingHandler{*handler},
+		replay.Options{Seen: maps.Clone(w.delivered), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil
 		}
 		return errors.Wrap(err, "attaching the handler")
 	}
-	w.feeding, w.delivered = feeding, nil
+	w.subscription, w.delivered = subscription, nil
 	return nil
 }
 
 // dropInformerLocked clears the informer, and keeps what its connection delivered to the handler.
 func (w *watch) dropInformerLocked() {
-	if w.feeding != nil {
-		w.delivered = w.feeding.Known()
+	if w.subscription != nil {
+		w.delivered = w.subscription.Seen()
 	}
-	w.informer, w.feeding = nil, nil
+	w.informer, w.subscription = nil, nil
 }
 
 // detach clears the informer if its connection has ended.
@@ -159,8 +159,8 @@ func (w *watch) end() {
 		w.mu.Unlock()
 		return
 	}
-	conn, informer, feeding := w.conn, w.informer, w.feeding
-	w.ended, w.informer, w.feeding, w.delivered = true, nil, nil, nil
+	conn, informer, subscription := w.conn, w.informer, w.subscription
+	w.ended, w.informer, w.subscription, w.delivered = true, nil, nil, nil
 	close(w.done)
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
@@ -171,8 +171,8 @@ func (w *watch) end() {
 	// until every handler has returned. The caller may be one of these handlers.
 	go func() {
 		defer close(w.released)
-		if feeding != nil {
-			feeding.Remove()
+		if subscription != nil {
+			subscription.Remove()
 		}
 		informer.Release()
 	}()

@@ -208,14 +208,14 @@ func (w world) canonical() world {
 }
 
 // advance lets time pass.
-func (w world) advance(by ticks) world {
+func (w world) advance(elapsed ticks) world {
 	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.lastProbe, &w.lastSuccess, &w.served} {
 		if *t != unset {
-			*t = max(*t-by, horizon)
+			*t = max(*t-elapsed, horizon)
 		}
 	}
 	if w.deadline != unset {
-		if w.deadline -= by; w.deadline <= 0 {
+		if w.deadline -= elapsed; w.deadline <= 0 {
 			w.deadline, w.wake = unset, true
 		}
 	}

@@ -175,16 +175,16 @@ func (p *h2Pool) serve() {
 // reserveLocked reserves room on the oldest connection that has room, and returns the connection,
 // nil if there is none. reserveLocked removes connections that will never have room again: those
 // that have ended, and those without requests that still refuse one.
-func (p *h2Pool) reserveLocked() (found *h2Conn) {
+func (p *h2Pool) reserveLocked() (reserved *h2Conn) {
 	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool {
-		if found != nil || conn.sending.Load() || !conn.settled && conn.unsettledRequests > 0 {
+		if reserved != nil || conn.sending.Load() || !conn.settled && conn.unsettledRequests > 0 {
 			return false
 		}
 		if conn.Reserve() == nil {
 			conn.sending.Store(true)
 			conn.reservedAt = time.Now()
 			conn.unsettledRequests++
-			found = conn
+			reserved = conn
 			return false
 		}
 		useless := conn.Err() != nil || conn.InFlight() == 0
@@ -193,7 +193,7 @@ func (p *h2Pool) reserveLocked() (found *h2Conn) {
 		}
 		return useless
 	})
-	return found
+	return reserved
 }
 
 // dialLocked dials if requests wait, and no dial or request under way gives them room soon.

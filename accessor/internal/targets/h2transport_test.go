@@ -165,7 +165,7 @@ func TestWaitingForAConnection(t *testing.T) {
 }
 
 // newHangingProxy returns the URL of a proxy for a server, and the number of accepted connections.
-// The first connections hang, as many as hang says.
+// The first hang connections never answer.
 func newHangingProxy(t *testing.T, server string, hang int32) (url string, accepted *atomic.Int32) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

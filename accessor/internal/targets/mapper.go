@@ -17,8 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
-// rediscoverAfter is how long "no such kind" stays cached. It is therefore the shortest time
-// between two discoveries.
+// rediscoverAfter is how long "no such kind" stays cached, and therefore the shortest time between
+// two discoveries.
 const rediscoverAfter = 5 * time.Second
 
 // maxDiscovery bounds the answers of a server to one discovery. A thousand

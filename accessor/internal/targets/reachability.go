@@ -23,7 +23,7 @@ type Member interface {
 	RetryAt(membership ID, at time.Time)
 }
 
-// Membership is one connection's share in a target. It begins with [Set.Join] and ends with Leave.
+// Membership is one connection's use of a target, from [Set.Join] to Leave.
 type Membership struct {
 	*Target
 	id     ID
@@ -96,15 +96,15 @@ func (t *Target) Reachability() connstate.Reachability {
 }
 
 // members returns the members that match.
-func (t *Target) members(match func(*Membership) bool) (found []*Membership) {
+func (t *Target) members(match func(*Membership) bool) (result []*Membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, m := range t.memberships {
 		if match(m) {
-			found = append(found, m)
+			result = append(result, m)
 		}
 	}
-	return found
+	return result
 }
 
 // wakeWaiters lets the members that wait because the target was silent connect. The connects are
@@ -158,10 +158,10 @@ func (t *Target) checkSilent(now time.Time) {
 	}
 }
 
-func (t *Target) sortMembers(members []*Membership, by func(*Membership) time.Time) {
+func (t *Target) sortMembers(members []*Membership, key func(*Membership) time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slices.SortFunc(members, func(a, b *Membership) int { return by(a).Compare(by(b)) })
+	slices.SortFunc(members, func(a, b *Membership) int { return key(a).Compare(key(b)) })
 }
 
 // isTurn reports whether a member is due to probe, because no member was selected for an interval.

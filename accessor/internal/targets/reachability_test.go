@@ -79,9 +79,9 @@ func (tm *team) addConnected(name string, ago time.Duration) *player {
 
 // addWaiting adds a member that waits because the target was silent, and that connects after the
 // given time.
-func (tm *team) addWaiting(name string, after time.Duration) *player {
+func (tm *team) addWaiting(name string, delay time.Duration) *player {
 	p := tm.join(name)
-	p.Update(false, time.Time{}, time.Now().Add(after))
+	p.Update(false, time.Time{}, time.Now().Add(delay))
 	return p
 }
 
@@ -211,10 +211,10 @@ func TestWaitersAreWokenSpread(t *testing.T) {
 		early, late := 0, 0
 		for _, call := range tm.calls {
 			var name string
-			var in string
-			_, err := fmt.Sscanf(call, "%s retries in %s", &name, &in)
+			var delay string
+			_, err := fmt.Sscanf(call, "%s retries in %s", &name, &delay)
 			g.Expect(err).NotTo(HaveOccurred())
-			d, err := time.ParseDuration(in)
+			d, err := time.ParseDuration(delay)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(d).To(And(BeNumerically(">=", 0), BeNumerically("<=", 10*time.Second)))
 			if d < 3*time.Second {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pkg/errors"
 
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -90,9 +91,9 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 // One denied verb makes the verdict a denial, whatever the answers to the other verbs are. The kind
 // of denial depends on what /readyz reports.
 func TestMay(t *testing.T) {
-	q := question{
-		mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"),
-			Scope: meta.RESTScopeNamespace}, namespace: "n",
+	q := access.Question{
+		Mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"),
+			Scope: meta.RESTScopeNamespace}, Namespace: "n",
 	}
 	for name, tc := range map[string]struct {
 		list, watch string
@@ -117,7 +118,7 @@ func TestMay(t *testing.T) {
 			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] },
 				func() int { return tc.readyz })
 			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
-			v, err := c.reviewer.may(t.Context(), q, "list", "watch")
+			v, err := c.reviewer.Review(t.Context(), q, "list", "watch")
 			g.Expect(v).To(Equal(tc.want), "%v", err)
 			g.Expect(err == nil).To(Equal(v == monitor.Allowed))
 			if v.IsDenial() {

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Known is the record of the objects that a handler received.
-type Known map[client.ObjectKey]Object
+// Seen is the record of the objects that a handler received.
+type Seen map[client.ObjectKey]Object
 
 // Object is the record of one object.
 type Object struct {

@@ -1,4 +1,4 @@
-package scopedcache
+package listwatch
 
 import (
 	"context"
@@ -12,53 +12,54 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 
+	"github.com/latchkey-dev/latchkey/internal/drainedwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// listerWatcher lists and watches for an informer. listerWatcher reports every answer of the API
+// ListerWatcher lists and watches for an informer. ListerWatcher reports every answer of the API
 // server. The informer itself does not always report: it retries errors that it takes for temporary
 // without a notice.
 //
-// listerWatcher retries temporary errors itself, because an informer that receives an error waits
+// ListerWatcher retries temporary errors itself, because an informer that receives an error waits
 // up to a minute before its next request.
 //
-// listerWatcher also makes sure that a stopped watch leaves no goroutine behind. controller-runtime
+// ListerWatcher also makes sure that a stopped watch leaves no goroutine behind. controller-runtime
 // passes metadata watches through watch.Filter. When a stream is cancelled, its last event is an
 // error, which no one receives any more. The goroutine of watch.Filter would block for ever on that
 // event. So each stopped metadata informer would leak a goroutine.
-type listerWatcher struct {
+type ListerWatcher struct {
 	toolscache.ListerWatcherWithContext
-	// report is called after every list and watch, with the time when it was sent. err is nil if
+	// Report is called after every list and watch, with the time when it was sent. err is nil if
 	// the API server served it. retry says whether to send the request again.
-	report    func(request monitor.Request, sent time.Time, err error) (retry bool)
-	onWatch   func(stream watch.Interface, lists bool) // called for each watch; lists: with a list
-	returnAll bool                                     // return every error to the informer
-	poll      time.Duration                            // if not 0, the interval of lists instead of watches
+	Report    func(request monitor.Request, sent time.Time, err error) (retry bool)
+	OnWatch   func(stream watch.Interface, lists bool) // called for each watch; lists: with a list
+	ReturnAll bool                                     // return every error to the informer
+	Poll      time.Duration                            // if not 0, the interval of lists instead of watches
 }
 
 // IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or if the wrapped
 // ListerWatcher asks for that.
-func (l *listerWatcher) IsWatchListSemanticsUnSupported() bool {
-	return l.poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
+func (l *ListerWatcher) IsWatchListSemanticsUnSupported() bool {
+	return l.Poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }
 
-func (l *listerWatcher) List(options metav1.ListOptions) (runtime.Object, error) {
+func (l *ListerWatcher) List(options metav1.ListOptions) (runtime.Object, error) {
 	return l.ListWithContext(context.Background(), options)
 }
 
-func (l *listerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+func (l *ListerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	return sendUntilServed(ctx, l, newRequest("list", options), func() (runtime.Object, error) {
 		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
 	})
 }
 
-func (l *listerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
+func (l *ListerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(context.Background(), options)
 }
 
-func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	if l.poll > 0 {
-		return newPoll(l.poll), nil
+func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if l.Poll > 0 {
+		return newPoll(l.Poll), nil
 	}
 	request := newRequest("watch", options)
 	stream, err := sendUntilServed(ctx, l, request, func() (watch.Interface, error) {
@@ -67,8 +68,8 @@ func (l *listerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if err != nil {
 		return nil, err
 	}
-	l.onWatch(stream, request.Lists)
-	return drainedWatch{stream}, nil
+	l.OnWatch(stream, request.Lists)
+	return drainedwatch.New(stream), nil
 }
 
 // newRequest describes a request.
@@ -79,13 +80,13 @@ func newRequest(verb string, options metav1.ListOptions) monitor.Request {
 
 // sendUntilServed sends a request until the API server serves it, or answers with an error that is
 // not to be retried.
-func sendUntilServed[result any](ctx context.Context, l *listerWatcher, request monitor.Request,
+func sendUntilServed[result any](ctx context.Context, l *ListerWatcher, request monitor.Request,
 	send func() (result, error)) (result, error) {
 	pauses := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second}
 	for {
 		sent := time.Now()
 		r, err := send()
-		if ctx.Err() != nil || !l.report(request, sent, err) || l.returnAll {
+		if ctx.Err() != nil || !l.Report(request, sent, err) || l.ReturnAll {
 			return r, err
 		}
 		select {
@@ -94,18 +95,6 @@ func sendUntilServed[result any](ctx context.Context, l *listerWatcher, request 
 			return r, err
 		}
 	}
-}
-
-type drainedWatch struct{ watch.Interface }
-
-// Stop stops the stream and receives its remaining events. The stream then closes its channel,
-// which ends the goroutine.
-func (d drainedWatch) Stop() {
-	d.Interface.Stop()
-	go func() {
-		for range d.ResultChan() {
-		}
-	}()
 }
 
 // newPoll returns a watch that reports after the given time that its version is too old, so that

@@ -1,4 +1,4 @@
-package scopedcache
+package access
 
 import (
 	"context"
@@ -32,8 +32,8 @@ const (
 	reviewsAtOnce = 10
 )
 
-// reviewer asks the API server which access the identity has, outside of the identity's rate limit.
-type reviewer struct {
+// Reviewer asks the API server which access the identity has, outside of the identity's rate limit.
+type Reviewer struct {
 	access     authorizationv1client.SelfSubjectAccessReviewInterface
 	identities authenticationv1client.SelfSubjectReviewInterface
 	readiness  rest.Interface
@@ -44,7 +44,7 @@ type reviewer struct {
 	username string // guarded by mu; empty while it is not known
 }
 
-func newReviewer(config *rest.Config, httpClient *http.Client, username string, hideText bool) (*reviewer, error) {
+func NewReviewer(config *rest.Config, httpClient *http.Client, username string, hideText bool) (*Reviewer, error) {
 	limited := *httpClient
 	if limited.Transport == nil {
 		limited.Transport = http.DefaultTransport
@@ -62,24 +62,25 @@ func newReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for self reviews")
 	}
-	return &reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(),
+	return &Reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(),
 		readiness: authorization.RESTClient(),
 		slots:     semaphore.NewWeighted(reviewsAtOnce), username: username, hideText: hideText}, nil
 }
 
-// question identifies the objects that an informer needs access to: a resource, restricted by
+// Question identifies the objects that an informer needs access to: a resource, restricted by
 // namespace and selectors.
-type question struct {
-	mapping   *meta.RESTMapping
-	namespace string // in the path; empty for all, and for cluster-scoped kinds
-	labels    labels.Selector
-	fields    fields.Selector
+type Question struct {
+	Mapping   *meta.RESTMapping
+	Namespace string // in the path; empty for all, and for cluster-scoped kinds
+	Labels    labels.Selector
+	Fields    fields.Selector // as the informer sends them
+	Selection string          // the selectors, for errors; empty if there are none
 }
 
-// may reviews all verbs at once. If one verb is denied, the verdict is a denial, whatever the
+// Review reviews all verbs at once. If one verb is denied, the verdict is a denial, whatever the
 // answers to the others are. err names the denied verb, or why there is no answer. err is nil only
 // if all verbs are allowed.
-func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monitor.Verdict, error) {
+func (r *Reviewer) Review(ctx context.Context, q Question, verbs ...string) (monitor.Verdict, error) {
 	type answer struct {
 		verdict monitor.Verdict
 		err     error
@@ -103,20 +104,20 @@ func (r *reviewer) may(ctx context.Context, q question, verbs ...string) (monito
 }
 
 // ask reviews one verb.
-func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Verdict, error) {
+func (r *Reviewer) ask(ctx context.Context, q Question, verb string) (monitor.Verdict, error) {
 	bounded, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	if err := r.slots.Acquire(bounded, 1); err != nil {
 		return monitor.Unanswered, errors.Wrap(err, "reviewing access: too many reviews are unanswered")
 	}
 	review, err := r.access.Create(bounded, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.attributes(verb)},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.Attributes(verb)},
 	}, metav1.CreateOptions{})
 	r.slots.Release(1)
 	switch {
-	case fromServer(err) &&
+	case FromServer(err) &&
 		(apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)):
-		if r.ready(ctx) == monitor.DeniedUnready {
+		if r.Ready(ctx) == monitor.DeniedUnready {
 			return monitor.Unanswered, r.failed(err)
 		}
 		return monitor.Unaskable, r.failed(err)
@@ -127,23 +128,23 @@ func (r *reviewer) ask(ctx context.Context, q question, verb string) (monitor.Ve
 	case review.Status.EvaluationError != "" && !review.Status.Denied:
 		return monitor.Unanswered,
 			r.failed(errors.Errorf("the API server could not evaluate whether %s of %s is allowed%s", verb,
-				q.mapping.Resource.GroupResource(), r.serverText(review.Status.EvaluationError)))
+				q.Mapping.Resource.GroupResource(), r.serverText(review.Status.EvaluationError)))
 	default:
-		return r.ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
+		return r.Ready(ctx), r.forbidden(ctx, q, verb, review.Status.Reason)
 	}
 }
 
-// fromServer reports whether an error is the answer of the API server, and not of something before
+// FromServer reports whether an error is the answer of the API server, and not of something before
 // the request. A credential that cannot be obtained has an API server's status too.
-func fromServer(err error) bool {
+func FromServer(err error) bool {
 	var local *url.Error
 	return err != nil && !errors.As(err, &local)
 }
 
 // failed returns the error for a review without an answer.
-func (r *reviewer) failed(err error) error {
+func (r *Reviewer) failed(err error) error {
 	text := err.Error()
-	if status, ok := untrusted.StatusText(err); ok && r.hideText && fromServer(err) {
+	if status, ok := untrusted.StatusText(err); ok && r.hideText && FromServer(err) {
 		text = status
 	}
 	return untrusted.Show("reviewing access: "+text, err)
@@ -151,17 +152,17 @@ func (r *reviewer) failed(err error) error {
 
 // serverText returns the API server's message as a suffix, or nothing if errors do not contain its
 // text.
-func (r *reviewer) serverText(message string) string {
+func (r *Reviewer) serverText(message string) string {
 	if message == "" || r.hideText {
 		return ""
 	}
 	return ": " + untrusted.Shorten(message)
 }
 
-// ready returns the verdict for a denial, which depends on whether the API server is ready. Until
+// Ready returns the verdict for a denial, which depends on whether the API server is ready. Until
 // then an API server denies legitimate requests and does not know all kinds, because its own
 // informers have not synced. In its first moments it does not report whether it is ready either.
-func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
+func (r *Reviewer) Ready(ctx context.Context) monitor.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	err := r.readiness.Get().AbsPath("/readyz").Do(ctx).Error()
@@ -177,39 +178,39 @@ func (r *reviewer) ready(ctx context.Context) monitor.Verdict {
 }
 
 // forbidden returns the error for a denied verb, in the form that the API server uses.
-func (r *reviewer) forbidden(ctx context.Context, q question, verb, reason string) error {
+func (r *Reviewer) forbidden(ctx context.Context, q Question, verb, reason string) error {
 	identity := "this identity"
 	if name := r.name(ctx); name != "" {
 		identity = fmt.Sprintf("User %q", name)
 	}
 	suffix := " at the cluster scope"
-	if q.namespace != "" {
-		suffix = fmt.Sprintf(" in the namespace %q", q.namespace)
+	if q.Namespace != "" {
+		suffix = fmt.Sprintf(" in the namespace %q", q.Namespace)
 	}
-	if selected := (Scope{LabelSelector: q.labels, FieldSelector: q.fields}).String(); selected != "" {
-		suffix += " with " + selected
+	if q.Selection != "" {
+		suffix += " with " + q.Selection
 	}
 	suffix += r.serverText(reason)
-	resource := q.mapping.Resource
+	resource := q.Mapping.Resource
 	return apierrors.NewForbidden(resource.GroupResource(), "",
 		fmt.Errorf("%s cannot %s resource %q in API group %q%s", identity, verb, resource.Resource, resource.Group, suffix))
 }
 
 // name returns the username, which it asks the API server for if necessary. The name is empty if
 // the API server does not report it.
-func (r *reviewer) name(ctx context.Context) string {
+func (r *Reviewer) name(ctx context.Context) string {
 	r.mu.Lock()
 	name := r.username
 	r.mu.Unlock()
 	if name == "" {
-		name, _ = r.identity(ctx)
+		name, _ = r.Identity(ctx)
 	}
 	return name
 }
 
-// identity asks the API server for the username and groups of the identity. The username is empty
+// Identity asks the API server for the username and groups of the identity. The username is empty
 // if the API server does not report it.
-func (r *reviewer) identity(ctx context.Context) (username string, groups []string) {
+func (r *Reviewer) Identity(ctx context.Context) (username string, groups []string) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	review, err := r.identities.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
@@ -222,38 +223,18 @@ func (r *reviewer) identity(ctx context.Context) (username string, groups []stri
 	return r.username, review.Status.UserInfo.Groups
 }
 
-// attributes returns what the API server would ask its authorizer about a request of the informer.
-func (q question) attributes(verb string) *authorizationv1.ResourceAttributes {
-	attributes := &authorizationv1.ResourceAttributes{Namespace: q.namespace, Verb: verb,
-		Group: q.mapping.Resource.Group, Version: q.mapping.Resource.Version, Resource: q.mapping.Resource.Resource}
-	if selector := inNamespace(q.namespace, q.fields); selector != nil && !selector.Empty() {
+// Attributes returns what the API server would ask its authorizer about a request of the informer.
+func (q Question) Attributes(verb string) *authorizationv1.ResourceAttributes {
+	attributes := &authorizationv1.ResourceAttributes{Namespace: q.Namespace, Verb: verb,
+		Group: q.Mapping.Resource.Group, Version: q.Mapping.Resource.Version, Resource: q.Mapping.Resource.Resource}
+	if selector := q.Fields; selector != nil && !selector.Empty() {
 		if name, exact := selector.RequiresExactMatch("metadata.name"); exact {
 			attributes.Name = name // as the API server does, for resourceNames
 		}
 		attributes.FieldSelector = &authorizationv1.FieldSelectorAttributes{RawSelector: selector.String()}
 	}
-	if q.labels != nil && !q.labels.Empty() {
-		attributes.LabelSelector = &authorizationv1.LabelSelectorAttributes{RawSelector: q.labels.String()}
+	if q.Labels != nil && !q.Labels.Empty() {
+		attributes.LabelSelector = &authorizationv1.LabelSelectorAttributes{RawSelector: q.Labels.String()}
 	}
 	return attributes
-}
-
-// inNamespace returns the field selector of the informer's requests. controller-runtime takes the
-// namespace in it for the path, so that a Role suffices, and sends the selector too.
-func inNamespace(namespace string, selector fields.Selector) fields.Selector {
-	if namespace == "" {
-		return selector
-	}
-	if exact, found := requiredNamespace(selector); found && exact == namespace {
-		return selector
-	}
-	return andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), selector)
-}
-
-// requiredNamespace returns the namespace that a selector restricts a kind to.
-func requiredNamespace(selector fields.Selector) (namespace string, found bool) {
-	if selector == nil || selector.Empty() {
-		return "", false
-	}
-	return selector.RequiresExactMatch("metadata.namespace")
 }

@@ -1,0 +1,2 @@
+// Package drainedwatch stops watches that would otherwise leave a goroutine behind.
+package drainedwatch

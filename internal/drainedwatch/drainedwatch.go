@@ -1,0 +1,19 @@
+package drainedwatch
+
+import "k8s.io/apimachinery/pkg/watch"
+
+// New returns stream with a Stop that receives the remaining events. watch.Filter needs this: an
+// unread event would block its goroutine for ever.
+func New(stream watch.Interface) watch.Interface { return drained{stream} }
+
+type drained struct{ watch.Interface }
+
+// Stop stops the stream and receives its remaining events. The stream then closes its channel,
+// which ends the goroutine.
+func (d drained) Stop() {
+	d.Interface.Stop()
+	go func() {
+		for range d.ResultChan() {
+		}
+	}()
+}

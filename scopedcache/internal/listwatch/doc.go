@@ -1,0 +1,2 @@
+// Package listwatch lists and watches for informers, and reports every answer of the API server.
+package listwatch
