@@ -169,7 +169,8 @@ func (c *connection) Hold(ctx context.Context, object client.Object, scope scope
 // watchHandle is a handle with the methods that package watches needs.
 type watchHandle struct{ *scopedcache.Handle }
 
-func (w watchHandle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
+func (w watchHandle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
+	error) {
 	subscription, err := w.Handle.Subscribe(handler, options)
 	if err != nil {
 		return nil, err

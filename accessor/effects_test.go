@@ -97,7 +97,6 @@ func TestNothingKeepsACredential(t *testing.T) {
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := found.(*identityAccessor).published.Load().conn
 	bound := weak.Make(conn.credential.Load())
-	found = nil
 	d.deleteExtension("red")
 	g.Eventually(func() bool {
 		runtime.GC()

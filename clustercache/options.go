@@ -199,7 +199,8 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// validateCacheOptions creates a cache with the options of the connections. Creating it sends no request.
+// validateCacheOptions creates a cache with the options of the connections. Creating it sends no
+// request.
 func (o *Options) validateCacheOptions() error {
 	trial, err := scopedcache.New(&rest.Config{},
 		cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil),

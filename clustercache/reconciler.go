@@ -110,8 +110,8 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 // controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
 
-// watchFilterPredicate drops events of other operators' extensions before they are queued. Events of an
-// extension that was ours until now pass.
+// watchFilterPredicate drops events of other operators' extensions before they are queued. Events
+// of an extension that was ours until now pass.
 func (r *reconciler) watchFilterPredicate() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },

@@ -110,7 +110,8 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 // client of a test does not change its kinds.
 type notServed struct{}
 
-func (notServed) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
+func (notServed) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
+	error) {
 	return emptySubscription{options.Seen}, nil
 }
 func (notServed) Release() {}
@@ -132,7 +133,8 @@ type informer struct {
 func (i *informer) Release() { i.stop() }
 
 // Subscribe implements watches.Informer.
-func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription, error) {
+func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
+	error) {
 	fed := replay.New(handler, i.example, options)
 	source := fed.Begin()
 	handle, err := i.AddEventHandler(source)

@@ -85,7 +85,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	return c, nil
 }
 
-// NeedLeaderElection tells managers to start the cache on every replica.
+// NeedLeaderElection makes managers start the cache on every replica.
 func (s *scopedCache) NeedLeaderElection() bool { return false }
 
 // Start runs the existing informers and later ones until ctx is done. Start then blocks until the

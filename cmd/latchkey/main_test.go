@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -65,7 +66,9 @@ func TestDemoFailsWithoutACause(t *testing.T) {
 			g := NewWithT(t)
 			out, err := latchkey(t, "demo", "--once", "--break", step, "--patience", "30s").CombinedOutput()
 			g.Expect(err).To(HaveOccurred())
-			g.Expect(err.(*exec.ExitError).ExitCode()).To(Equal(1))
+			var exit *exec.ExitError
+			g.Expect(errors.As(err, &exit)).To(BeTrue())
+			g.Expect(exit.ExitCode()).To(Equal(1))
 			g.Expect(string(out)).To(ContainSubstring("BREAK skipped"))
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			g.Expect(lines[len(lines)-1]).To(HavePrefix("latchkey: step "+step+": expected "), "%s", out)

@@ -41,7 +41,8 @@ var mayImport = map[string][]string{
 	"internal/watches":            {"scopedcache", "healthprobe", "internal/replay", "internal/metrics"},
 	"credential":                  {"healthprobe", "internal/untrusted", "internal/informed", "internal/metrics"},
 	"scopedcache": {
-		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch", "internal/untrusted", "internal/replay",
+		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
+		"internal/untrusted", "internal/replay",
 	},
 	"scopedcache/internal/monitor":   {},
 	"scopedcache/internal/access":    {"scopedcache/internal/monitor", "internal/untrusted"},

@@ -4,10 +4,10 @@ package connstate
 type Reachability int
 
 const (
-	// Reachable: the target answered, and no request went unanswered since.
+	// Reachable means: the target answered, and no request went unanswered since.
 	Reachable Reachability = iota
-	// Unknown: no request was sent yet.
+	// Unknown means: no request was sent yet.
 	Unknown
-	// Unresponsive: a request got no answer, and no request got an answer since.
+	// Unresponsive means: a request got no answer, and no request got an answer since.
 	Unresponsive
 )

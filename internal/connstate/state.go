@@ -14,11 +14,11 @@ import (
 type Phase string
 
 const (
-	// Disconnected: there is no connection, for the given Reason.
+	// Disconnected means: there is no connection, for the given Reason.
 	Disconnected Phase = "Disconnected"
-	// Connecting: a connect is in progress. The Reason is that of the last disconnect.
+	// Connecting means: a connect is in progress. The Reason is that of the last disconnect.
 	Connecting Phase = "Connecting"
-	// Connected: there is a connection, and the API server reported its identity.
+	// Connected means: there is a connection, and the API server reported its identity.
 	Connected Phase = "Connected"
 )
 
@@ -26,39 +26,42 @@ const (
 type Reason string
 
 const (
-	// NotStarted: there is no result of a connect to report. The extension is unknown here (not
-	// seen yet, deleted, or filtered out), or its credential is being read, or the first connect is
-	// in progress. Or the replica is not the leader, or the manager has stopped.
+	// NotStarted means: there is no result of a connect to report. The extension is unknown here
+	// (not seen yet, deleted, or filtered out), or its credential is being read, or the first
+	// connect is in progress. Or the replica is not the leader, or the manager has stopped.
 	NotStarted Reason = "NotStarted"
-	// InvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
+	// InvalidReference means: the extension names no ServiceAccount or Secret, or none that can
+	// exist.
 	InvalidReference Reason = "InvalidReference"
-	// ServiceAccountNotFound: the ServiceAccount does not exist, or was recreated a moment ago.
+	// ServiceAccountNotFound means: the ServiceAccount does not exist, or was recreated a moment
+	// ago.
 	ServiceAccountNotFound Reason = "ServiceAccountNotFound"
-	// TokenRequestFailed: the API server issued no token.
+	// TokenRequestFailed means: the API server issued no token.
 	TokenRequestFailed Reason = "TokenRequestFailed"
-	// InvalidCredential: the provided data cannot be used as a credential.
+	// InvalidCredential means: the provided data cannot be used as a credential.
 	InvalidCredential Reason = "InvalidCredential"
-	// NotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
+	// NotAllowed means: the extension may not act as that ServiceAccount, or use that Secret.
 	NotAllowed Reason = "NotAllowed"
-	// OperatorForbidden: the host operator itself lacks the permission to list and watch the
+	// OperatorForbidden means: the host operator itself lacks the permission to list and watch the
 	// extensions, or the ServiceAccounts or the Secrets that they name. The message has the missing
 	// permission and the role to bind.
 	OperatorForbidden Reason = "OperatorForbidden"
-	// UnauthorizedCredential: the API server does not accept the credential, or refuses the
+	// UnauthorizedCredential means: the API server does not accept the credential, or refuses the
 	// impersonation.
 	UnauthorizedCredential Reason = "Unauthorized"
-	// IdentityMismatch: the API server accepts the credential, but as another identity. Or the
-	// extension now refers to another identity, or another credential, than its connection used.
+	// IdentityMismatch means: the API server accepts the credential, but as another identity. Or
+	// the extension now refers to another identity, or another credential, than its connection
+	// used.
 	IdentityMismatch Reason = "IdentityMismatch"
-	// Unreachable: the API server does not answer.
+	// Unreachable means: the API server does not answer.
 	Unreachable Reason = "Unreachable"
-	// ProbeFailed: the API server answers, but does not report the identity.
+	// ProbeFailed means: the API server answers, but does not report the identity.
 	ProbeFailed Reason = "ProbeFailed"
-	// Filtered: the extension does not match Options.WatchFilterValue or Options.Filter any more.
-	// Only earlier handles return this reason; the extension itself is unknown then.
+	// Filtered means: the extension does not match Options.WatchFilterValue or Options.Filter any
+	// more. Only earlier handles return this reason; the extension itself is unknown then.
 	Filtered Reason = "Filtered"
-	// Deleted: the extension is gone. Only earlier handles return this reason; the extension itself
-	// is unknown then.
+	// Deleted means: the extension is gone. Only earlier handles return this reason; the extension
+	// itself is unknown then.
 	Deleted Reason = "Deleted"
 )
 

@@ -90,7 +90,7 @@ func TestImpersonation(t *testing.T) {
 		strings.TrimSuffix(h.config.Host, "/")+"/api/v1/namespaces/"+ns+"/pods/x/exec", nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	_, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, "v4.channel.k8s.io")
-	g.Expect(err).To(MatchError(ContainSubstring("use credentials with a token")))
+	g.Expect(err).To(MatchError(ContainSubstring("use a credential with a token")))
 
 	// Impersonation would continue without the ServiceAccount: the API server does not check that
 	// the ServiceAccount exists.

@@ -8,11 +8,12 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// CredentialID identifies a credential that the driver opened for the machine. AttemptID identifies
-// a connect, probe or verify. The machine never uses an ID twice; zero identifies nothing.
+// The machine never uses an ID twice; zero identifies nothing.
 type (
+	// CredentialID identifies a credential that the driver opened for the machine.
 	CredentialID uint64
-	AttemptID    uint64
+	// AttemptID identifies a connect, probe or verify.
+	AttemptID uint64
 )
 
 // TargetID identifies a target that the driver acquired. The driver never uses an ID for two

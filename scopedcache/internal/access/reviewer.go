@@ -44,6 +44,8 @@ type Reviewer struct {
 	username string // guarded by mu; empty while it is not known
 }
 
+// NewReviewer returns a reviewer for the identity of httpClient. username may be empty: then the
+// API server is asked for it when an error needs it.
 func NewReviewer(config *rest.Config, httpClient *http.Client, username string, hideText bool) (*Reviewer, error) {
 	limited := *httpClient
 	if limited.Transport == nil {

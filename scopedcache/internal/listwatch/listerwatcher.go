@@ -43,20 +43,24 @@ func (l *ListerWatcher) IsWatchListSemanticsUnSupported() bool {
 	return l.Poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }
 
+// List implements toolscache.ListerWatcher.
 func (l *ListerWatcher) List(options metav1.ListOptions) (runtime.Object, error) {
 	return l.ListWithContext(context.Background(), options)
 }
 
+// ListWithContext implements toolscache.ListerWatcherWithContext.
 func (l *ListerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	return sendUntilServed(ctx, l, newRequest("list", options), func() (runtime.Object, error) {
 		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
 	})
 }
 
+// Watch implements toolscache.ListerWatcher.
 func (l *ListerWatcher) Watch(options metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(context.Background(), options)
 }
 
+// WatchWithContext implements toolscache.ListerWatcherWithContext.
 func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if l.Poll > 0 {
 		return newPoll(l.Poll), nil

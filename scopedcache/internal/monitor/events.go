@@ -6,11 +6,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
-// QuestionID identifies a question to the API server, and LifeID the life of an informer. The
-// machine never uses an ID twice. Zero means none.
+// The machine never uses an ID twice. Zero means none.
 type (
+	// QuestionID identifies a question to the API server.
 	QuestionID uint64
-	LifeID     uint64
+	// LifeID identifies the life of an informer.
+	LifeID uint64
 )
 
 // Event is an input of the machine. See [Machine.Step].
