@@ -280,7 +280,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	h = handlesOf(t, o, "far")
 	setKubeconfig(t, ns, "far", nil)
 	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
-		To(ContainSubstring("no such key, or an empty one"))
+		To(ContainSubstring("does not have this key, or the key is empty"))
 	h.expectDead(t, ns, clustercache.InvalidCredential)
 	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
 	g.Expect(o.waitConnected(t, "far").Source).To(Equal("secret " + ns + "/far-kubeconfig, key value"))

@@ -51,8 +51,11 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 		g.Expect(admin.Delete(t.Context(), serviceAccount(ns, name))).To(Succeed())
 		o.waitReason(t, name, clustercache.ServiceAccountNotFound)
 	}
-	logs := captured.take()
-	g.Expect(lines(logs, `"msg"="Not connected"`)).To(HaveLen(extensions))
+	var logs []string
+	g.Eventually(func() []string { // the state is published before the line is logged
+		logs = append(logs, captured.take()...)
+		return lines(logs, `"msg"="Not connected"`)
+	}).WithTimeout(patience).Should(HaveLen(extensions))
 	expectNoErrors(logs)
 
 	for i := range extensions {
