@@ -321,7 +321,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
 	rest, _ := d.State(a.key)
 	g.Expect(rest.Identity).To(Equal(state.Identity))
-	g.Expect(rest.Generation).To(BeEquivalentTo(1))
+	g.Expect(rest.Epoch).To(BeEquivalentTo(1))
 	g.Expect(rest.Since).To(Equal(state.Since))
 }
 
@@ -340,7 +340,7 @@ func TestUnexpectedIdentity(t *testing.T) {
 	d.Set.Reconcile(object, resolution, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(state.Generation).To(BeZero())
+	g.Expect(state.Epoch).To(BeZero())
 }
 
 // A 403 to the review does not end a connection: an API server that has just started denies
@@ -362,7 +362,7 @@ func TestDeniedReview(t *testing.T) {
 	reviewsBefore := r.reviews.Load()
 	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", reviewsBefore+5))
 	state := d.eventually("red", connectedAs("red"))
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(apierrors.IsForbidden(state.Health.LastError)).
 		To(BeTrue(), "the state shows the error: %v", state.Health.LastError)
@@ -386,7 +386,7 @@ func TestUnauthorizedReview(t *testing.T) {
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
 	})
-	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation == 2 })
+	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Epoch == 2 })
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})).To(MatchError(ErrNotConnected))
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unauthorized"}))
@@ -416,7 +416,7 @@ func TestIdentityThatChanges(t *testing.T) {
 	state := d.eventually("red", func(s ConnectionState) bool {
 		return s.Phase == Connected && s.Identity.UID == "another"
 	})
-	g.Expect(state.Generation).To(BeEquivalentTo(2))
+	g.Expect(state.Epoch).To(BeEquivalentTo(2))
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 }
 
@@ -464,7 +464,7 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(BeNumerically(">=", 4))
 	intervals := int32(time.Since(begin)/(200*time.Millisecond)) + 1
 	g.Expect(r.reviews.Load()-1).To(BeNumerically("<=", intervals), "probes, without the review of the connect")
-	g.Expect(d.eventually("red", connectedAs("user-of-token")).Generation).To(BeEquivalentTo(1))
+	g.Expect(d.eventually("red", connectedAs("user-of-token")).Epoch).To(BeEquivalentTo(1))
 }
 
 // When a target is silent, one member probes on behalf of all, and all members are disconnected
@@ -618,7 +618,7 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
 		errDown)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
-	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 || s.Phase != Connected })
+	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 || s.Phase != Connected })
 }
 
 // An extension that was deleted and created again between two reconciles is another extension. The
@@ -636,7 +636,7 @@ func TestRecreatedExtension(t *testing.T) {
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: "red"}
 	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.UID == "uid-red-again" })
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	err = old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
 }

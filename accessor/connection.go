@@ -35,7 +35,7 @@ var _ watches.Connection = (*connection)(nil)
 type connection struct {
 	options        *Options
 	key            client.ObjectKey // of the extension
-	generation     int64
+	epoch          int64
 	statedIdentity Identity // as the API server stated it; set before publishing
 	// statedIdentity, with fields that the API server cannot know; set before publishing
 	identity   Identity
@@ -71,10 +71,10 @@ type clients struct {
 // newConnection returns a connection. newConnection does no I/O. The caller must close the
 // connection.
 func newConnection(parent context.Context, tasks *workpool.TaskGroup, options *Options, key client.ObjectKey,
-	generation int64,
+	epoch int64,
 	t *targets.Target, bound *boundCredential, onUnauthorized, onAccessChanged func()) *connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, key: key, generation: generation, life: life, end: end, tasks: tasks,
+	c := &connection{options: options, key: key, epoch: epoch, life: life, end: end, tasks: tasks,
 		resolution: bound.resolution, onUnauthorized: onUnauthorized, onAccessChanged: onAccessChanged}
 	c.credential.Store(bound)
 
@@ -187,8 +187,8 @@ func (c *connection) Err() error { return c.err() }
 // Go implements watches.Connection.
 func (c *connection) Go(f func()) { c.tasks.Start(f) }
 
-// Generation implements watches.Connection.
-func (c *connection) Generation() int64 { return c.generation }
+// Epoch implements watches.Connection.
+func (c *connection) Epoch() int64 { return c.epoch }
 
 // Identity implements watches.Connection.
 func (c *connection) Identity() Identity {

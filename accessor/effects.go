@@ -102,7 +102,7 @@ func logEffect(logger logr.Logger, key client.ObjectKey, e lifecycle.Log, conn *
 	if e.Verbose {
 		logger = logger.V(1)
 	}
-	values := []any{"extension", klog.KRef(key.Namespace, key.Name), "generation", e.Epoch}
+	values := []any{"extension", klog.KRef(key.Namespace, key.Name), "epoch", e.Epoch}
 	switch {
 	case e.Message == lifecycle.MessageConnected:
 		values = append(values, "username", conn.identity.Username, "uid", conn.identity.UID, "target", conn.config.Host)

@@ -140,7 +140,7 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Key += "another"
 	d.Set.Reconcile(object, resolution, nil)
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Generation >= 2 })
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Epoch >= 2 })
 	g.Expect(d.targets.List()).To(HaveLen(1))
 	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(previous[0]))
 }

@@ -109,7 +109,7 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	d.extension("red", "red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	after, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(after.Generation).To(Equal(previous.Generation))
+	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(after.Since).To(Equal(previous.Since))
 	g.Expect(after.Message).To(BeEmpty())
 	g.Expect(conn.err()).NotTo(HaveOccurred())
@@ -143,7 +143,7 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	p.accept("red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	after := d.eventually("red", func(s ConnectionState) bool { return s.Message == "" })
-	g.Expect(after.Generation).To(Equal(previous.Generation))
+	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(d.disconnectReasons()).To(BeEmpty())
 }
 
@@ -161,7 +161,7 @@ func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	p.accept("red-2")
 	p.revoke("red-1")
 	d.eventually("red", func(s ConnectionState) bool {
-		return s.Phase == Connected && s.Generation == 2 && s.Message == ""
+		return s.Phase == Connected && s.Epoch == 2 && s.Message == ""
 	})
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"Unauthorized"}))
@@ -179,7 +179,7 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	d.extension("red", "blue-1")
 	after := d.eventually("red", connectedAs("blue"))
-	g.Expect(after.Generation).To(BeEquivalentTo(2))
+	g.Expect(after.Epoch).To(BeEquivalentTo(2))
 	g.Expect(old.err()).To(MatchError(ErrNotConnected))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"IdentityMismatch"}))
 	g.Expect(p.count("blue-1")).To(Equal(2), "one review by the verify, and one by the connect")
@@ -206,7 +206,7 @@ func TestNewerTokenWhileConnecting(t *testing.T) {
 	<-blocked
 	d.extension("red", "red-2")
 	state := d.eventually("red", connectedAs("red"))
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
 	unblock()
 
@@ -271,7 +271,7 @@ func TestCredentialThatIsNeverTheSame(t *testing.T) {
 			}
 			d.extension("other", "other-1") // after them in the queue
 			d.eventually("other", func(s ConnectionState) bool {
-				return s.Phase != Connecting && s.Generation+int64(s.Health.ConsecutiveFailures) > 0
+				return s.Phase != Connecting && s.Epoch+int64(s.Health.ConsecutiveFailures) > 0
 			})
 			g.Expect(r.reviews.Load()).To(BeNumerically("<=", 6),
 				"for each of the two extensions: one connect, and one or two newer credentials")
@@ -336,9 +336,9 @@ func TestNewerTokenOfOtherGroups(t *testing.T) {
 	d.extension("red", "red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(state.Generation).To(BeEquivalentTo(1), "the same groups in another order")
+	g.Expect(state.Epoch).To(BeEquivalentTo(1), "the same groups in another order")
 	d.extension("red", "red-3")
-	d.eventually("red", func(s ConnectionState) bool { return s.Generation == 2 && len(s.Identity.Groups) == 1 })
+	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 && len(s.Identity.Groups) == 1 })
 }
 
 // A 401 to a request is not lost while a newer credential is being verified.

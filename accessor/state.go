@@ -49,7 +49,7 @@ type ConnectionState struct {
 	// source of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while
 	// unknown
 	Source       string
-	Generation   int64     // number of connects so far
+	Epoch        int64     // number of connects so far
 	TokenExpires time.Time // zero if the token does not expire
 	Health       HealthCheckingState
 	Watches      []WatchState // sorted by name, kind and scope
@@ -91,8 +91,8 @@ func (a *identityAccessor) state() ConnectionState {
 	a.mu.Lock()
 	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
-		Since:      snap.Since,
-		Generation: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(
+		Since: snap.Since,
+		Epoch: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(
 			snap.Err), ObservedGeneration: snap.Generation}
 	if a.object != nil {
 		state.UID = a.object.GetUID()

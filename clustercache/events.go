@@ -81,13 +81,13 @@ const credentialNotUsed = "CredentialNotUsed"
 type recordedEvent struct {
 	uid          types.UID // of the extension
 	kind, reason string
-	generation   int64 // of the connection
+	epoch        int64 // of the connection
 }
 
 // nextEvent returns the Event for the state, and whether that Event differs from the last.
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
 	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason),
-		generation: state.Generation}
+		epoch: state.Epoch}
 	switch {
 	case state.Phase == Connected && state.Message != "":
 		event.reason = credentialNotUsed

@@ -15,8 +15,8 @@ import (
 )
 
 func TestNextEvent(t *testing.T) {
-	connected := ConnectionState{UID: "a", Phase: Connected, Generation: 1}
-	missing := ConnectionState{UID: "a", Phase: Disconnected, Reason: ServiceAccountNotFound, Generation: 1}
+	connected := ConnectionState{UID: "a", Phase: Connected, Epoch: 1}
+	missing := ConnectionState{UID: "a", Phase: Disconnected, Reason: ServiceAccountNotFound, Epoch: 1}
 	event := func(state ConnectionState) recordedEvent { event, _ := nextEvent(state, recordedEvent{}); return event }
 	with := func(state ConnectionState, f func(*ConnectionState)) ConnectionState { f(&state); return state }
 	for name, tc := range map[string]struct {
@@ -26,7 +26,7 @@ func TestNextEvent(t *testing.T) {
 	}{
 		"first connect":   {connected, recordedEvent{}, "Normal Connected"},
 		"still connected": {connected, event(connected), ""},
-		"connected again": {with(connected, func(s *ConnectionState) { s.Generation = 2 }), event(connected),
+		"connected again": {with(connected, func(s *ConnectionState) { s.Epoch = 2 }), event(connected),
 			"Normal Connected"},
 		"recreated": {with(connected, func(s *ConnectionState) { s.UID = "b" }), event(connected),
 			"Normal Connected"},
@@ -81,7 +81,7 @@ func TestEventsAreLimited(t *testing.T) {
 		}, recorder: n, records: map[client.ObjectKey]*eventRecord{}}
 		flap := func() {
 			for range 100 {
-				state.Generation++
+				state.Epoch++
 				w.changed(object)
 			}
 		}

@@ -31,7 +31,7 @@ import (
 // connection is the connection that Connect creates.
 type connection struct {
 	testClient client.Client // the client of the test
-	generation int64
+	epoch      int64
 	identity   clustercache.Identity
 	life       context.Context
 	end        context.CancelCauseFunc
@@ -42,14 +42,14 @@ type connection struct {
 
 var _ watches.Connection = (*connection)(nil)
 
-func newConnection(c client.Client, generation int64, identity clustercache.Identity) *connection {
-	conn := &connection{testClient: c, generation: generation, identity: identity}
+func newConnection(c client.Client, epoch int64, identity clustercache.Identity) *connection {
+	conn := &connection{testClient: c, epoch: epoch, identity: identity}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
 	return conn
 }
 
 func (c *connection) Life() context.Context           { return c.life }
-func (c *connection) Generation() int64               { return c.generation }
+func (c *connection) Epoch() int64                    { return c.epoch }
 func (c *connection) Identity() clustercache.Identity { return c.identity }
 
 func (c *connection) Err() error {

@@ -53,8 +53,8 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	if e.conn != nil {
 		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake replaced the connection")
 	}
-	e.state.Generation++
-	e.conn = newConnection(c, e.state.Generation, e.identity)
+	e.state.Epoch++
+	e.conn = newConnection(c, e.state.Epoch, e.identity)
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()
 	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now

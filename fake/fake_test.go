@@ -116,7 +116,7 @@ func TestConnectAgain(t *testing.T) {
 	f.Connect(key("red"), clientfake.NewClientBuilder().Build())
 	g.Expect(old.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
 	state, _ := f.GetConnectionState(t.Context(), key("red"))
-	g.Expect(state.Generation).To(BeEquivalentTo(2))
+	g.Expect(state.Epoch).To(BeEquivalentTo(2))
 }
 
 // Requests to an API server through the fake fail, because there is none.

@@ -402,7 +402,7 @@ func states(t *testing.T, w World) {
 	g.Expect(state.Message).To(BeEmpty())
 	g.Expect(state.Identity.Username).To(HavePrefix("system:serviceaccount:"))
 	g.Expect(state.Target).To(HavePrefix("https://"))
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	g.Expect(state.Health.LastProbeSuccessTime).To(BeTemporally("~", time.Now(), patience))
 	g.Expect(w.Cache().GetHealthCheckingState(ctx, key("red")).ConsecutiveFailures).To(BeZero())
 	var names []string
@@ -416,7 +416,7 @@ func states(t *testing.T, w World) {
 	g.Expect(state.Phase).To(Equal(clustercache.Disconnected))
 	g.Expect(state.Message).NotTo(BeEmpty())
 	g.Expect(state.Identity).To(BeZero())
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	_, err := w.Cache().GetClient(ctx, key("red"))
 	var notConnected *clustercache.NotConnectedError
 	g.Expect(errors.As(err, &notConnected)).To(BeTrue())
@@ -424,7 +424,7 @@ func states(t *testing.T, w World) {
 	g.Expect(notConnected.Cause).To(HaveOccurred())
 	connect(t, w, "red")
 	state, _ = w.Cache().GetConnectionState(ctx, key("red"))
-	g.Expect(state.Generation).To(BeEquivalentTo(2))
+	g.Expect(state.Epoch).To(BeEquivalentTo(2))
 }
 
 // listener records the events of an extension source.

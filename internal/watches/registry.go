@@ -41,9 +41,9 @@ type Connection interface {
 	// Go runs f in a goroutine that the connection waits for, unless it has ended. f must end when
 	// the connection does.
 	Go(f func())
-	// Generation returns a number that is greater than that of every earlier connection of the
+	// Epoch returns a number that is greater than that of every earlier connection of the
 	// extension.
-	Generation() int64
+	Epoch() int64
 	// Identity returns the identity that watches.
 	Identity() healthprobe.Identity
 }

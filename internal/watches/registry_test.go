@@ -40,18 +40,18 @@ var errEnded = errors.New("not connected")
 
 // connection is a Connection whose informers the test controls.
 type connection struct {
-	life       context.Context
-	end        context.CancelFunc
-	generation int64
-	running    sync.WaitGroup
-	hold       func(kind string) error // if not nil, Hold calls it first
+	life    context.Context
+	end     context.CancelFunc
+	epoch   int64
+	running sync.WaitGroup
+	hold    func(kind string) error // if not nil, Hold calls it first
 
 	mu        sync.Mutex
 	informers map[string]*informer // guarded by mu; held informers by kind and namespace
 }
 
-func connect(r *Registry, generation int64) *connection {
-	c := &connection{generation: generation, informers: map[string]*informer{}}
+func connect(r *Registry, epoch int64) *connection {
+	c := &connection{epoch: epoch, informers: map[string]*informer{}}
 	c.life, c.end = context.WithCancel(context.Background())
 	r.Connected(c)
 	return c
@@ -107,7 +107,7 @@ func (c *connection) Go(f func()) {
 		c.running.Go(f)
 	}
 }
-func (c *connection) Generation() int64              { return c.generation }
+func (c *connection) Epoch() int64                   { return c.epoch }
 func (c *connection) Identity() healthprobe.Identity { return healthprobe.Identity{Username: "red"} }
 
 // heldInformers returns the names of the held informers.
@@ -586,7 +586,7 @@ func TestReconnect(t *testing.T) {
 		// The watch of a kind that is not served for a while resumes when the kind is served.
 		second.disconnect(r)
 		var served atomic.Bool
-		third := &connection{generation: 3, informers: map[string]*informer{}, hold: func(string) error {
+		third := &connection{epoch: 3, informers: map[string]*informer{}, hold: func(string) error {
 			if !served.Load() {
 				return errors.New("not served")
 			}
@@ -870,7 +870,7 @@ func TestUnwatchWhileResuming(t *testing.T) {
 		first := connect(r, 1)
 		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, nothing, ""))).To(Succeed())
 		first.disconnect(r)
-		second := &connection{generation: 2, informers: map[string]*informer{}, hold: func(string) error {
+		second := &connection{epoch: 2, informers: map[string]*informer{}, hold: func(string) error {
 			return errors.New("not served")
 		}}
 		second.life, second.end = context.WithCancel(context.Background())

@@ -92,7 +92,7 @@ func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
 // releases it on an error.
 func (w *watch) attach(conn Connection, informer Informer) error {
 	w.mu.Lock()
-	if w.ended || w.conn != nil && w.conn.Generation() > conn.Generation() {
+	if w.ended || w.conn != nil && w.conn.Epoch() > conn.Epoch() {
 		w.mu.Unlock()
 		informer.Release()
 		return nil
@@ -251,7 +251,7 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 	return func(state scopedcache.ScopeState) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Generation() > conn.Generation() {
+		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Epoch() > conn.Epoch() {
 			return
 		}
 		w.pending = &state

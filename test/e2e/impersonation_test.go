@@ -103,7 +103,7 @@ func TestImpersonation(t *testing.T) {
 	}
 	create(t, serviceAccount(ns, "worn"))
 	after := o.waitConnected(t, "worn")
-	g.Expect(after.Generation).To(Equal(before.Generation + 1))
+	g.Expect(after.Epoch).To(Equal(before.Epoch + 1))
 	g.Expect(after.Identity.UID).To(Equal(uidOf(t, ns, "worn")))
 	g.Eventually(func() error {
 		fresh, err := o.GetUncachedClient(t.Context(), key("worn"))

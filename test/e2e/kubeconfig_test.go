@@ -197,7 +197,7 @@ func TestRotatedKubeconfig(t *testing.T) {
 		g.Eventually(watchers[name].seen).WithTimeout(patience).
 			Should(ConsistOf(want...), name+": each event once, and no other event")
 		after := o.state(name)
-		g.Expect(after.Generation).To(Equal(before[name].Generation), name)
+		g.Expect(after.Epoch).To(Equal(before[name].Epoch), name)
 		g.Expect(after.Since).To(Equal(before[name].Since), name)
 		g.Expect(after.Identity).To(Equal(before[name].Identity), name)
 		g.Expect(after.Message).To(BeEmpty(), name)
@@ -241,7 +241,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	g.Expect(first.Identity.Username).To(HaveSuffix(":one"))
 	sameConnection := func(message string) func(clustercache.ConnectionState) bool {
 		return func(s clustercache.ConnectionState) bool {
-			return s.Phase == clustercache.Connected && s.Generation == first.Generation &&
+			return s.Phase == clustercache.Connected && s.Epoch == first.Epoch &&
 				strings.Contains(s.Message, message) && (message == "") == (s.Message == "")
 		}
 	}
@@ -265,7 +265,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	second := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
 		return s.Phase == clustercache.Connected && strings.HasSuffix(s.Identity.Username, ":two")
 	})
-	g.Expect(second.Generation).To(Equal(first.Generation + 1))
+	g.Expect(second.Epoch).To(Equal(first.Epoch + 1))
 	h.expectDead(t, ns, clustercache.IdentityMismatch)
 	setKubeconfig(t, ns, "far",
 		kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "two")}, func(server *clientcmdapi.Cluster) {
@@ -274,7 +274,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	third := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
 		return s.Phase == clustercache.Connected && strings.Contains(s.Target, "localhost")
 	})
-	g.Expect(third.Generation).To(Equal(second.Generation + 1))
+	g.Expect(third.Epoch).To(Equal(second.Epoch + 1))
 
 	// The removal of the key or of the Secret ends the connection.
 	h = handlesOf(t, o, "far")

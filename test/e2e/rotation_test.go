@@ -31,9 +31,9 @@ func TestRotatedSigningKey(t *testing.T) {
 	grantTo(t, ns, "Group", "system:serviceaccounts:"+ns)
 	o := startOperator(t, clustercache.Options{})
 	watchers := make([]*fakeController, tenants)
-	generations := make([]int64, tenants)
+	epochs := make([]int64, tenants)
 	for i := range tenants {
-		generations[i] = o.waitConnected(t, name(i)).Generation
+		epochs[i] = o.waitConnected(t, name(i)).Epoch
 		watchers[i] = newFakeController(t)
 		g.Expect(o.Watch(t.Context(), key(name(i)),
 			clustercache.NewWatcher(watchers[i].watch("content", &corev1.ConfigMap{}, ns)))).To(Succeed())
@@ -72,7 +72,7 @@ func TestRotatedSigningKey(t *testing.T) {
 	g.Expect(series(t)["latchkey_token_requests_total result=Issued"]).To(Equal(issued + tenants))
 	reconnects := 0
 	for i := range tenants {
-		reconnects += int(o.state(name(i)).Generation - generations[i])
+		reconnects += int(o.state(name(i)).Epoch - epochs[i])
 	}
 	t.Logf("all extensions recovered after %s, %d of %d with a new connection, one TokenRequest each", took, reconnects,
 		tenants)
@@ -115,7 +115,7 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	create(t, serviceAccount(ns, "again"))
 	uid := uidOf(t, ns, "again")
 	after := o.waitFor(t, "again", func(s clustercache.ConnectionState) bool { return s.Identity.UID == uid })
-	g.Expect(after.Generation).To(Equal(before.Generation + 1))
+	g.Expect(after.Epoch).To(Equal(before.Epoch + 1))
 	fresh := handlesOf(t, o, "again")
 	g.Eventually(func() error { return cached(fresh.client) }).WithTimeout(patience).Should(Satisfy(isForbidden))
 	g.Expect(cached(fresh.reader)).To(Satisfy(isForbidden))

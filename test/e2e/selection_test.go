@@ -76,7 +76,7 @@ func TestSelection(t *testing.T) {
 			o.waitConnected(t, "theirs")
 			label(t, "ours", tc.label, "ours")
 			state := o.waitConnected(t, "ours")
-			g.Expect(state.Generation).To(BeEquivalentTo(1), "the generation starts again")
+			g.Expect(state.Epoch).To(BeEquivalentTo(1), "the epoch starts again")
 			g.Expect(state.Watches).To(BeEmpty(), "no watch outlives the selection")
 			old.expectDead(t, ns, clustercache.Filtered)
 		})

@@ -371,7 +371,7 @@ func saying(state clustercache.ConnectionState, known bool) string {
 	if state.Phase == clustercache.Connecting {
 		state.Phase = clustercache.Disconnected
 	}
-	return fmt.Sprintf("%s %s %s %d", state.Phase, state.Reason, state.Identity.UID, state.Generation)
+	return fmt.Sprintf("%s %s %s %d", state.Phase, state.Reason, state.Identity.UID, state.Epoch)
 }
 
 func (l *lastSaid) of(name string) string {

@@ -50,7 +50,7 @@ func TestMissingServiceAccount(t *testing.T) {
 	state := o.waitReason(t, "missing", clustercache.ServiceAccountNotFound)
 	g.Expect(state.Message).To(ContainSubstring(ns + "/missing"))
 	g.Expect(state.Identity).To(BeZero())
-	g.Expect(state.Generation).To(BeZero())
+	g.Expect(state.Epoch).To(BeZero())
 	expectNotConnected(t, o, "missing", clustercache.ServiceAccountNotFound)
 	o.waitConnected(t, "bystander")
 }
@@ -69,7 +69,7 @@ func TestLateServiceAccount(t *testing.T) {
 	g.Expect(state.Message).To(BeEmpty())
 	g.Expect(state.Identity.Username).To(Equal("system:serviceaccount:" + ns + ":late"))
 	g.Expect(state.Identity.UID).To(Equal(uidOf(t, ns, "late")))
-	g.Expect(state.Generation).To(BeEquivalentTo(1))
+	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	g.Expect(state.TokenExpires).NotTo(BeZero())
 	g.Expect(state.Target).To(Equal(cp.Config().Host))
 }
@@ -110,7 +110,7 @@ func TestRecreatedServiceAccount(t *testing.T) {
 	})
 	g.Expect(after.Identity.Username).To(Equal(before.Identity.Username))
 	g.Expect(after.Identity.UID).NotTo(Equal(before.Identity.UID))
-	g.Expect(after.Generation).To(Equal(before.Generation + 1))
+	g.Expect(after.Epoch).To(Equal(before.Epoch + 1))
 	old.expectDead(t, ns, "") // the old handles stay dead, even after the reconnect
 	c, err := o.GetClient(t.Context(), key("recreated"))
 	g.Expect(err).NotTo(HaveOccurred())

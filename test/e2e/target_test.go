@@ -72,7 +72,7 @@ func expectUnaffected(t *testing.T, o *operator, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		state := o.waitConnected(t, name)
-		NewWithT(t).Expect(state.Generation).To(BeEquivalentTo(1), name)
+		NewWithT(t).Expect(state.Epoch).To(BeEquivalentTo(1), name)
 		NewWithT(t).Expect(state.Health.ConsecutiveFailures).To(BeZero(), name)
 		c, err := o.GetClient(t.Context(), key(name))
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -183,7 +183,7 @@ func TestAPIServerRestart(t *testing.T) {
 	for name := range before {
 		after := o.waitConnected(t, name)
 		g.Expect(after.Identity).To(Equal(before[name].Identity))
-		g.Expect(after.Generation).To(Equal(before[name].Generation + 1))
+		g.Expect(after.Epoch).To(Equal(before[name].Epoch + 1))
 	}
 	c.forget()
 	create(t, configMap(ns, "after"))

@@ -119,7 +119,7 @@ func TestFiveHundredAtOnce(t *testing.T) {
 	f.revoke(operatorToken)
 	post("all")
 	g.Expect(tokensIssued(auditLog(t, all), ns, "busy")).To(Equal(1))
-	g.Expect(o.state("busy").Generation).To(BeEquivalentTo(1), "the refusals disconnect no extension")
+	g.Expect(o.state("busy").Epoch).To(BeEquivalentTo(1), "the refusals disconnect no extension")
 }
 
 // TestAggregatedAPIThatRefusesEverybody covers an aggregated API that refuses every caller. Such a
@@ -281,7 +281,7 @@ func TestRESTConfigInOtherHands(t *testing.T) {
 		clear(config.CAData)
 		use(way)
 		g.Expect(tokensIssued(auditLog(t, revoked), ns, way)).To(Equal(1), way)
-		g.Expect(o.state(way).Generation).To(BeEquivalentTo(1), way)
+		g.Expect(o.state(way).Epoch).To(BeEquivalentTo(1), way)
 	}
 	served := map[string]int{}
 	for _, event := range auditLog(t, begin) {

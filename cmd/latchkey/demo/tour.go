@@ -247,14 +247,14 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 		return err
 	}
 	state := t.state("blue")
-	t.saw("blue is connected as uid %s, generation %d instead of %d (after %s)", state.Identity.UID, state.Generation,
-		oldState.Generation, since(start))
+	t.saw("blue is connected as uid %s, epoch %d instead of %d (after %s)", state.Identity.UID, state.Epoch,
+		oldState.Epoch, since(start))
 	return nil
 }
 
 // grant shows that yellow has no write access, and grants the access on the same connection.
 func (t *tour) grant(ctx context.Context, cause causer) error {
-	generation := t.state("yellow").Generation
+	epoch := t.state("yellow").Epoch
 	message := ""
 	if err := t.until(ctx, "writes by yellow to be forbidden", func() (bool, string) {
 		condition := meta.FindStatusCondition(t.conditions(ctx, "yellow"), contentoperator.Installed)
@@ -285,10 +285,10 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 	}); err != nil {
 		return err
 	}
-	if current := t.state("yellow").Generation; current != generation {
-		return errors.Errorf("yellow reconnected: generation %d instead of %d", current, generation)
+	if current := t.state("yellow").Epoch; current != epoch {
+		return errors.Errorf("yellow reconnected: epoch %d instead of %d", current, epoch)
 	}
-	t.saw("yellow is installed, on the same connection (generation %d)", generation)
+	t.saw("yellow is installed, on the same connection (epoch %d)", epoch)
 	return nil
 }
 
