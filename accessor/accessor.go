@@ -8,6 +8,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/credential"
@@ -52,14 +53,14 @@ func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 
 // eventPayload holds the values that come with an event and that the machine does not see.
 type eventPayload struct {
-	resolution credential.Resolution // with Resolved
-	membership *targets.Membership   // with Resolved: membership of the target that was joined for the event
-	conn       *connection           // with AttemptFinished: the connection that a connect created
+	resolution credential.Resolution  // with Resolved
+	membership *targets.Membership    // with Resolved: membership of the target that was joined for the event
+	conn       *connection.Connection // with AttemptFinished: the connection that a connect created
 }
 
 // previousState is the state before a step.
 type previousState struct {
-	conn       *connection
+	conn       *connection.Connection
 	membership *targets.Membership
 }
 
@@ -96,7 +97,7 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	seen := lifecycle.Observed{Jitter: rand.Float64()}
 	if conn := a.published.Load().conn; conn != nil {
-		seen.Served = conn.lastServed()
+		seen.Served = conn.LastServed()
 		seen.Target = a.membership.Health()
 	}
 	return seen

@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
@@ -313,12 +314,12 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	unblock()
 	// The old connect was cancelled. Pass its answer to the machine as if the answer had been under
 	// way.
-	conn := newConnection(d.life, &d.tasks, d.options, a.key, 7, late.membership.Target, late.credential, func() {},
+	conn := connection.New(d.life, &d.tasks, &d.connections, a.key, 7, late.membership.Target, late.credential, func() {},
 		func() {})
-	conn.identity = Identity{Username: "old"}
+	conn.SetIdentity(Identity{Username: "old"})
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
-		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.identity}}, eventPayload{conn: conn})
-	g.Eventually(conn.err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
+		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})
+	g.Eventually(conn.Err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
 	rest, _ := d.State(a.key)
 	g.Expect(rest.Identity).To(Equal(state.Identity))
 	g.Expect(rest.Epoch).To(BeEquivalentTo(1))
@@ -518,7 +519,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
-	cred := a.credentials[0].cred
+	cred := a.credentials[0]
 	a.mu.Unlock()
 
 	d.deleteExtension("red")

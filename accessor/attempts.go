@@ -6,8 +6,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/credential"
@@ -27,9 +29,9 @@ type attempt struct {
 	ctx        context.Context // ends when the machine cancels the attempt
 	cancel     context.CancelFunc
 	createdAt  time.Time
-	credential *boundCredential
+	credential *connection.Credential
 	membership *targets.Membership
-	conn       *connection // the connection at the time when the attempt was created; nil for a connect
+	conn       *connection.Connection // the connection at the time when the attempt was created; nil for a connect
 }
 
 // newAttemptLocked returns the attempt that CreateAttempt describes.
@@ -42,7 +44,7 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 
 // submit passes the attempt to the pool, which runs it.
 func (t *attempt) submit() {
-	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection){
+	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection.Connection){
 		lifecycle.Connect: t.connect, lifecycle.Probe: t.probe, lifecycle.Verify: t.verify,
 	}[t.Kind]
 	t.accessor.set.pool.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
@@ -59,7 +61,7 @@ func (t *attempt) submit() {
 
 // connect obtains a credential and asks the API server which identity the credential belongs to.
 // The machine either begins the connection that connect returns, or has it closed.
-func (t *attempt) connect() (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) {
 	startedAt := time.Now()
 	defer func() {
 		if t.ctx.Err() == nil {
@@ -72,21 +74,20 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection) {
 	a := t.accessor
 	// the callbacks hold the ID, not the attempt, which references the first credential
 	sentAt, id := time.Now(), t.Attempt
-	conn := newConnection(a.set.life, &a.set.tasks, a.set.options, a.key, t.Epoch, t.membership.Target, t.credential,
+	conn := connection.New(a.set.life, &a.set.tasks, &a.set.connections, a.key, t.Epoch, t.membership.Target,
+		t.credential,
 		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
 		func() { a.stepAsync(lifecycle.AccessChanged{}) })
-	answer := askWhileDenied(t.ctx, conn, a.set.options.HealthProbe.Timeout)
-	conn.statedIdentity, conn.identity = answer.Identity, answer.Identity
-	if conn.identity.UID == "" {
-		conn.identity.UID = conn.resolution.UID
-	}
+	answer := askWhileDenied(t.ctx, a.set.options.Logger, conn, a.set.options.HealthProbe.Timeout)
+	conn.SetIdentity(answer.Identity)
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, conn
 }
 
 // probe asks the API server whether it still states the same identity.
-func (t *attempt) probe() (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.conn, t.conn.httpClient, t.accessor.set.options.HealthProbe.Timeout)
+	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, t.conn.HTTPClient(),
+		t.accessor.set.options.HealthProbe.Timeout)
 	if t.ctx.Err() == nil {
 		metrics.ProbeDuration.Observe(time.Since(sentAt).Seconds())
 	}
@@ -94,18 +95,16 @@ func (t *attempt) probe() (lifecycle.AttemptFinished, *connection) {
 }
 
 // verify asks the API server which identity a newer credential belongs to.
-func (t *attempt) verify() (lifecycle.AttemptFinished, *connection) {
+func (t *attempt) verify() (lifecycle.AttemptFinished, *connection.Connection) {
 	startedAt := time.Now()
 	if err := t.prepare(); err != nil {
 		return notSent(startedAt, err), nil
 	}
-	transport := userAgentRoundTripper{userAgent: t.conn.config.UserAgent,
-		next: t.credential.roundTripper(t.membership.RoundTripper())}
-	httpClient := &http.Client{Transport: transport, Timeout: t.accessor.set.options.HealthProbe.Timeout,
-		CheckRedirect: neverRedirect}
+	httpClient := t.conn.VerifyClient(t.credential, t.membership.RoundTripper(),
+		t.accessor.set.options.HealthProbe.Timeout)
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.conn, httpClient, t.accessor.set.options.HealthProbe.Timeout)
-	answer.OwnConnections = t.credential.transport != nil
+	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, httpClient, t.accessor.set.options.HealthProbe.Timeout)
+	answer.OwnConnections = t.credential.OwnConnections()
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
 
@@ -113,7 +112,7 @@ func (t *attempt) verify() (lifecycle.AttemptFinished, *connection) {
 func (t *attempt) prepare() error {
 	ctx, cancel := context.WithTimeout(t.ctx, t.accessor.set.options.Client.Timeout)
 	defer cancel()
-	return t.credential.cred.Prepare(ctx)
+	return t.credential.Prepare(ctx)
 }
 
 // notSent is the result of an attempt whose own credential failed.
@@ -124,8 +123,9 @@ func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
 
 // ask probes once. A request that failed because no credential was available was never sent. The
 // error of such a request may have a status, which is not the answer of the target's API server.
-func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout time.Duration) lifecycle.Answer {
-	config := conn.restConfig()
+func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, httpClient *http.Client,
+	timeout time.Duration) lifecycle.Answer {
+	config := conn.RESTConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
@@ -136,26 +136,27 @@ func ask(ctx context.Context, conn *connection, httpClient *http.Client, timeout
 	case got.Err == nil:
 	case reason != Unreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
-	case conn.resolution.UntrustedServer:
-		conn.options.Logger.V(1).Info("API server named by a credential returned an error", "target", conn.config.Host,
+	case conn.Resolution().UntrustedServer:
+		logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
 			"error", got.Err.Error())
 		answer.Err = statusOnly(got.Err)
 	}
-	if answer.Verdict == healthprobe.Denied && conn.resolution.Impersonated {
+	if answer.Verdict == healthprobe.Denied && conn.Resolution().Impersonated {
 		answer.Err = errors.WithMessagef(answer.Err,
 			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
-			conn.resolution.ServiceAccount)
+			conn.Resolution().ServiceAccount)
 	}
 	return answer
 }
 
 // askWhileDenied probes again while the answer is Denied, because an API server that has just
 // started denies permitted requests. askWhileDenied returns within timeout.
-func askWhileDenied(ctx context.Context, conn *connection, timeout time.Duration) lifecycle.Answer {
+func askWhileDenied(ctx context.Context, logger logr.Logger, conn *connection.Connection,
+	timeout time.Duration) lifecycle.Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		answer := ask(ctx, conn, conn.httpClient, timeout)
+		answer := ask(ctx, logger, conn, conn.HTTPClient(), timeout)
 		if answer.Verdict != healthprobe.Denied {
 			return answer
 		}

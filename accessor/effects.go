@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
@@ -21,7 +22,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 	case lifecycle.OpenCredential:
 		a.credentials.open(e.Credential, payload.resolution, a.membership.Target)
 	case lifecycle.UseCredential:
-		previous.conn.credential.Store(a.credentials.get(e.Credential))
+		previous.conn.Use(a.credentials.get(e.Credential))
 	case lifecycle.CreateAttempt:
 		a.attempt = a.newAttemptLocked(e)
 	case lifecycle.CancelAttempt:
@@ -38,7 +39,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		}
 		a.published.Store(next)
 	case lifecycle.EndConnection:
-		previous.conn.close(a.published.Load().err)
+		previous.conn.Close(a.published.Load().err)
 	default:
 		panic(fmt.Sprintf("unknown effect %T", effect))
 	}
@@ -49,7 +50,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 	previous previousState) func() {
 	switch e := effect.(type) {
 	case lifecycle.DiscardSecret:
-		cred := a.credentials.get(e.Credential).cred
+		cred := a.credentials.get(e.Credential)
 		return func() { cred.Discard(e.Before) }
 	case lifecycle.SubmitAttempt:
 		submitted := a.attempt
@@ -59,13 +60,13 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 			return func() {}
 		}
 		return func() {
-			payload.conn.close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
+			payload.conn.Close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
 		}
 	case lifecycle.RetireCredential:
 		retired := a.credentials.take(e.Credential)
-		return func() { retired.retire(previous.conn.life, a.set.options.Client.Timeout) }
+		return func() { retired.Retire(previous.conn.Life(), a.set.options.Client.Timeout) }
 	case lifecycle.CloseCredential:
-		return a.credentials.take(e.Credential).close
+		return a.credentials.take(e.Credential).Close
 	case lifecycle.ReleaseTarget:
 		if a.membership == previous.membership { // otherwise the accessor has already joined the new target
 			a.membership = nil
@@ -98,14 +99,14 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 	}
 }
 
-func logEffect(logger logr.Logger, key client.ObjectKey, e lifecycle.Log, conn *connection) {
+func logEffect(logger logr.Logger, key client.ObjectKey, e lifecycle.Log, conn *connection.Connection) {
 	if e.Verbose {
 		logger = logger.V(1)
 	}
 	values := []any{"extension", klog.KRef(key.Namespace, key.Name), "epoch", e.Epoch}
 	switch {
 	case e.Message == lifecycle.MessageConnected:
-		values = append(values, "username", conn.identity.Username, "uid", conn.identity.UID, "target", conn.config.Host)
+		values = append(values, "username", conn.Identity().Username, "uid", conn.Identity().UID, "target", conn.Host())
 	case e.Reason != "":
 		values = append(values, "reason", e.Reason, "error", connstate.ErrorText(e.Err))
 	case e.Err != nil:

@@ -11,8 +11,10 @@ import (
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
@@ -25,6 +27,9 @@ type countingCredential struct {
 	discarded time.Time
 }
 
+func (*countingCredential) TransportRequirement() credential.TransportRequirement {
+	return credential.TransportRequirement{}
+}
 func (c *countingCredential) Close()                   { close(c.closed) }
 func (c *countingCredential) Discard(before time.Time) { c.discarded = before }
 
@@ -37,18 +42,23 @@ func TestEffectsOnSecrets(t *testing.T) {
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"})
+	membership, err := set.targets.Join(&rest.Config{Host: "https://here:6443"}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer membership.Leave()
 	creds := map[lifecycle.CredentialID]*countingCredential{}
 	for id := lifecycle.CredentialID(1); id <= 3; id++ {
 		creds[id] = &countingCredential{closed: make(chan struct{})}
-		a.credentials = append(a.credentials, &boundCredential{id: id, cred: creds[id]})
+		a.credentials = append(a.credentials, openCredential{id,
+			connection.Bind(creds[id], credential.Resolution{}, membership.Target)})
 	}
-	life, end := context.WithCancelCause(context.Background())
-	conn := &connection{life: life, end: end}
+	conn := connection.New(set.life, &set.tasks, &set.connections, a.key, 1, membership.Target,
+		a.credentials[0].Credential,
+		nil, nil)
 	previous := previousState{conn: conn}
 	runEffect := func(e lifecycle.Effect) { a.afterEffectLocked(e, eventPayload{}, previous)() }
 
 	a.commitLocked(lifecycle.UseCredential{Credential: 2}, eventPayload{}, previous)
-	g.Expect(conn.credential.Load().id).To(BeEquivalentTo(2))
+	g.Expect(conn.Credential()).To(BeIdenticalTo(a.credentials.get(2)))
 
 	sentAt := time.Now()
 	runEffect(lifecycle.DiscardSecret{Credential: 1, Before: sentAt})
@@ -65,8 +75,8 @@ func TestEffectsOnSecrets(t *testing.T) {
 	g.Expect(attemptLife.Err()).To(HaveOccurred())
 
 	a.commitLocked(lifecycle.EndConnection{}, eventPayload{}, previous)
-	g.Expect(conn.err()).To(MatchError(ErrNotConnected))
-	g.Expect(conn.credential.Load()).To(BeNil(), "a retained handle does not retain a secret")
+	g.Expect(conn.Err()).To(MatchError(ErrNotConnected))
+	g.Expect(conn.Credential()).To(BeNil(), "a retained handle does not retain a secret")
 	g.Eventually(creds[3].closed).Should(BeClosed(), "no request of an ended connection uses the credential")
 }
 
@@ -96,7 +106,8 @@ func TestNothingKeepsACredential(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-token"))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := found.(*identityAccessor).published.Load().conn
-	bound := weak.Make(conn.credential.Load())
+	bound := weak.Make(conn.Credential())
+	g.Expect(func() { conn.Resolution().Open() }).To(Panic(), "the connection cannot open the credential again")
 	d.deleteExtension("red")
 	g.Eventually(func() bool {
 		runtime.GC()

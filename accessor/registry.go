@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
@@ -56,12 +58,12 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 }
 
 // connected is the path that getters take: one map load and one atomic load.
-func (r *registry) connected(key client.ObjectKey) (*connection, error) {
+func (r *registry) connected(key client.ObjectKey) (*connection.Connection, error) {
 	_, conn, err := r.connectedAccessor(key)
 	return conn, err
 }
 
-func (r *registry) clients(key client.ObjectKey) (*clients, error) {
+func (r *registry) clients(key client.ObjectKey) (*connection.Clients, error) {
 	a, err := r.find(key)
 	if err != nil {
 		return nil, err
@@ -75,7 +77,7 @@ func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.client, nil
+	return h.Cached, nil
 }
 
 // GetReader returns the cached reader, or a *NotConnectedError.
@@ -84,7 +86,7 @@ func (r *registry) GetReader(key client.ObjectKey) (client.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.cache, nil
+	return h.Cache, nil
 }
 
 // GetUncachedClient returns the client that reads from the API server, or a *NotConnectedError.
@@ -93,7 +95,7 @@ func (r *registry) GetUncachedClient(key client.ObjectKey) (client.Client, error
 	if err != nil {
 		return nil, err
 	}
-	return h.live, nil
+	return h.Uncached, nil
 }
 
 // GetRESTConfig returns a copy of the connection's config, or a *NotConnectedError.
@@ -102,7 +104,7 @@ func (r *registry) GetRESTConfig(key client.ObjectKey) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn.restConfig(), nil
+	return conn.RESTConfig(), nil
 }
 
 // GetCluster returns the connection as a cluster.Cluster, or a *NotConnectedError.
@@ -111,7 +113,7 @@ func (r *registry) GetCluster(key client.ObjectKey) (cluster.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn.cluster()
+	return conn.Cluster()
 }
 
 // Watch registers a watch; see clustercache.ClusterCache.
@@ -132,7 +134,7 @@ func (r *registry) WatchContent(ctx context.Context, key client.ObjectKey, conte
 	return a.watches.WatchContent(ctx, conn, content)
 }
 
-func (r *registry) connectedAccessor(key client.ObjectKey) (*identityAccessor, *connection, error) {
+func (r *registry) connectedAccessor(key client.ObjectKey) (*identityAccessor, *connection.Connection, error) {
 	a, err := r.find(key)
 	if err != nil {
 		return nil, nil, err

@@ -85,13 +85,12 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 		return err.Error()
 	}
 	sent := ""
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.config.Host, nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.Host(), nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	_, _ = (&identityRoundTripper{conn: conn,
-		next: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
-			sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
-			return nil, errDown
-		})}).RoundTrip(req)
+	_, _ = conn.Credential().RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
+		return nil, errDown
+	})).RoundTrip(req)
 	return sent
 }
 
@@ -112,7 +111,7 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(after.Since).To(Equal(previous.Since))
 	g.Expect(after.Message).To(BeEmpty())
-	g.Expect(conn.err()).NotTo(HaveOccurred())
+	g.Expect(conn.Err()).NotTo(HaveOccurred())
 	g.Expect(p.count("red-2")).To(Equal(1), "one review, before any other request with the token")
 	g.Expect(d.changed()).To(Equal([]string{"red"}), "the rotation causes no notification")
 	g.Expect(d.disconnectReasons()).To(BeEmpty())
@@ -180,7 +179,7 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	d.extension("red", "blue-1")
 	after := d.eventually("red", connectedAs("blue"))
 	g.Expect(after.Epoch).To(BeEquivalentTo(2))
-	g.Expect(old.err()).To(MatchError(ErrNotConnected))
+	g.Expect(old.Err()).To(MatchError(ErrNotConnected))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"IdentityMismatch"}))
 	g.Expect(p.count("blue-1")).To(Equal(2), "one review by the verify, and one by the connect")
 }
@@ -248,8 +247,8 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	d.deleteExtension("red")
 	unblock()
 	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(newer.cred.Prepare(t.Context())).NotTo(Succeed(), "the credential is closed")
-	g.Expect(conn.credential.Load()).NotTo(BeIdenticalTo(newer))
+	g.Expect(newer.Prepare(t.Context())).NotTo(Succeed(), "the credential is closed")
+	g.Expect(conn.Credential()).NotTo(BeIdenticalTo(newer))
 }
 
 // If a provider returns another credential for each Resolve, the accessor tries them no more often
@@ -368,7 +367,12 @@ func TestUnauthorizedWhileVerifying(t *testing.T) {
 	d.extension("red", "red-2")
 	<-blocked
 	revoked.Store(true)
-	conn.onUnauthorized()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, conn.Host()+"/apis", http.NoBody)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	resp, err := conn.HTTPClient().Do(req)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	defer resp.Body.Close()
+	NewWithT(t).Expect(resp.StatusCode).To(Equal(http.StatusUnauthorized))
 	unblock()
 	NewWithT(t).Eventually(d.disconnectReasons).WithTimeout(patience).Should(ContainElement("Unauthorized"))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pkg/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
@@ -25,11 +26,12 @@ const handlerPatience = 5 * time.Second
 type Set struct {
 	registry
 
-	options   *Options
-	lifecycle lifecycle.Config
-	targets   targets.Set
-	pool      workpool.Pool
-	tasks     workpool.TaskGroup
+	options     *Options
+	lifecycle   lifecycle.Config
+	connections connection.Options
+	targets     targets.Set
+	pool        workpool.Pool
+	tasks       workpool.TaskGroup
 
 	life context.Context // parent of everything; ends when Run does
 	end  context.CancelCauseFunc
@@ -40,6 +42,8 @@ func NewSet(options Options) *Set {
 	life, end := context.WithCancelCause(context.Background())
 	return &Set{
 		options: &options, life: life, end: end,
+		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
+			RBACWatcher: options.RBACWatcher, Logger: options.Logger},
 		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
 		targets:   targets.Set{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
@@ -70,7 +74,7 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
 		p.Watches += a.watches.Len()
 		if published.conn != nil {
-			for _, scope := range published.conn.scopes() {
+			for _, scope := range published.conn.Scopes() {
 				p.Informers[string(scope.State)]++
 				p.Objects += scope.Objects
 			}

@@ -1,13 +1,13 @@
 package accessor
 
 import (
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -65,21 +65,22 @@ type snapshot struct {
 	since  time.Time
 	epoch  int64 // number of connects so far
 
-	conn *connection        // not nil exactly if phase is Connected
-	err  *NotConnectedError // not nil exactly if conn is nil
+	conn *connection.Connection // not nil exactly if phase is Connected
+	err  *NotConnectedError     // not nil exactly if conn is nil
 
-	builtClients atomic.Pointer[clients] // the clients of conn, once built; here too, to save getters one indirection
+	// the clients of conn, once built; here too, to save getters one indirection
+	builtClients atomic.Pointer[connection.Clients]
 }
 
 // clients returns the clients of the connection, built on first use.
-func (s *snapshot) clients() (*clients, error) {
+func (s *snapshot) clients() (*connection.Clients, error) {
 	if h := s.builtClients.Load(); h != nil {
 		return h, nil
 	}
 	if s.conn == nil {
 		return nil, s.err
 	}
-	h, err := s.conn.clients()
+	h, err := s.conn.Clients()
 	if err == nil {
 		s.builtClients.Store(h)
 	}
@@ -101,14 +102,13 @@ func (a *identityAccessor) state() ConnectionState {
 		state.Target = a.membership.Host()
 	}
 	if current := a.credentials.get(snap.Credential); current != nil {
-		state.TokenExpires = current.cred.Expires()
+		state.TokenExpires = current.Expires()
 	}
 	state.Watches = a.watches.States()
 	a.mu.Unlock()
 	if conn := published.conn; conn != nil {
-		state.Identity = conn.identity
-		state.Identity.Groups = slices.Clone(conn.identity.Groups)
-		state.Scopes = conn.scopes()
+		state.Identity = conn.Identity()
+		state.Scopes = conn.Scopes()
 	}
 	return state
 }

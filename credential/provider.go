@@ -90,6 +90,12 @@ type Resolution struct {
 // Open returns the credential. The caller must close it.
 func (r Resolution) Open() Credential { return r.open() }
 
+// WithoutOpen returns r without the means to open the credential, which may hold the secret.
+func (r Resolution) WithoutOpen() Resolution {
+	r.open = nil
+	return r
+}
+
 // Credential proves one identity to an API server. Its methods may be called from any goroutine.
 type Credential interface {
 	// Prepare obtains the secret that requests need, so that a failure shows before the first

@@ -31,9 +31,13 @@ var mayImport = map[string][]string{
 	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe",
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics"},
 	"accessor": {
-		"credential", "accessor/internal/lifecycle", "accessor/internal/targets", "accessor/internal/workpool",
-		"scopedcache", "internal/watches",
-		"healthprobe", "internal/untrusted", "internal/connstate", "internal/replay", "internal/metrics",
+		"credential", "accessor/internal/connection", "accessor/internal/lifecycle", "accessor/internal/targets",
+		"accessor/internal/workpool", "scopedcache", "internal/watches", "healthprobe", "internal/untrusted",
+		"internal/connstate", "internal/metrics",
+	},
+	"accessor/internal/connection": {
+		"accessor/internal/targets", "accessor/internal/workpool", "credential", "scopedcache", "internal/watches",
+		"internal/connstate", "internal/replay",
 	},
 	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate"},
 	"accessor/internal/workpool":  {"internal/connstate"},

@@ -75,7 +75,7 @@ func TestSetupChecksPaths(t *testing.T) {
 				NamePath: "spec.acount",
 			}), "NamePath: Global.example.com has no field spec.acount"},
 		"Secrets without a namespace": {global, credential.KubeconfigSecrets(credential.KubeconfigOptions{}),
-			"Global.example.com is cluster-scoped, so Namespace must say where its Secrets are"},
+			"Global.example.com is cluster-scoped: set Namespace to the namespace of its Secrets"},
 		"Secrets, with a typo": {described,
 			credential.KubeconfigSecrets(credential.KubeconfigOptions{NamePath: "spec.secret"}), "has no field spec.secret"},
 		"a Go type": {&corev1.ConfigMap{}, tokens("", "data.sa"), ""},

@@ -1,4 +1,4 @@
-package accessor
+package connection
 
 import (
 	"cmp"
@@ -22,23 +22,24 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-var _ watches.Connection = (*connection)(nil)
+var _ watches.Connection = (*Connection)(nil)
 
-// connection is the result of a successful connect. Its fields do not change after the connection
+// Connection is the result of a successful connect. Its fields do not change after the connection
 // is published; clients are built on first use. After close, every handle of the connection fails
 // at once with the reason, permanently.
-type connection struct {
+type Connection struct {
 	options        *Options
 	key            client.ObjectKey // of the extension
 	epoch          int64
-	statedIdentity Identity // as the API server stated it; set before publishing
+	statedIdentity connstate.Identity // as the API server stated it; set before publishing
 	// statedIdentity, with fields that the API server cannot know; set before publishing
-	identity   Identity
+	identity   connstate.Identity
 	resolution credential.Resolution // that the connection was created for
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
@@ -49,34 +50,35 @@ type connection struct {
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *targets.Mapper
-	credential atomic.Pointer[boundCredential] // authenticates requests; replaced with its secret
+	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
 	servedAt       atomic.Pointer[time.Time] // time of the identity's last successful request
 	onUnauthorized func()                    // called for every 401; must not block
 
 	onAccessChanged func() // called when the cache gained or lost access to a kind; must not block
 
-	clients      func() (*clients, error) // built once, without I/O
-	builtClients atomic.Pointer[clients]  // the result of clients
+	clients      func() (*Clients, error) // built once, without I/O
+	builtClients atomic.Pointer[Clients]  // the result of clients
 	cluster      func() (cluster.Cluster, error)
 }
 
-// clients are the clients of a connection.
-type clients struct {
-	client client.Client // reads from the cache, writes to the API server
-	live   client.Client
-	cache  *boundCache
+// Clients are the clients of a connection.
+type Clients struct {
+	Cached   client.Client // reads from the cache, writes to the API server
+	Uncached client.Client
+	Cache    scopedcache.Cache
 }
 
-// newConnection returns a connection. newConnection does no I/O. The caller must close the
-// connection.
-func newConnection(parent context.Context, tasks *workpool.TaskGroup, options *Options, key client.ObjectKey,
-	epoch int64,
-	t *targets.Target, bound *boundCredential, onUnauthorized, onAccessChanged func()) *connection {
+// New returns a connection. New does no I/O. The caller must close the connection, and call
+// SetIdentity before others get it. The tasks of the connection end with it. onUnauthorized is
+// called for every 401, onAccessChanged when the cache gained or lost access to a kind; both must
+// not block.
+func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, key client.ObjectKey, epoch int64,
+	t *targets.Target, bound *Credential, onUnauthorized, onAccessChanged func()) *Connection {
 	life, end := context.WithCancelCause(parent)
-	c := &connection{options: options, key: key, epoch: epoch, life: life, end: end, tasks: tasks,
+	c := &Connection{options: options, key: key, epoch: epoch, life: life, end: end, tasks: tasks,
 		resolution: bound.resolution, onUnauthorized: onUnauthorized, onAccessChanged: onAccessChanged}
-	c.credential.Store(bound)
+	c.Use(bound)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
@@ -92,7 +94,7 @@ func newConnection(parent context.Context, tasks *workpool.TaskGroup, options *O
 		}
 	}
 	c.config = t.Config()
-	c.config.UserAgent = options.Client.UserAgent + " extension/" + KeyString(key)
+	c.config.UserAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(key)
 	c.config.Timeout = options.Client.Timeout
 	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
 	c.config.RateLimiter = &limiter{
@@ -110,16 +112,16 @@ func newConnection(parent context.Context, tasks *workpool.TaskGroup, options *O
 	return c
 }
 
-// close ends the connection: requests and watches under way, informers, and every handle. Only
+// Close ends the connection: requests and watches under way, informers, and every handle. Only
 // connections that a caller dials are the caller's responsibility. client-go's SPDY (exec,
 // port-forward) dials such connections.
-func (c *connection) close(reason *NotConnectedError) {
+func (c *Connection) Close(reason *connstate.NotConnectedError) {
 	c.end(reason)
 	c.credential.Store(nil) // a retained handle does not retain a secret
 }
 
-// err returns why the connection ended, nil while the connection is alive.
-func (c *connection) err() error {
+// Err returns why the connection ended, nil while the connection is alive.
+func (c *Connection) Err() error {
 	if c.life.Err() == nil {
 		return nil
 	}
@@ -127,7 +129,7 @@ func (c *connection) err() error {
 }
 
 // bind returns a context that ends with ctx, with the connection, or after Client.Timeout.
-func (c *connection) bind(ctx context.Context) (context.Context, context.CancelFunc) {
+func (c *Connection) bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeout(ctx, c.options.Client.Timeout)
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(c.life, func() { cancel(context.Cause(c.life)) })
@@ -138,13 +140,13 @@ func (c *connection) bind(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
-func (c *connection) scopes() []scopedcache.ScopeState {
+// Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
+func (c *Connection) Scopes() []scopedcache.ScopeState {
 	h := c.builtClients.Load()
 	if h == nil {
 		return nil
 	}
-	states := h.cache.States()
+	states := h.Cache.States()
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
 			cmp.Compare(x.Scope.String(), y.Scope.String()))
@@ -152,14 +154,51 @@ func (c *connection) scopes() []scopedcache.ScopeState {
 	return states
 }
 
+// SetIdentity sets the identity that the API server stated. Call it once, before others get the
+// connection.
+func (c *Connection) SetIdentity(stated connstate.Identity) {
+	c.statedIdentity, c.identity = stated, stated
+	if c.identity.UID == "" {
+		c.identity.UID = c.resolution.UID
+	}
+}
+
+// Use makes requests use the credential from now on.
+func (c *Connection) Use(credential *Credential) { c.credential.Store(credential) }
+
+// Credential returns the credential in use, nil after the connection has ended.
+func (c *Connection) Credential() *Credential { return c.credential.Load() }
+
+// Resolution returns what the connection was created for. It cannot be opened again.
+func (c *Connection) Resolution() credential.Resolution { return c.resolution }
+
+// Host returns the URL of the API server.
+func (c *Connection) Host() string { return c.config.Host }
+
+// HTTPClient returns the client for requests that end.
+func (c *Connection) HTTPClient() *http.Client { return c.httpClient }
+
+// VerifyClient returns a client whose requests use another credential than the connection's. shared
+// carries the requests unless the credential brings its own transport.
+func (c *Connection) VerifyClient(other *Credential, shared http.RoundTripper, timeout time.Duration) *http.Client {
+	transport := userAgentRoundTripper{userAgent: c.config.UserAgent, next: other.RoundTripper(shared)}
+	return &http.Client{Transport: transport, Timeout: timeout, CheckRedirect: neverRedirect}
+}
+
+// Clients returns the clients of the connection, built on first use without I/O.
+func (c *Connection) Clients() (*Clients, error) { return c.clients() }
+
+// Cluster returns the connection as a cluster.Cluster, built on first use without I/O.
+func (c *Connection) Cluster() (cluster.Cluster, error) { return c.cluster() }
+
 // Hold implements watches.Connection.
-func (c *connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
+func (c *Connection) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
 	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	h, err := c.clients()
 	if err != nil {
 		return nil, err
 	}
-	handle, err := h.cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, OnStateChange: observe})
+	handle, err := h.Cache.Hold(ctx, object, scope, scopedcache.HoldOptions{Name: name, OnStateChange: observe})
 	if err != nil {
 		return nil, err
 	}
@@ -179,40 +218,37 @@ func (w watchHandle) Subscribe(handler toolscache.ResourceEventHandler, options 
 }
 
 // Life implements watches.Connection.
-func (c *connection) Life() context.Context { return c.life }
-
-// Err implements watches.Connection.
-func (c *connection) Err() error { return c.err() }
+func (c *Connection) Life() context.Context { return c.life }
 
 // Go implements watches.Connection.
-func (c *connection) Go(f func()) { c.tasks.Start(f) }
+func (c *Connection) Go(f func()) { c.tasks.Start(f) }
 
 // Epoch implements watches.Connection.
-func (c *connection) Epoch() int64 { return c.epoch }
+func (c *Connection) Epoch() int64 { return c.epoch }
 
 // Identity implements watches.Connection.
-func (c *connection) Identity() Identity {
+func (c *Connection) Identity() connstate.Identity {
 	identity := c.identity
 	identity.Groups = slices.Clone(identity.Groups)
 	return identity
 }
 
-// lastServed returns when a request of the identity last succeeded; zero if never.
-func (c *connection) lastServed() time.Time {
+// LastServed returns when a request of the identity last succeeded; zero if never.
+func (c *Connection) LastServed() time.Time {
 	if last := c.servedAt.Load(); last != nil {
 		return *last
 	}
 	return time.Time{}
 }
 
-// restConfig returns a copy of config that the caller may change.
-func (c *connection) restConfig() *rest.Config {
+// RESTConfig returns a copy of the connection's config, which the caller may change.
+func (c *Connection) RESTConfig() *rest.Config {
 	config := rest.CopyConfig(c.config)
 	config.CAData = append([]byte(nil), c.config.CAData...)
 	return config
 }
 
-func (c *connection) newClients() (*clients, error) {
+func (c *Connection) newClients() (*Clients, error) {
 	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
 	live, err := client.New(c.config, options)
 	if err != nil {
@@ -224,23 +260,23 @@ func (c *connection) newClients() (*clients, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a cached client")
 	}
-	h := &clients{client: cached, live: live, cache: bound}
+	h := &Clients{Cached: cached, Uncached: live, Cache: bound}
 	c.builtClients.Store(h)
 	return h, nil
 }
 
-func (c *connection) newCluster() (cluster.Cluster, error) {
+func (c *Connection) newCluster() (cluster.Cluster, error) {
 	h, err := c.clients()
 	if err != nil {
 		return nil, err
 	}
-	created, err := cluster.New(c.restConfig(), func(o *cluster.Options) {
+	created, err := cluster.New(c.RESTConfig(), func(o *cluster.Options) {
 		o.Scheme = c.options.Scheme
 		o.Logger = c.options.Logger
 		o.HTTPClient = c.streams
 		o.MapperProvider = func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return c.mapper, nil }
-		o.NewCache = func(*rest.Config, cache.Options) (cache.Cache, error) { return h.cache, nil }
-		o.NewClient = func(*rest.Config, client.Options) (client.Client, error) { return h.client, nil }
+		o.NewCache = func(*rest.Config, cache.Options) (cache.Cache, error) { return h.Cache, nil }
+		o.NewClient = func(*rest.Config, client.Options) (client.Client, error) { return h.Cached, nil }
 	})
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a cluster.Cluster")
@@ -252,7 +288,7 @@ func (c *connection) newCluster() (cluster.Cluster, error) {
 // boundCluster is a cluster.Cluster that runs as long as its connection, independent of Start.
 type boundCluster struct {
 	cluster.Cluster
-	conn *connection
+	conn *Connection
 }
 
 // Start waits until ctx or the connection ends. If the connection ends first, Start returns the
@@ -262,6 +298,6 @@ func (b *boundCluster) Start(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	case <-b.conn.life.Done():
-		return b.conn.err()
+		return b.conn.Err()
 	}
 }

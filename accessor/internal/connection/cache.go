@@ -1,4 +1,4 @@
-package accessor
+package connection
 
 import (
 	"context"
@@ -17,14 +17,14 @@ import (
 // with the connection. The caller's context, Client.Timeout and the connection's life bound every
 // call.
 type boundCache struct {
-	conn     *connection
+	conn     *Connection
 	scoped   func() (scopedcache.Cache, error)
 	instance atomic.Pointer[scopedcache.Cache] // the cache that scoped created
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
 
-func newBoundCache(c *connection) *boundCache {
+func newBoundCache(c *Connection) *boundCache {
 	b := &boundCache{conn: c}
 	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
 		instance, err := c.startCache()
@@ -38,7 +38,7 @@ func newBoundCache(c *connection) *boundCache {
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
 // when it is first used.
-func (c *connection) startCache() (scopedcache.Cache, error) {
+func (c *Connection) startCache() (scopedcache.Cache, error) {
 	instance, err := scopedcache.NewWithOptions(scopedcache.Options{
 		AccessReviewInterval: c.options.Cache.AccessReviewInterval,
 		IdleTimeout:          c.options.Cache.IdleTimeout,
@@ -74,7 +74,7 @@ func (c *connection) startCache() (scopedcache.Cache, error) {
 
 // rbacEvents returns the watcher of RBAC in the host operator's cluster. rbacEvents returns nil for
 // a connection to another cluster.
-func (c *connection) rbacEvents() *scopedcache.RBACWatcher {
+func (c *Connection) rbacEvents() *scopedcache.RBACWatcher {
 	if c.resolution.UntrustedServer {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (c *connection) rbacEvents() *scopedcache.RBACWatcher {
 
 // scopeChanged notifies the extension sources when the identity gains or loses access to a kind.
 // The result of the first sync is no change, because readers receive that result.
-func (c *connection) scopeChanged(previous scopedcache.State, now scopedcache.ScopeState) {
+func (c *Connection) scopeChanged(previous scopedcache.State, now scopedcache.ScopeState) {
 	switch {
 	case previous == now.State || previous == scopedcache.Syncing:
 	case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
@@ -94,7 +94,7 @@ func (c *connection) scopeChanged(previous scopedcache.State, now scopedcache.Sc
 // do calls f with the cache. If the connection has ended, or ends before f returns, do returns the
 // reason of that.
 func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache.Cache) error) error {
-	if err := b.conn.err(); err != nil {
+	if err := b.conn.Err(); err != nil {
 		return err
 	}
 	scoped, err := b.scoped()
@@ -104,7 +104,7 @@ func (b *boundCache) do(ctx context.Context, f func(context.Context, scopedcache
 	ctx, cancel := b.conn.bind(ctx)
 	defer cancel()
 	err = f(ctx, scoped)
-	if ended := b.conn.err(); ended != nil {
+	if ended := b.conn.Err(); ended != nil {
 		return ended // also instead of a success: the objects that were read may be gone
 	}
 	return err
@@ -123,7 +123,7 @@ func (b *boundCache) List(ctx context.Context, list client.ObjectList, opts ...c
 
 // read is do for calls that the cache itself bounds.
 func (b *boundCache) read(f func(scopedcache.Cache) error) error {
-	if err := b.conn.err(); err != nil {
+	if err := b.conn.Err(); err != nil {
 		return err
 	}
 	scoped, err := b.scoped()
@@ -131,7 +131,7 @@ func (b *boundCache) read(f func(scopedcache.Cache) error) error {
 		return err
 	}
 	err = f(scoped)
-	if ended := b.conn.err(); ended != nil {
+	if ended := b.conn.Err(); ended != nil {
 		return ended // also instead of a success: the objects that were read may be gone
 	}
 	return err
@@ -166,7 +166,7 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 
 // States returns the states of all scopes; none before the first use of the cache.
 func (b *boundCache) States() []scopedcache.ScopeState {
-	if instance := b.instance.Load(); instance != nil && b.conn.err() == nil {
+	if instance := b.instance.Load(); instance != nil && b.conn.Err() == nil {
 		return (*instance).States()
 	}
 	return nil

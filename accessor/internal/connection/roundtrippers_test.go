@@ -1,4 +1,4 @@
-package accessor
+package connection
 
 import (
 	"net/http"
@@ -31,8 +31,8 @@ func TestNoCredentialForOtherHosts(t *testing.T) {
 	membership, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer membership.Leave()
-	conn := &connection{}
-	conn.credential.Store(&boundCredential{cred: unusableCredential{t: t}, target: membership.Target})
+	conn := &Connection{}
+	conn.credential.Store(&Credential{Credential: unusableCredential{t: t}, target: membership.Target})
 	for url, host := range map[string]string{
 		"https://here:6443/api":  "there:6443",
 		"https://here:6443/apis": "here",

@@ -1,4 +1,4 @@
-package accessor
+package connection
 
 import (
 	"context"
@@ -30,12 +30,12 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 // connection. lifetimeRoundTripper sets the User-Agent that names the extension, and records 401s
 // and successes.
 type lifetimeRoundTripper struct {
-	conn *connection
+	conn *Connection
 	next http.RoundTripper
 }
 
 func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	if err := g.conn.err(); err != nil {
+	if err := g.conn.Err(); err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
@@ -55,7 +55,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	resp, err := g.next.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		release()
-		if ended := g.conn.err(); ended != nil {
+		if ended := g.conn.Err(); ended != nil {
 			return nil, ended
 		}
 		return nil, err
@@ -112,19 +112,19 @@ func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
 // ended.
 type limiter struct {
 	flowcontrol.RateLimiter
-	conn *connection
+	conn *Connection
 }
 
 // Wait implements flowcontrol.RateLimiter. After the connection has ended, Wait lets the request
 // through to lifetimeRoundTripper, which refuses the request with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
-	if l.conn.err() != nil || l.TryAccept() {
+	if l.conn.Err() != nil || l.TryAccept() {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(l.conn.life, cancel)()
-	if err := l.RateLimiter.Wait(ctx); err != nil && l.conn.err() == nil {
+	if err := l.RateLimiter.Wait(ctx); err != nil && l.conn.Err() == nil {
 		return err
 	}
 	return nil
@@ -133,7 +133,7 @@ func (l *limiter) Wait(ctx context.Context) error {
 // identityRoundTripper is the RoundTripper that adds the connection's identity to requests. Each
 // request uses the credential that is in use when the request is sent.
 type identityRoundTripper struct {
-	conn      *connection
+	conn      *Connection
 	next      http.RoundTripper // reaches the target without a credential
 	ownDialer bool              // next dials its own connections, so no other transport can carry its requests
 }
@@ -141,7 +141,7 @@ type identityRoundTripper struct {
 func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.credential.Load()
 	if now == nil { // the connection has ended after the check in lifetimeRoundTripper
-		return failingRoundTripper{p.conn.err()}.RoundTrip(req)
+		return failingRoundTripper{p.conn.Err()}.RoundTrip(req)
 	}
 	if err := now.target.Accepts(req); err != nil { // before credentials are added, which other servers must not receive
 		return failingRoundTripper{err}.RoundTrip(req)
@@ -153,7 +153,7 @@ func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 				"(ServiceAccountTokens, or a kubeconfig with a token)"),
 		}.RoundTrip(req)
 	}
-	return now.roundTripper(p.next).RoundTrip(req)
+	return now.RoundTripper(p.next).RoundTrip(req)
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
