@@ -27,7 +27,7 @@ var _ scopedcache.Cache = (*boundCache)(nil)
 func newBoundCache(c *Connection) *boundCache {
 	b := &boundCache{conn: c}
 	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
-		instance, err := c.startCache()
+		instance, err := startCache(c)
 		if err == nil {
 			b.instance.Store(&instance)
 		}
@@ -38,7 +38,7 @@ func newBoundCache(c *Connection) *boundCache {
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
 // when it is first used.
-func (c *Connection) startCache() (scopedcache.Cache, error) {
+func startCache(c *Connection) (scopedcache.Cache, error) {
 	instance, err := scopedcache.NewWithOptions(scopedcache.Options{
 		AccessReviewInterval: c.options.Cache.AccessReviewInterval,
 		IdleTimeout:          c.options.Cache.IdleTimeout,
@@ -47,10 +47,10 @@ func (c *Connection) startCache() (scopedcache.Cache, error) {
 		PerNamespace:         true,
 		HideServerMessages:   c.resolution.UntrustedServer,
 		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
-		RBACWatcher:          c.rbacEvents(),
+		RBACWatcher:          rbacWatcher(c),
 		Username:             c.statedIdentity.Username,
 		Groups:               c.statedIdentity.Groups,
-		OnStateChange:        c.scopeChanged,
+		OnStateChange:        notifyAccessChanged(c.onAccessChanged),
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
 		Scheme:           c.options.Scheme,
@@ -72,22 +72,25 @@ func (c *Connection) startCache() (scopedcache.Cache, error) {
 	return instance.(scopedcache.Cache), nil
 }
 
-// rbacEvents returns the watcher of RBAC in the host operator's cluster. rbacEvents returns nil for
-// a connection to another cluster.
-func (c *Connection) rbacEvents() *scopedcache.RBACWatcher {
+// rbacWatcher returns the watcher of RBAC in the host operator's cluster. rbacWatcher returns nil
+// for a connection to another cluster.
+func rbacWatcher(c *Connection) *scopedcache.RBACWatcher {
 	if c.resolution.UntrustedServer {
 		return nil
 	}
 	return c.options.RBACWatcher
 }
 
-// scopeChanged notifies the extension sources when the identity gains or loses access to a kind.
-// The result of the first sync is no change, because readers receive that result.
-func (c *Connection) scopeChanged(previous scopedcache.State, now scopedcache.ScopeState) {
-	switch {
-	case previous == now.State || previous == scopedcache.Syncing:
-	case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
-		c.onAccessChanged()
+// notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when the
+// identity gains or loses access to a kind. The result of the first sync is no change, because
+// readers receive that result.
+func notifyAccessChanged(notify func()) func(scopedcache.State, scopedcache.ScopeState) {
+	return func(previous scopedcache.State, now scopedcache.ScopeState) {
+		switch {
+		case previous == now.State || previous == scopedcache.Syncing:
+		case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
+			notify()
+		}
 	}
 }
 

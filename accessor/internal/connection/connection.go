@@ -107,8 +107,8 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ke
 	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)
 
-	c.clients = sync.OnceValues(c.newClients)
-	c.cluster = sync.OnceValues(c.newCluster)
+	c.clients = sync.OnceValues(func() (*Clients, error) { return newClients(c) })
+	c.cluster = sync.OnceValues(func() (cluster.Cluster, error) { return newCluster(c) })
 	return c
 }
 
@@ -248,7 +248,7 @@ func (c *Connection) RESTConfig() *rest.Config {
 	return config
 }
 
-func (c *Connection) newClients() (*Clients, error) {
+func newClients(c *Connection) (*Clients, error) {
 	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
 	live, err := client.New(c.config, options)
 	if err != nil {
@@ -265,7 +265,7 @@ func (c *Connection) newClients() (*Clients, error) {
 	return h, nil
 }
 
-func (c *Connection) newCluster() (cluster.Cluster, error) {
+func newCluster(c *Connection) (cluster.Cluster, error) {
 	h, err := c.clients()
 	if err != nil {
 		return nil, err
