@@ -143,9 +143,9 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		each := time.Since(start) / gets
-		g.Expect(each).To(BeNumerically("<", 100*time.Microsecond), "a safety bound; the benchmark takes the measurement")
-		t.Logf("GetClient takes %s (slower if the race detector is on)", each)
+		took := time.Since(start)
+		g.Expect(took).To(BeNumerically("<", patience), "no getter waits for a connect")
+		t.Logf("GetClient takes %s (slower if the race detector is on)", took/gets)
 		select {
 		case <-measured.C:
 		case <-time.After(period):

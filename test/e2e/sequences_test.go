@@ -35,7 +35,7 @@ import (
 
 var (
 	seed      = flag.Uint64("seed", 1, "seed of TestRandomSequences; a sequence that fails reports its own")
-	sequences = flag.Int("sequences", 1000, "number of sequences that TestRandomSequences runs")
+	sequences = flag.Int("sequences", 400, "number of sequences that TestRandomSequences runs")
 )
 
 // watchNames are the names of the watches of a sequence. "content" is a content watch.

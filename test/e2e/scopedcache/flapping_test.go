@@ -18,10 +18,10 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-var flappingDuration = flag.Duration("flapping", 2*time.Minute,
+var flappingDuration = flag.Duration("flapping", time.Minute,
 	"how long TestFlappingRights revokes and grants permissions")
 
-// TestFlappingRights revokes and grants the permissions of 100 of 200 scopes for two minutes. The
+// TestFlappingRights revokes and grants the permissions of 100 of 200 scopes for a minute. The
 // other 100 scopes are not affected: their informers send no second list, and their handlers
 // receive each event exactly once. Stopped informers leave no goroutines behind.
 func TestFlappingRights(t *testing.T) {

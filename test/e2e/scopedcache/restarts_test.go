@@ -18,7 +18,7 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-var restarts = flag.Int("restarts", 10, "how many times TestRestartsOfTheAPIServer restarts the API server")
+var restarts = flag.Int("restarts", 5, "how many times TestRestartsOfTheAPIServer restarts the API server")
 
 // TestRestartsOfTheAPIServer restarts the API server ten times under load, with caches that send
 // access reviews all the time. In its first moments the API server denies requests that RBAC
