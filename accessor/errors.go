@@ -2,7 +2,6 @@ package accessor
 
 import (
 	"github.com/pkg/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
@@ -83,6 +82,3 @@ func reasonOf(err error) Reason {
 		return Unreachable
 	}
 }
-
-// KeyString formats a key as "namespace/name", or "name" if there is no namespace.
-func KeyString(key client.ObjectKey) string { return connstate.KeyString(key) }

@@ -42,7 +42,7 @@ var mayImport = map[string][]string{
 	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate"},
 	"accessor/internal/workpool":  {"internal/connstate"},
 	"accessor/internal/lifecycle": {"internal/connstate"},
-	"internal/watches":            {"scopedcache", "healthprobe", "internal/replay", "internal/metrics"},
+	"internal/watches":            {"scopedcache", "healthprobe", "internal/connstate", "internal/replay", "internal/metrics"},
 	"credential":                  {"healthprobe", "internal/untrusted", "internal/informed", "internal/metrics"},
 	"scopedcache": {
 		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
@@ -72,6 +72,7 @@ var mayImport = map[string][]string{
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},
 	"test/e2e":                     {},
 	"test/e2e/scopedcache":         {},
+	"internal/machinetest":         {},
 	"internal/testutil":            {},
 	"internal/testenv":             {"internal/controlplane"},
 }

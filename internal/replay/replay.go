@@ -130,7 +130,7 @@ func (s *Source) EmitMissingDeletes(has func(key string) bool) {
 		var deletion toolscache.DeletedFinalStateUnknown
 		s.pass(func() bool {
 			previous, ok := s.feed.missing[key]
-			if !ok || has(keyString(key)) {
+			if !ok || has(toolscache.ObjectName(key).String()) {
 				return false // the object appeared meanwhile
 			}
 			delete(s.feed.missing, key)

@@ -47,13 +47,5 @@ func (o Object) lastKnown(example client.Object, key client.ObjectKey) toolscach
 	if len(owners) > 0 {
 		tombstone.SetOwnerReferences(owners)
 	}
-	return toolscache.DeletedFinalStateUnknown{Key: keyString(key), Obj: tombstone}
-}
-
-// keyString is the key of an object in an informer's store.
-func keyString(key client.ObjectKey) string {
-	if key.Namespace == "" {
-		return key.Name
-	}
-	return key.String()
+	return toolscache.DeletedFinalStateUnknown{Key: toolscache.ObjectName(key).String(), Obj: tombstone}
 }

@@ -7,7 +7,8 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // register adds and ends watches of a name until they match wanted.
@@ -19,7 +20,7 @@ func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) e
 		}
 		retry, err := r.registerInTurn(ctx, conn, reg, wanted)
 		if !retry {
-			return errors.WithMessagef(err, "extension %s, watch %q", keyString(r.Extension), wanted.name)
+			return errors.WithMessagef(err, "extension %s, watch %q", connstate.KeyString(r.Extension), wanted.name)
 		}
 	}
 }
@@ -48,7 +49,7 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (
 		select {
 		case reg.turn <- struct{}{}:
 		case <-ctx.Done():
-			return nil, errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", keyString(r.Extension), wanted.name)
+			return nil, errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", connstate.KeyString(r.Extension), wanted.name)
 		}
 		if r.isCurrent(reg) {
 			return reg, nil
@@ -221,11 +222,4 @@ func removeDependents(dependents, gone []types.UID) []types.UID {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(dependents), func(uid types.UID) bool { return slices.Contains(gone, uid) })
-}
-
-func keyString(key client.ObjectKey) string {
-	if key.Namespace == "" {
-		return key.Name
-	}
-	return key.String()
 }

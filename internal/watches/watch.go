@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -292,15 +293,8 @@ func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news
 	state, w.pending = w.pending, nil
 	before := w.reported
 	w.reported = *state
-	news = state.State != before.State || text(state.LastError) != text(before.LastError)
+	news = state.State != before.State || connstate.ErrorText(state.LastError) != connstate.ErrorText(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // copyingHandler passes copies of the objects to the handler, which may change them.

@@ -5,11 +5,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/machinetest"
 )
 
 // invariants must hold for every step, in every state. holds reports whether the invariant holds.
@@ -380,27 +380,15 @@ func (w world) connects(inputsByName map[string]*input) bool {
 // correct.
 func TestExplore(t *testing.T) {
 	startedAt := time.Now()
-	seen := map[world]struct{}{start: {}}
-	front, steps, broken := []world{start}, 0, 0
-	depth := 0
-	for ; len(front) > 0 && depth < exploreDepth; depth++ {
-		found, violations := expand(front)
-		steps += len(front) * len(inputs)
-		for _, violation := range violations {
-			if broken++; broken <= 3 {
-				t.Errorf("depth %d: %s", depth, violation)
+	seen, depth, steps := machinetest.Explore(t, start, exploreDepth, func(w *world, visit func(world, []string)) {
+		for n := range inputs {
+			if choice := &inputs[n]; choice.possible == nil || choice.possible(w) {
+				visit(w.step(choice))
 			}
 		}
-		if broken > 0 {
-			return
-		}
-		front = front[:0]
-		for _, w := range found {
-			if _, ok := seen[w]; !ok {
-				seen[w] = struct{}{}
-				front = append(front, w)
-			}
-		}
+	})
+	if t.Failed() {
+		return
 	}
 	inputsByName := map[string]*input{}
 	for i := range inputs {
@@ -418,8 +406,8 @@ func TestExplore(t *testing.T) {
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d broken, %d stuck; %.1f s, %d MiB",
-		len(seen), steps, depth, len(inputs), len(invariants), broken, stuck, time.Since(startedAt).
+	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d stuck; %.1f s, %d MiB",
+		len(seen), steps, depth, len(inputs), len(invariants), stuck, time.Since(startedAt).
 			Seconds(), memory.Sys>>20)
 	if depth < exploreDepth && len(seen) < 10_000 {
 		t.Errorf("only %d states: the exploration does not cover the machine", len(seen))
@@ -429,38 +417,4 @@ func TestExplore(t *testing.T) {
 		names[i] = invariants[i].name
 	}
 	t.Log("invariants:\n  " + strings.Join(names, "\n  "))
-}
-
-// expand returns the worlds that follow from front. Two goroutines share the work.
-func expand(front []world) (found []world, violations []string) {
-	const workers = 2
-	var lists [workers][]world
-	var failed [workers][]string
-	var running sync.WaitGroup
-	for worker := range workers {
-		running.Go(func() {
-			local := map[world]struct{}{}
-			for i := worker; i < len(front); i += workers {
-				for n := range inputs {
-					choice := &inputs[n]
-					if choice.possible != nil && !choice.possible(&front[i]) {
-						continue
-					}
-					next, broken := front[i].step(choice)
-					failed[worker] = append(failed[worker], broken...)
-					if next != front[i] {
-						local[next] = struct{}{}
-					}
-				}
-			}
-			for w := range local {
-				lists[worker] = append(lists[worker], w)
-			}
-		})
-	}
-	running.Wait()
-	for worker := range workers {
-		found, violations = append(found, lists[worker]...), append(violations, failed[worker]...)
-	}
-	return found, violations
 }

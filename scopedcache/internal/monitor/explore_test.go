@@ -5,11 +5,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/latchkey-dev/latchkey/internal/machinetest"
 )
 
 // input is an event or change that is possible in a world.
@@ -380,26 +381,15 @@ func explore(t *testing.T, inputs []input) {
 	m := New(exploreConfig, epoch0)
 	m.Start(epoch0, 0)
 	start := world{}.take(&m)
-	seen := map[world]struct{}{start: {}}
-	front, steps, broken, depth := []world{start}, 0, 0, 0
-	for ; len(front) > 0 && depth < exploreDepth; depth++ {
-		found, violations := expand(front, inputs)
-		steps += len(front) * len(inputs)
-		for _, violation := range violations {
-			if broken++; broken <= 3 {
-				t.Errorf("depth %d: %s", depth, violation)
+	seen, depth, steps := machinetest.Explore(t, start, exploreDepth, func(w *world, visit func(world, []string)) {
+		for n := range inputs {
+			if in := &inputs[n]; in.possible == nil || in.possible(w) {
+				visit(w.step(in))
 			}
 		}
-		if broken > 0 {
-			return
-		}
-		front = front[:0]
-		for _, w := range found {
-			if _, ok := seen[w]; !ok {
-				seen[w] = struct{}{}
-				front = append(front, w)
-			}
-		}
+	})
+	if t.Failed() {
+		return
 	}
 	for goal := range goals {
 		known := map[world]bool{}
@@ -412,8 +402,8 @@ func explore(t *testing.T, inputs []input) {
 			}
 		}
 	}
-	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness: %d broken; %.1f s", len(seen), steps,
-		depth, len(inputs), len(invariants), broken, time.Since(startTime).Seconds())
+	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness; %.1f s", len(seen), steps,
+		depth, len(inputs), len(invariants), time.Since(startTime).Seconds())
 	if depth < exploreDepth && len(seen) < 1000 {
 		t.Errorf("only %d states: the exploration is incomplete", len(seen))
 	}
@@ -427,38 +417,3 @@ var byName = func() map[string]*input {
 	}
 	return index
 }()
-
-// expand returns the worlds that follow from the given worlds, and the violations. Two goroutines
-// share the work.
-func expand(front []world, inputs []input) (found []world, violations []string) {
-	const workers = 2
-	var lists [workers][]world
-	var failed [workers][]string
-	var running sync.WaitGroup
-	for worker := range workers {
-		running.Go(func() {
-			local := map[world]struct{}{}
-			for i := worker; i < len(front); i += workers {
-				for n := range inputs {
-					in := &inputs[n]
-					if in.possible != nil && !in.possible(&front[i]) {
-						continue
-					}
-					next, broken := front[i].step(in)
-					failed[worker] = append(failed[worker], broken...)
-					if next != front[i] {
-						local[next] = struct{}{}
-					}
-				}
-			}
-			for w := range local {
-				lists[worker] = append(lists[worker], w)
-			}
-		})
-	}
-	running.Wait()
-	for worker := range workers {
-		found, violations = append(found, lists[worker]...), append(violations, failed[worker]...)
-	}
-	return found, violations
-}

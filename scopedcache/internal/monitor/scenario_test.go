@@ -3,47 +3,20 @@ package monitor
 import (
 	"bufio"
 	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-)
 
-var update = flag.Bool("update", false, "write the effects of the machine into the files under testdata")
+	"github.com/latchkey-dev/latchkey/internal/machinetest"
+)
 
 // TestScenarios replays the scenarios under testdata. A line that begins with ">" is an event. The
 // indented lines below it are the effects of the machine, which -update writes.
-func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scenarios", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, want)
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
+func TestScenarios(t *testing.T) { machinetest.RunScenarios(t, play) }
 
 // player is the driver of a scenario. Without jitter, an interval of 60 s is 48 s.
 type player struct {
