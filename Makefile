@@ -49,8 +49,8 @@ mutants: ## break the pure machines in ways that their tests must notice; about 
 	go run ./internal/mutants
 
 .PHONY: fuzz-rbac
-fuzz-rbac: controlplane ## random rights, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
-	go test -race -count=1 -timeout 0 ./test/e2e/scopedcache -run TestRandomRights -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
+fuzz-rbac: controlplane ## random permissions, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
+	go test -race -count=1 -timeout 0 ./test/e2e/scopedcache -run TestRandomPermissions -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
 
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took

@@ -67,30 +67,35 @@ type previousState struct {
 // step passes an event to the machine and carries out the resulting effects.
 func (a *identityAccessor) step(event lifecycle.Event, payload eventPayload) {
 	a.mu.Lock()
-	a.stepLocked(event, payload)
+	drain := a.stepLocked(event, payload)
 	a.mu.Unlock()
-	a.effects.run()
+	if drain {
+		a.effects.drain()
+	}
 }
 
-func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayload) {
+// stepLocked returns whether the caller is to drain the effects, once it has unlocked mu.
+func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayload) (drain bool) {
 	previous := previousState{conn: a.published.Load().conn, membership: a.membership}
 	if finished, ok := event.(lifecycle.AttemptFinished); ok && a.attempt != nil &&
 		a.attempt.Attempt == finished.Attempt {
 		a.attempt = nil
 	}
+	var after []func()
 	for _, effect := range a.machine.Step(time.Now(), a.observedLocked(), event) {
 		if lifecycle.IsCommit(effect) {
 			a.commitLocked(effect, payload, previous)
 		} else {
-			a.effects.append(a.afterEffectLocked(effect, payload, previous))
+			after = append(after, a.afterEffectLocked(effect, payload, previous))
 		}
 	}
 	if payload.membership != nil && payload.membership != a.membership {
-		a.effects.append(payload.membership.Leave) // the machine did not adopt the target
+		after = append(after, payload.membership.Leave) // the machine did not adopt the target
 	}
 	if a.membership != nil {
-		a.membership.Update(a.machine.Standing())
+		a.membership.Update(a.machine.Standing()) // before a report to the target wakes those that wait
 	}
+	return a.effects.append(after...)
 }
 
 // observedLocked returns what the machine reads in addition to the event.
@@ -107,9 +112,11 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 // caller is a request that got a 401, or a scope that reports its state.
 func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 	a.mu.Lock()
-	a.stepLocked(event, eventPayload{})
+	drain := a.stepLocked(event, eventPayload{})
 	a.mu.Unlock()
-	a.effects.runAsync()
+	if drain {
+		a.effects.spawn(a.effects.drain)
+	}
 }
 
 // reconcile receives the identity that the extension connects as, and starts the attempt that is
@@ -130,11 +137,13 @@ func (a *identityAccessor) reconcile(object client.Object, resolution credential
 			event.Target = lifecycle.TargetID(payload.membership.ID())
 		}
 	}
-	a.stepLocked(event, payload)
+	drain := a.stepLocked(event, payload)
 	now := time.Now()
 	deadline := a.machine.Deadline(now, a.observedLocked())
 	a.mu.Unlock()
-	a.effects.run()
+	if drain {
+		a.effects.drain()
+	}
 	if deadline.IsZero() {
 		return 0
 	}

@@ -320,10 +320,10 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})
 	g.Eventually(conn.Err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
-	rest, _ := d.State(a.key)
-	g.Expect(rest.Identity).To(Equal(state.Identity))
-	g.Expect(rest.Epoch).To(BeEquivalentTo(1))
-	g.Expect(rest.Since).To(Equal(state.Since))
+	current, _ := d.State(a.key)
+	g.Expect(current.Identity).To(Equal(state.Identity))
+	g.Expect(current.Epoch).To(BeEquivalentTo(1))
+	g.Expect(current.Since).To(Equal(state.Since))
 }
 
 // No extension connects as another identity than expected, even with a valid credential.
@@ -536,7 +536,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 
 // Clients that a caller builds from the REST config act as the identity, whatever the caller adds
 // to the config. Such clients send requests to the API server of the identity only.
-func TestRESTConfigCannotBeMadeSomebodyElse(t *testing.T) {
+func TestRESTConfigKeepsItsIdentity(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL, rareProbes, noRetry)

@@ -16,31 +16,13 @@ type afterEffects struct {
 	drained chan struct{}           // guarded by mu; closed when the queue is idle; nil unless wait is blocked
 }
 
-func (q *afterEffects) append(effect func()) {
+// append adds the effects of a step, and reports whether the caller is to call drain. Another
+// goroutine may run the effects at once, so append is the last act of a step.
+func (q *afterEffects) append(effects ...func()) (drain bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.queue.Append(effect)
-}
-
-// take reports whether the caller must call drain.
-func (q *afterEffects) take() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	q.queue.Append(effects...)
 	return q.queue.Take()
-}
-
-// run runs the queued effects, unless another goroutine runs them.
-func (q *afterEffects) run() {
-	if q.take() {
-		q.drain()
-	}
-}
-
-// runAsync is run in another goroutine.
-func (q *afterEffects) runAsync() {
-	if q.take() {
-		q.spawn(q.drain)
-	}
 }
 
 // drain runs effects until the queue is empty. If an effect panics, another goroutine runs the

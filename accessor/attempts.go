@@ -14,6 +14,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -138,7 +139,7 @@ func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, h
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
 	case conn.Resolution().UntrustedServer:
 		logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
-			"error", got.Err.Error())
+			"error", connstate.ErrorText(got.Err))
 		answer.Err = statusOnly(got.Err)
 	}
 	if answer.Verdict == healthprobe.Denied && conn.Resolution().Impersonated {

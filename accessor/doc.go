@@ -9,7 +9,7 @@
 // results return as events. Getters load the published snapshot, which is immutable. The snapshot
 // holds a connection, or the reason why there is none.
 //
-// Beside carrying out the machine's decisions, the driver guarantees:
+// Besides carrying out the machine's decisions, the driver guarantees:
 //
 //   - Locks guard data, not work. A step and its commit effects run under the accessor's mutex, and
 //     none of them blocks. The after effects (start attempts, close sockets, notify, log) are

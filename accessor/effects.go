@@ -35,7 +35,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		if e.Phase == Connected {
 			next.conn = payload.conn
 		} else {
-			next.err = &NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DownSince, Cause: e.Cause}
+			next.err = &NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince, Cause: e.Cause}
 		}
 		a.published.Store(next)
 	case lifecycle.EndConnection:

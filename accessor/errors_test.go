@@ -16,6 +16,8 @@ func TestReasonOf(t *testing.T) {
 		ServiceAccountNotFound: errors.Wrap(credential.ErrServiceAccountNotFound, "x"),
 		TokenRequestFailed:     errors.Wrap(credential.ErrTokenRequestFailed, "x"),
 		InvalidCredential:      errors.Wrap(credential.ErrInvalidCredential, "x"),
+		OperatorForbidden:      errors.Wrap(credential.ErrOperatorForbidden, "x"),
+		NotStarted:             errors.Wrap(credential.ErrPending, "x"),
 		Unreachable:            errDown,
 	} {
 		NewWithT(t).Expect(reasonOf(err)).To(Equal(reason))

@@ -17,7 +17,7 @@ import (
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
-// goroutine. Only Unwatch may block.
+// goroutine. Only Watch, WatchContent and Unwatch may block, until their context is done.
 type registry struct {
 	byKey   sync.Map // client.ObjectKey to *identityAccessor
 	unknown atomic.Pointer[unknownExtensions]

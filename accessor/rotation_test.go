@@ -87,7 +87,7 @@ func tokenInUse(t *testing.T, d *driver, name string) string {
 	sent := ""
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, conn.Host(), nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	_, _ = conn.Credential().RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+	_, _ = conn.RESTConfig().WrapTransport(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 		sent = strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-")
 		return nil, errDown
 	})).RoundTrip(req)

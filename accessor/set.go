@@ -107,10 +107,9 @@ func (s *Set) shutdown() {
 	}
 }
 
-// Reconcile receives the identity that the extension connects as, or the error of resolving it.
-// Reconcile starts the attempt that is due: a connect, a probe, or none. Reconcile never blocks.
-// Reconcile returns the delay after which the caller must call Reconcile again. The delay is 0 if
-// the next call follows a Wake or a change of the extension only.
+// Reconcile receives the identity that the extension connects as, or the error of resolving it, and
+// starts the attempt that is due: a connect, a probe, or none. It never blocks. The result is the
+// delay until the next call, or 0 if only a Wake or a change of the extension leads to one.
 func (s *Set) Reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)

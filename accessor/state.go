@@ -38,22 +38,23 @@ type ConnectionState struct {
 	ObservedGeneration int64
 	Phase              Phase
 	Reason             Reason // why there is no connection; "" while connected
-	// human-readable: why there is no connection, or why the newest credential is not in use; never
-	// a secret
+	// Message states why there is no connection or, while connected, why the newest credential is
+	// not in use. It is for people, and never contains a secret.
 	Message string
 	Since   time.Time // start of this phase
-	// as the API server stated it (under impersonation the UID is that of the ServiceAccount); zero
-	// while not connected
+	// Identity is the user as the API server stated it, or zero while not connected. Under
+	// impersonation the UID is that of the ServiceAccount.
 	Identity Identity
 	Target   string // the API server's URL; empty while unknown
-	// source of the credential: "serviceaccount ns/name" or "secret ns/name, key k"; empty while
-	// unknown
+	// Source is where the credential comes from: "serviceaccount ns/name" or "secret ns/name, key
+	// k". It is empty while unknown.
 	Source       string
 	Epoch        int64     // number of connects so far
 	TokenExpires time.Time // zero if the token does not expire
 	Health       HealthCheckingState
 	Watches      []WatchState // sorted by name, kind and scope
-	// scopes of the connection's cache, sorted by kind and scope; empty while not connected
+	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
+	// not connected.
 	Scopes []scopedcache.ScopeState
 }
 

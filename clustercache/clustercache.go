@@ -78,11 +78,10 @@ type ClusterCache interface {
 	WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error
 
 	// Unwatch removes dependents from the watch of that name, or all dependents if none are given.
-	// Without dependents the watch ends. After that no handler or OnError of the watch is called
-	// any more. Unwatch therefore waits for a call in progress, for a second at most, and not after
-	// ctx is done. Unwatch may be called inside a handler or OnError, and does not wait if it gets
-	// the context that they received. A name without a registration is no error. Today Unwatch
-	// always returns nil.
+	// When the last dependent is gone, the watch ends, and from then on neither its handler nor
+	// OnError is called. Unwatch therefore waits up to one second, and no longer than ctx, for a
+	// call in progress. Unwatch may be called inside a handler or OnError, and does not wait if it
+	// gets the context that they received. A name without a registration is no error.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
 
 	// GetHealthCheckingState returns the results of the connection's probes, or zero if the
@@ -116,8 +115,9 @@ type ClusterCache interface {
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
 }
 
-// Public names of types that accessor, its packages, healthprobe and others declare. Those packages
-// document the fields.
+// Public names of types that other packages declare, some of them internal. The fields are
+// documented in accessor/options.go, accessor/internal/connection/options.go and
+// internal/watches/watcher.go, which pkg.go.dev links.
 type (
 	// ConnectionState is a snapshot of one extension's connection.
 	ConnectionState = accessor.ConnectionState
@@ -186,21 +186,21 @@ const (
 	Connected    = accessor.Connected    // there is a connection, and the API server reported its identity
 )
 
-// Reasons for not being connected; package accessor explains each one.
+// Reasons for not being connected. docs/operations.md says what to do for each.
 const (
-	NotStarted             = accessor.NotStarted
-	InvalidReference       = accessor.InvalidReference
-	ServiceAccountNotFound = accessor.ServiceAccountNotFound
-	TokenRequestFailed     = accessor.TokenRequestFailed
-	InvalidCredential      = accessor.InvalidCredential
-	NotAllowed             = accessor.NotAllowed
-	OperatorForbidden      = accessor.OperatorForbidden
-	Unauthorized           = accessor.Unauthorized
-	IdentityMismatch       = accessor.IdentityMismatch
-	Unreachable            = accessor.Unreachable
-	ProbeFailed            = accessor.ProbeFailed
-	Filtered               = accessor.Filtered
-	Deleted                = accessor.Deleted
+	NotStarted             = accessor.NotStarted             // no result yet, extension unknown here, or not the leader
+	InvalidReference       = accessor.InvalidReference       // names no ServiceAccount or Secret, or none that can exist
+	ServiceAccountNotFound = accessor.ServiceAccountNotFound // the ServiceAccount does not exist, or was just recreated
+	TokenRequestFailed     = accessor.TokenRequestFailed     // the API server issued no token
+	InvalidCredential      = accessor.InvalidCredential      // the provided data cannot be used as a credential
+	NotAllowed             = accessor.NotAllowed             // may not act as that ServiceAccount, or use that Secret
+	OperatorForbidden      = accessor.OperatorForbidden      // the host operator itself lacks a permission
+	Unauthorized           = accessor.Unauthorized           // the API server refuses the credential or impersonation
+	IdentityMismatch       = accessor.IdentityMismatch       // the API server or the extension states another identity
+	Unreachable            = accessor.Unreachable            // the API server does not answer
+	ProbeFailed            = accessor.ProbeFailed            // the API server answers, but does not report the identity
+	Filtered               = accessor.Filtered               // the options exclude it; only earlier handles return this
+	Deleted                = accessor.Deleted                // the extension is gone; only earlier handles return this
 )
 
 var (

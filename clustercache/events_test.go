@@ -102,7 +102,7 @@ func TestEventsAreLimited(t *testing.T) {
 
 // Events of extensions that are ours, or were ours until now, pass. Events of other operators'
 // extensions are not queued.
-func TestMayBeOurs(t *testing.T) {
+func TestWatchFilterPredicate(t *testing.T) {
 	g := NewWithT(t)
 	r := &reconciler{labelled: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
 	ours := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{WatchLabel: "ours"}}}

@@ -242,8 +242,8 @@ func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
 				"Options.Object", gvk.Group)
 }
 
-// guard returns the AllowIdentity to use.
-func (o *Options) guard(resolver credential.Resolver,
+// checkGuard returns the AllowIdentity to use.
+func (o *Options) checkGuard(resolver credential.Resolver,
 	kind credential.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
 	if !resolver.UsesServiceAccounts() {
 		if o.AllowIdentity != nil {

@@ -2,6 +2,7 @@ package clustercache
 
 import (
 	"context"
+	"runtime/debug"
 	"sync"
 
 	"github.com/pkg/errors"
@@ -147,7 +148,7 @@ func (r *reconciler) whenServiceAccounts() handler.EventHandler {
 
 // extensionsOf maps a created, changed or deleted ServiceAccount to the extensions that name it.
 func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl.Request) {
-	for _, extension := range r.references.of(client.ObjectKeyFromObject(serviceAccount)) {
+	for _, extension := range r.references.extensionsOf(client.ObjectKeyFromObject(serviceAccount)) {
 		requests = append(requests, ctrl.Request{NamespacedName: extension})
 	}
 	return requests
@@ -223,7 +224,7 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 			metrics.HandlerPanics.Inc()
 			// The value of the panic may be secret, so only the log has it, and the state has not.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
-				klog.KObj(object))
+				klog.KObj(object), "stack", string(debug.Stack()))
 			resolution, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()

@@ -47,8 +47,8 @@ func (r *references) set(extension client.ObjectKey, serviceAccount types.Namesp
 	r.extensions[serviceAccount][extension] = struct{}{}
 }
 
-// of returns the extensions that name the ServiceAccount.
-func (r *references) of(serviceAccount types.NamespacedName) []client.ObjectKey {
+// extensionsOf returns the extensions that name the ServiceAccount.
+func (r *references) extensionsOf(serviceAccount types.NamespacedName) []client.ObjectKey {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	extensions := make([]client.ObjectKey, 0, len(r.extensions[serviceAccount]))

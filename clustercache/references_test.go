@@ -13,14 +13,14 @@ func TestReferences(t *testing.T) {
 	red, blue, shared, single := key("red"), key("blue"), types.NamespacedName{Namespace: "a", Name: "shared"},
 		types.NamespacedName{Namespace: "a", Name: "own"}
 	r.set(red, types.NamespacedName{})
-	g.Expect(r.of(shared)).To(BeEmpty())
+	g.Expect(r.extensionsOf(shared)).To(BeEmpty())
 	r.set(red, shared)
 	r.set(blue, shared)
 	r.set(blue, shared)
-	g.Expect(r.of(shared)).To(ConsistOf(red, blue))
+	g.Expect(r.extensionsOf(shared)).To(ConsistOf(red, blue))
 	r.set(blue, single)
-	g.Expect(r.of(shared)).To(ConsistOf(red))
-	g.Expect(r.of(single)).To(ConsistOf(blue))
+	g.Expect(r.extensionsOf(shared)).To(ConsistOf(red))
+	g.Expect(r.extensionsOf(single)).To(ConsistOf(blue))
 	r.set(red, types.NamespacedName{})
 	r.set(blue, types.NamespacedName{})
 	g.Expect(r.byExtension).To(BeEmpty())

@@ -19,15 +19,15 @@ import (
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
 // manager starts, no extension is connected. All connections end when the manager ends.
 //
-// SetupWithManager uses ctx only during the call. A manager takes one ClusterCache. A process takes
+// ctx is used only during the call. A manager takes one ClusterCache. A process takes
 // one too, because controller-runtime requires unique names of controllers, unless
 // controllerOptions set SkipNameValidation. No other field of controllerOptions needs a value: the
-// reconciler never dials, so one worker suffices. SetupWithManager overwrites
-// controllerOptions.Reconciler.
+// reconciler never dials, so one worker suffices. controllerOptions.Reconciler
+// is overwritten.
 //
-// SetupWithManager sends a request to the API server to discover the kind of the extensions.
-// SetupWithManager returns an error if the options cannot work with the kind. A kind that the API
-// server does not serve, and no answer from the API server, are errors too.
+// The call sends a request to the API server to discover the kind of the extensions. It fails if
+// the options cannot work with the kind. A kind that the API server does not serve, and no answer
+// from the API server, are errors too.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	controllerOptions controller.Options) (ClusterCache, error) {
 	options.setDefaults(mgr)
@@ -42,7 +42,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Credentials")
 	}
-	allow, err := options.guard(resolver, kind)
+	allow, err := options.checkGuard(resolver, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		matches:  options.matches,
 		kind:     kind.GroupKind(),
 	}
-	rbacEvents, err := options.rbacEvents(mgr)
+	rbacWatcher, err := options.rbacWatcher(mgr)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
 	}
@@ -65,7 +65,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe,
 		ConnectBackoff: options.ConnectBackoff,
-		Metrics:        options.Metrics, RBACWatcher: rbacEvents,
+		Metrics:        options.Metrics, RBACWatcher: rbacWatcher,
 		Logger: mgr.GetLogger().WithName(controllerName),
 		Wake:   r.wake, Changed: hub.Changed,
 	})
@@ -81,7 +81,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 
 // rbacEvents returns a watcher of RBAC in the cluster of the extensions, or nil without WatchRBAC.
 // The watcher acts as the host operator and runs as long as the manager.
-func (o *Options) rbacEvents(mgr manager.Manager) (*scopedcache.RBACWatcher, error) {
+func (o *Options) rbacWatcher(mgr manager.Manager) (*scopedcache.RBACWatcher, error) {
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}

@@ -27,52 +27,53 @@ const (
 	maxToken   = 32 << 10 // more than the headers that an API server accepts
 )
 
-// proof is a secret as it was provided: a token or a client certificate. A proof never changes.
-type proof struct {
+// secretMaterial is a secret as it was provided: a token or a client certificate. A proof never
+// changes.
+type secretMaterial struct {
 	token       secret
 	certificate func() *tls.Certificate
 	version     string // differs for different secrets, and reveals nothing about them
 }
 
-// newProof returns the proof for a token or a client certificate, of which exactly one must be set.
-// The error contains no part of the secret.
-func newProof(token string, certPEM, keyPEM []byte) (proof, error) {
+// newSecretMaterial returns the proof for a token or a client certificate, of which exactly one
+// must be set. The error contains no part of the secret.
+func newSecretMaterial(token string, certPEM, keyPEM []byte) (secretMaterial, error) {
 	hasCertificate := len(certPEM)+len(keyPEM) > 0
 	switch {
 	case token == "" && !hasCertificate:
-		return proof{}, invalid(nil, "neither a token nor a client certificate is set")
+		return secretMaterial{}, invalid(nil, "neither a token nor a client certificate is set")
 	case token != "" && hasCertificate:
-		return proof{},
+		return secretMaterial{},
 			invalid(nil,
 				"a token and a client certificate are both set, and the API server would use the certificate; remove one of "+
 					"them")
 	case token != "":
 		if len(token) > maxToken {
-			return proof{}, invalid(nil, fmt.Sprintf("the token has more than %d bytes", maxToken))
+			return secretMaterial{}, invalid(nil, fmt.Sprintf("the token has more than %d bytes", maxToken))
 		}
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return proof{}, invalid(nil, "the token contains invalid characters; check for a line break at its end")
+			return secretMaterial{}, invalid(nil, "the token contains invalid characters; check for a line break at its end")
 		}
-		return proof{token: newSecret(token), version: digest([]byte("token"), []byte(token))}, nil
+		return secretMaterial{token: newSecret(token), version: digest([]byte("token"), []byte(token))}, nil
 	}
 	if len(keyPEM) > maxKeyPEM {
-		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bytes", maxKeyPEM))
+		return secretMaterial{}, invalid(nil, fmt.Sprintf("the client key has more than %d bytes", maxKeyPEM))
 	}
 	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return proof{}, invalid(err, "the client certificate")
+		return secretMaterial{}, invalid(err, "the client certificate")
 	}
 	if certificate.Leaf == nil {
 		if certificate.Leaf, err = x509.ParseCertificate(certificate.Certificate[0]); err != nil {
-			return proof{}, invalid(err, "the client certificate")
+			return secretMaterial{}, invalid(err, "the client certificate")
 		}
 	}
 	// The time for a signature grows with the cube of the key size, and nothing can interrupt a
 	// signature.
 	if public, ok := certificate.Leaf.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
-		return proof{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
+		return secretMaterial{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
-	return proof{certificate: func() *tls.Certificate {
+	return secretMaterial{certificate: func() *tls.Certificate {
 		return &certificate
 	}, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
 }
@@ -119,11 +120,11 @@ func digest(contents ...[]byte) string {
 }
 
 // open returns a credential that uses the proof.
-func (p proof) open() Credential { return newStaticCredential(p) }
+func (p secretMaterial) open() Credential { return newStaticCredential(p) }
 
-func newStaticCredential(p proof) *staticCredential {
+func newStaticCredential(p secretMaterial) *staticCredential {
 	f := &staticCredential{}
-	f.proof.Store(&p)
+	f.secretMaterial.Store(&p)
 	if p.certificate != nil {
 		f.expires = p.certificate().Leaf.NotAfter
 	} else {
@@ -140,24 +141,24 @@ func targetKey(reach *rest.Config) string {
 
 // staticCredential is a credential that this process cannot renew.
 type staticCredential struct {
-	proof   atomic.Pointer[proof] // nil after Close
-	expires time.Time
+	secretMaterial atomic.Pointer[secretMaterial] // nil after Close
+	expires        time.Time
 }
 
 var _ Credential = (*staticCredential)(nil)
 
 func (*staticCredential) sealed()           {}
 func (*staticCredential) Discard(time.Time) {}
-func (f *staticCredential) Close()          { f.proof.Store(nil) }
+func (f *staticCredential) Close()          { f.secretMaterial.Store(nil) }
 func (f *staticCredential) TransportRequirement() TransportRequirement {
-	if p := f.proof.Load(); p != nil {
+	if p := f.secretMaterial.Load(); p != nil {
 		return TransportRequirement{Certificate: p.certificate}
 	}
 	return TransportRequirement{}
 }
 
 func (f *staticCredential) Prepare(context.Context) error {
-	if f.proof.Load() == nil {
+	if f.secretMaterial.Load() == nil {
 		return errClosed
 	}
 	return nil
@@ -169,18 +170,18 @@ func (f *staticCredential) Expires() time.Time { return f.expires }
 
 // get implements tokenSource.
 func (f *staticCredential) get(context.Context) (*issuedToken, error) {
-	p := f.proof.Load()
+	p := f.secretMaterial.Load()
 	if p == nil {
 		return nil, errClosed
 	}
 	return &issuedToken{value: p.token}, nil
 }
 
-// refused implements tokenSource.
+// replacement implements tokenSource.
 func (*staticCredential) replacement(context.Context, *issuedToken) *issuedToken { return nil }
 
 func (f *staticCredential) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	if p := f.proof.Load(); p != nil && p.certificate != nil {
+	if p := f.secretMaterial.Load(); p != nil && p.certificate != nil {
 		return &certificateTransport{credential: f, next: next}
 	}
 	return &bearer{tokens: f, next: next}

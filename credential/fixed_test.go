@@ -44,7 +44,7 @@ func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 func TestClientCertificate(t *testing.T) {
 	g := NewWithT(t)
 	certPEM, keyPEM := clientCertificate(t, "red")
-	p, err := newProof("", certPEM, keyPEM)
+	p, err := newSecretMaterial("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
 	c := p.open()
 	g.Expect(c.TransportRequirement().Shared()).To(BeFalse())
@@ -68,11 +68,11 @@ func TestClientCertificate(t *testing.T) {
 	_, err = rt.RoundTrip(req)
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
 
-	other, err := newProof("", certPEM, keyPEM)
+	other, err := newSecretMaterial("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other.version).To(Equal(p.version))
 	certPEM, keyPEM = clientCertificate(t, "red")
-	other, err = newProof("", certPEM, keyPEM)
+	other, err = newSecretMaterial("", certPEM, keyPEM)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other.version).NotTo(Equal(p.version))
 }
@@ -92,11 +92,11 @@ func TestEndOfAToken(t *testing.T) {
 // After Close a credential holds no secret.
 func TestClosedCredentialForgets(t *testing.T) {
 	g := NewWithT(t)
-	p, err := newProof("hunter2", nil, nil)
+	p, err := newSecretMaterial("hunter2", nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	c := p.open().(*staticCredential)
 	c.Close()
-	g.Expect(c.proof.Load()).To(BeNil())
+	g.Expect(c.secretMaterial.Load()).To(BeNil())
 	g.Expect(c.TransportRequirement()).To(BeZero())
 	_, err = send(t, c)
 	g.Expect(err).To(MatchError(ErrInvalidCredential))

@@ -28,7 +28,7 @@ func credentials() map[string]struct {
 		credential Credential
 		carries    http.Header
 	}{
-		"token": {newStaticCredential(proof{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
+		"token": {newStaticCredential(secretMaterial{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
 		"impersonation": {&impersonationCredential{
 			headers: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}},
 		},
@@ -41,7 +41,7 @@ func credentials() map[string]struct {
 // for tests of headers.
 func certificateWithoutUser() Credential {
 	f := &staticCredential{}
-	f.proof.Store(&proof{certificate: func() *tls.Certificate { return &tls.Certificate{} }})
+	f.secretMaterial.Store(&secretMaterial{certificate: func() *tls.Certificate { return &tls.Certificate{} }})
 	return f
 }
 

@@ -242,16 +242,16 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 	for i, name := range path {
 		next, found := value.field(name)
 		if !found {
-			where := "it"
+			place := "it"
 			if i > 0 {
-				where = strings.Join(path[:i], ".")
+				place = strings.Join(path[:i], ".")
 			}
 			has := "no fields"
 			if names := value.names(); len(names) > 0 {
 				has = strings.Join(names, ", ")
 			}
 			return nil,
-				errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.name(), strings.Join(path, "."), where, has)
+				errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.name(), strings.Join(path, "."), place, has)
 		}
 		value = next
 	}

@@ -180,10 +180,10 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	}
 	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key,
 		targetKey(found.kubeconfig.reach)}, "\x00")
-	resolved.Version = found.kubeconfig.proof.version
+	resolved.Version = found.kubeconfig.secretMaterial.version
 	resolved.Target = found.kubeconfig.reach
 	resolved.UntrustedServer = true
-	resolved.open = found.kubeconfig.proof.open
+	resolved.open = found.kubeconfig.secretMaterial.open
 	return resolved, nil
 }
 

@@ -78,7 +78,7 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	g.Expect(parsed.reach.ServerName).To(Equal("name"))
 	g.Expect(parsed.reach.CAData).NotTo(BeEmpty())
 	g.Expect(parsed.reach.BearerToken).To(BeEmpty())
-	g.Expect(send(t, parsed.proof.open())).To(Equal("Bearer hunter2"))
+	g.Expect(send(t, parsed.secretMaterial.open())).To(Equal("Bearer hunter2"))
 
 	certPEM, keyPEM := clientCertificate(t, "red")
 	parsed, err = limits(false).
@@ -86,7 +86,7 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 			user.Token, user.ClientCertificateData, user.ClientKeyData = "", certPEM, keyPEM
 		}))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(parsed.proof.open().TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
+	g.Expect(parsed.secretMaterial.open().TransportRequirement().Certificate().Leaf.Subject.CommonName).To(Equal("red"))
 	g.Expect(parsed.reach.CertData).To(BeEmpty())
 
 	insecure := kubeconfigWith(t, func(_ *clientcmdapi.Config, server *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
@@ -327,7 +327,7 @@ func TestKubeconfigsInYAML(t *testing.T) {
 			parsed, err := limits(false).parse(tc.content)
 			if authorization, accepted := strings.CutPrefix(tc.want, "Bearer "); accepted {
 				g.Expect(err).NotTo(HaveOccurred())
-				g.Expect(parsed.proof.token()).To(Equal(authorization))
+				g.Expect(parsed.secretMaterial.token()).To(Equal(authorization))
 				return
 			}
 			g.Expect(err).To(MatchError(ErrInvalidCredential))
@@ -453,10 +453,10 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	if !strings.HasPrefix(parsed.reach.Host, "https://") && !strings.HasPrefix(parsed.reach.Host, "http://") {
 		t.Errorf("accepted the server %q", parsed.reach.Host)
 	}
-	if parsed.proof.version == "" || (parsed.proof.token == nil) == (parsed.proof.certificate == nil) {
+	if parsed.secretMaterial.version == "" || (parsed.secretMaterial.token == nil) == (parsed.secretMaterial.certificate == nil) {
 		t.Errorf("not exactly one credential")
 	}
-	c := parsed.proof.open()
+	c := parsed.secretMaterial.open()
 	c.RoundTripper(nil)
 	c.Expires()
 	c.Close()

@@ -11,8 +11,8 @@ import (
 
 // kubeconfig has the parts of a kubeconfig that are used.
 type kubeconfig struct {
-	reach *rest.Config // the server, without a credential
-	proof proof
+	reach          *rest.Config // the server, without a credential
+	secretMaterial secretMaterial
 }
 
 // kubeconfigLimits determines which kubeconfigs are accepted.
@@ -76,11 +76,11 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 		return kubeconfig{},
 			invalid(nil, "insecure-skip-tls-verify and certificate-authority-data are both set; remove one of them")
 	}
-	p, err := newProof(user.Token, user.ClientCertificateData, user.ClientKeyData)
+	p, err := newSecretMaterial(user.Token, user.ClientCertificateData, user.ClientKeyData)
 	if err != nil {
 		return kubeconfig{}, err
 	}
-	return kubeconfig{reach: reach, proof: p}, nil
+	return kubeconfig{reach: reach, secretMaterial: p}, nil
 }
 
 // refusedFields returns the names of the fields that are set but refused.

@@ -77,8 +77,8 @@ type Resolution struct {
 	// If the API server denies even the SelfSubjectReview, the host operator lacks permission to
 	// impersonate.
 	Impersonated bool
-	// UntrustedServer is set if the provider of the credential may choose the target. The responses
-	// of such a server are not shown.
+	// UntrustedServer is set if the provider of the credential may choose the target. Of its
+	// answers to reviews and to informers, errors show only the HTTP status.
 	UntrustedServer bool
 	// ServiceAccount is the ServiceAccount that the object names, zero if the object names none.
 	// ServiceAccount is set even if Resolve fails for another reason.

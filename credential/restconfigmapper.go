@@ -19,9 +19,9 @@ import (
 )
 
 // FromRESTConfigMapper is the provider for credentials that no other provider supports. mapper sets
-// a credential on its config argument, and returns the config. The argument is a copy, connects to
-// the API server of the extensions, and has no credential. mapper may be called from any goroutine
-// and must read only caches.
+// a credential on its config argument, and returns the config. It may be called from any goroutine
+// and must read only caches. The argument is a copy, connects to the API server of the extensions,
+// and has no credential.
 //
 // mapper may set Host, APIPath, TLSClientConfig.CAData and TLSClientConfig.ServerName, and must set
 // exactly one credential: BearerToken, or TLSClientConfig.CertData and KeyData. The host operator's
@@ -104,7 +104,7 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Res
 	if r.hostCredential.matches(mapped) {
 		return Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
 	}
-	p, err := newProof(mapped.BearerToken, mapped.CertData, mapped.KeyData)
+	p, err := newSecretMaterial(mapped.BearerToken, mapped.CertData, mapped.KeyData)
 	if err != nil {
 		return Resolution{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}

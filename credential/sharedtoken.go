@@ -35,7 +35,7 @@ func (s *sharedToken) get(ctx context.Context) (*issuedToken, error) {
 	return s.token.get(ctx, false)
 }
 
-// refused implements tokenSource.
+// replacement implements tokenSource.
 func (s *sharedToken) replacement(ctx context.Context, used *issuedToken) *issuedToken {
 	if s.closed.Load() {
 		return nil

@@ -554,7 +554,7 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	shared := all.open(red)
 	g.Expect(shared.Prepare(t.Context())).To(Succeed())
 	synctest.Wait()
-	static := newStaticCredential(proof{token: newSecret(token)})
+	static := newStaticCredential(secretMaterial{token: newSecret(token)})
 	current := shared.(*sharedToken).token.current.Load()
 	for _, value := range []any{shared, static, current, *current, shared.(*sharedToken).token, &all,
 		shared.RoundTripper(nil), static.RoundTripper(nil),
@@ -587,7 +587,7 @@ func TestNothingElseNamesAUser(t *testing.T) {
 	req.Header.Set("Accept", "application/json")
 	before := req.Header.Clone()
 	var sent http.Header
-	_, err := newStaticCredential(proof{token: newSecret("mine")}).
+	_, err := newStaticCredential(secretMaterial{token: newSecret("mine")}).
 		RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			sent = req.Header
 			return nil, errors.New("enough")
@@ -606,7 +606,7 @@ func TestEchoedToken(t *testing.T) {
 	g := NewWithT(t)
 	answer := func(resp *http.Response, err error) (*http.Response, error) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
-		return newStaticCredential(proof{token: newSecret("hunter2")}).
+		return newStaticCredential(secretMaterial{token: newSecret("hunter2")}).
 			RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) { return resp, err })).
 			RoundTrip(req)
 	}

@@ -155,7 +155,7 @@ func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options re
 	return subscription{Feed: fed, informer: i, handle: handle}, nil
 }
 
-// feeding is a handler that receives events from an informer.
+// subscription is a handler that receives events from an informer.
 type subscription struct {
 	*replay.Feed
 	informer *informer

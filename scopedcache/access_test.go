@@ -176,7 +176,7 @@ func TestWhatIsAsked(t *testing.T) {
 
 // A change in a namespace makes only the scopes of that namespace review access. A change for all
 // namespaces concerns all scopes.
-func TestRightsMayHaveChanged(t *testing.T) {
+func TestAccessMayHaveChanged(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	c := a.newCache(t).(*scopedCache)
@@ -197,14 +197,14 @@ func TestRightsMayHaveChanged(t *testing.T) {
 		}
 		return namespaces
 	}
-	c.rightsMayHaveChanged("n")
+	c.accessMayHaveChanged("n")
 	g.Expect(notified()).To(Equal([]string{"n"}))
-	c.rightsMayHaveChanged("")
+	c.accessMayHaveChanged("")
 	g.Expect(notified()).To(Equal([]string{"", "n", "m"}))
 }
 
 // Callers that wait for a released or removed informer receive ErrReleased.
-func TestWhoWaitsIsTold(t *testing.T) {
+func TestWaitersAreNotified(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t)
 	block := make(chan struct{})

@@ -43,7 +43,7 @@ type scopedCache struct {
 	cacheOptions cache.Options
 	options      Options
 	reviewer     *access.Reviewer
-	rbacEvents   *RBACWatcher // of this cache alone; nil without WatchRBAC
+	rbacWatcher  *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
 }
 
@@ -64,8 +64,9 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	}
 	c := &scopedCache{
 		reader: reader{
-			kinds:     kinds{scheme: opts.Scheme, configs: configs},
-			discovery: discovery{config: config, httpClient: opts.HTTPClient, mapper: opts.Mapper},
+			kinds: kinds{scheme: opts.Scheme, configs: configs},
+			discovery: discovery{config: config, httpClient: opts.HTTPClient, mapper: opts.Mapper,
+				hideText: options.HideServerMessages},
 			entrySet: entrySet{started: make(chan struct{}), over: make(chan struct{}), entries: map[*entry]struct{}{},
 				selected: map[selectedKey]*entry{}, indexes: map[kindKey][]index{}},
 			timeout: options.ReadTimeout, perNamespace: options.PerNamespace,
@@ -78,7 +79,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	c.newEntry = func(k *kind, scope Scope) *entry { return newEntry(c, k, scope) }
 	c.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {
-		if c.rbacEvents, err = NewRBACWatcher(config, opts, options); err != nil {
+		if c.rbacWatcher, err = NewRBACWatcher(config, opts, options); err != nil {
 			return nil, err
 		}
 	}

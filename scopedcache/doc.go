@@ -65,8 +65,9 @@
 //	                                                                  delete events when access is back
 //	NotServed  meta.IsNoMatchError      after 2 to 10 s, or after     the same as for Forbidden
 //	                                    1 s if a reader asks
-//	Failing    the last known objects,  after 0.5 to 10 s             nothing while Failing; then the
-//	           or wait if none                                        changes since
+//	Failing    the last known objects,  after 0.5 to 10 s; 1 to 30 s  nothing while Failing; then the
+//	           or wait if none          before an informer has        changes since
+//	                                    started
 //
 // Hold of [Cache] returns a [Handle] on a [Scope]: a namespace, a label selector and a field
 // selector. All holders of one scope share one informer, which stops when the last holder releases
@@ -96,8 +97,8 @@
 //     denial makes the scope Forbidden, and the cache asks again after 2 s. Errors never count as
 //     denials.
 //   - Each scope is a controller-runtime cache of its own, restricted to that scope. Such a cache
-//     costs a few KiB beside the informer, and keeps all that client-go does for its informers.
-//     This package holds no lock across I/O, so a kind that hangs delays no other kind.
+//     costs a few KiB in addition to the informer, and keeps all that client-go does for its
+//     informers. This package holds no lock across I/O, so a kind that hangs delays no other kind.
 //     (controller-runtime's mapper holds a lock of its own while it discovers kinds.)
 //   - If an identity may list but not watch, an informer would never receive a change. Such a scope
 //     is Forbidden, unless PollWithoutWatch makes its informer list periodically.

@@ -49,7 +49,7 @@ func (s *entrySet) startLocked(e *entry) {
 	ctx, e.end = context.WithCancel(s.life)
 	s.running.Go(func() {
 		defer e.end()
-		keep(ctx, e)
+		runEntry(ctx, e)
 	})
 }
 
@@ -186,9 +186,9 @@ func (s *entrySet) indexesOf(k *kind) []index {
 	return s.indexes[k.kindKey]
 }
 
-// rightsMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
+// accessMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
 // namespace is empty.
-func (s *entrySet) rightsMayHaveChanged(namespace string) {
+func (s *entrySet) accessMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for e := range s.entries {

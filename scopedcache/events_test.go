@@ -32,7 +32,7 @@ const soonest = 1500 * time.Millisecond
 
 // Each event causes an access review, and a second one in case the authorizer receives the change
 // late.
-func TestEventsHaveRightsAsked(t *testing.T) {
+func TestEventsCauseReviews(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -43,14 +43,14 @@ func TestEventsHaveRightsAsked(t *testing.T) {
 	state := func() State { return handle.State().State }
 	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
 	for _, late := range []time.Duration{0, soonest} {
-		c.rightsMayHaveChanged("n") // without a change of permissions
+		c.accessMayHaveChanged("n") // without a change of permissions
 		a.quiet(t)
-		c.rightsMayHaveChanged("n")
+		c.accessMayHaveChanged("n")
 		<-time.After(late) // the first review is answered as before the change
 		a.deny(true)
 		g.Eventually(state).WithTimeout(patience).Should(Equal(Forbidden))
 		a.quiet(t)
-		c.rightsMayHaveChanged("n")
+		c.accessMayHaveChanged("n")
 		<-time.After(late)
 		a.deny(false)
 		g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
@@ -74,17 +74,17 @@ func TestEventsPutOffNothing(t *testing.T) {
 	storm := func() {
 		for range 10 {
 			before := a.reviews()
-			c.rightsMayHaveChanged("n")
+			c.accessMayHaveChanged("n")
 			g.Eventually(a.reviews).WithTimeout(soon).Should(BeNumerically(">", before))
 		}
 	}
 	storm()
 	a.deny(true)
-	c.rightsMayHaveChanged("n")
+	c.accessMayHaveChanged("n")
 	g.Eventually(state).WithTimeout(soon).Should(Equal(Forbidden))
 	storm()
 	a.deny(false)
-	c.rightsMayHaveChanged("n")
+	c.accessMayHaveChanged("n")
 	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
 }
 

@@ -11,11 +11,13 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -60,7 +62,7 @@ func hold(t *testing.T, c Cache, options HoldOptions) *Handle {
 
 // Denials count as a revocation even if /readyz does not answer the identity any more, only later.
 // Access to /readyz may have been revoked as well.
-func TestDeniedByAServerThatDoesNotTell(t *testing.T) {
+func TestDeniedByAServerOfUnknownReadiness(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -334,7 +336,7 @@ func TestIndexesOfTheSameName(t *testing.T) {
 }
 
 // With HideServerMessages, errors contain the server's HTTP status, but none of its text.
-func TestDiscreet(t *testing.T) {
+func TestHideServerMessages(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)
@@ -370,11 +372,52 @@ func TestDiscreet(t *testing.T) {
 	handle := hold(t, a.newCache(t, func(o *Options) { o.HideServerMessages = true }), HoldOptions{})
 	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(Failing))
 	g.Expect(handle.State().LastError).To(MatchError("the API server answered I'm a teapot"))
+
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if !isReview(req) {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = w.Write([]byte(words))
+		return true
+	})
+	handle = hold(t, a.newCache(t, func(o *Options) { o.HideServerMessages = true }), HoldOptions{})
+	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(Failing))
+	lastError := handle.State().LastError
+	g.Expect(lastError).To(MatchError("reviewing access: Internal Server Error"))
+	var status apierrors.APIStatus
+	g.Expect(errors.As(lastError, &status)).To(BeFalse(), "the status contains the text of the server")
+}
+
+// An error of discovery is shown as other errors of a server are.
+func TestHiddenDiscoveryErrors(t *testing.T) {
+	g := NewWithT(t)
+	const words = "words of the server"
+	mapper := failingMapper{err: apierrors.NewInternalError(errors.New(words + strings.Repeat("x", 10_000)))}
+	gvk := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	_, err := (&discovery{mapper: mapper}).mapping(t.Context(), gvk)
+	g.Expect(err).To(MatchError(ContainSubstring(words)))
+	g.Expect(len(err.Error())).To(BeNumerically("<", 2000), "the text of the server is shortened")
+	_, err = (&discovery{mapper: mapper, hideText: true}).mapping(t.Context(), gvk)
+	g.Expect(err).To(MatchError("the API server answered Internal Server Error"))
+	mapper.err = &meta.NoKindMatchError{GroupKind: gvk.GroupKind()}
+	_, err = (&discovery{mapper: mapper, hideText: true}).mapping(t.Context(), gvk)
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
+}
+
+// failingMapper is a RESTMapper that fails.
+type failingMapper struct {
+	meta.RESTMapper
+	err error
+}
+
+func (m failingMapper) RESTMapping(schema.GroupKind, ...string) (*meta.RESTMapping, error) {
+	return nil, m.err
 }
 
 // Reports of a stopped informer do not change the state. When observers are notified of a
 // revocation, reads are refused already.
-func TestStoppedInformersSayNothing(t *testing.T) {
+func TestStoppedInformersReportNothing(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
 	a := newAPIServer(t)

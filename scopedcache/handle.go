@@ -149,7 +149,7 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 // Subscribe is AddEventHandler for a handler that received events from another cache before.
 // options.Seen lists the objects that the handler has received. Once the informer has synced, the
 // handler receives a delete event for each of these objects that does not exist any more. Package
-// internal/watches uses Feed.
+// internal/watches uses Subscribe.
 func (h *Handle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (*Subscription, error) {
 	r, err := h.entry.add(handler, toolscache.HandlerOptions{}, options, nil)
 	if err != nil {
@@ -165,7 +165,7 @@ type Subscription struct{ registration *registration }
 // that.
 func (f *Subscription) Seen() replay.Seen { return f.registration.feed.Seen() }
 
-// Remove ends the feeding. A call of the handler that is in progress continues.
+// Remove ends the subscription. A call of the handler that is in progress continues.
 func (f *Subscription) Remove() {
 	_ = f.registration.entry.remove(f.registration) // fails only for unknown handlers
 }

@@ -153,9 +153,9 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 }
 
 // reportAnswer reports the API server's answer to an informer's request, and returns whether the
-// informer must retry the request. The informer's listerWatcher calls it.
+// informer must retry the request. listwatch.ListerWatcher calls it.
 func (r *run) reportAnswer(life monitor.LifeID, request monitor.Request, sent time.Time, err error) (retry bool) {
-	err = r.cache.displayError(err)
+	err = displayError(err, r.cache.options.HideServerMessages)
 	outcome, retry := monitor.Classify(request, err, access.FromServer(err))
 	switch outcome {
 	case monitor.OutcomeServed:

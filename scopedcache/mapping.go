@@ -50,6 +50,7 @@ type discovery struct {
 	config     *rest.Config
 	httpClient *http.Client
 	mapper     meta.RESTMapper
+	hideText   bool // errors do not contain the API server's text
 	flights    singleflight.Group
 }
 
@@ -63,11 +64,12 @@ func (d *discovery) mapperForgets() bool {
 func (d *discovery) mapping(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	if mapper, ok := d.mapper.(contextMapper); ok {
 		mapping, err := mapper.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
-		return mapping, errors.WithStack(err)
+		return mapping, displayError(errors.WithStack(err), d.hideText)
 	}
-	return shareFlight(ctx, &d.flights, gvk.String(), func() (*meta.RESTMapping, error) {
+	mapping, err := shareFlight(ctx, &d.flights, gvk.String(), func() (*meta.RESTMapping, error) {
 		return d.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	})
+	return mapping, displayError(err, d.hideText)
 }
 
 // discover asks the API server directly, because a mapper that never forgets does not notice that a
@@ -87,7 +89,7 @@ func (d *discovery) discover(ctx context.Context, gvk schema.GroupVersionKind) (
 		list, err = &metav1.APIResourceList{}, nil
 	}
 	if err != nil {
-		return nil, errors.Wrapf(err, "discovering %s", gvk.GroupVersion())
+		return nil, displayError(errors.Wrapf(err, "discovering %s", gvk.GroupVersion()), d.hideText)
 	}
 	for _, resource := range list.APIResources {
 		// skips subresources, and kinds that can only be created

@@ -10,14 +10,14 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// displayError returns an informer's error in the form in which users see it. The text is
-// shortened. With HideServerMessages it is without the API server's text.
-func (s *scopedCache) displayError(err error) error {
+// displayError returns an error of an informer, or of discovery, in the form in which users see it.
+// The text is shortened. With hideText it is without the API server's text.
+func displayError(err error, hideText bool) error {
 	if err == nil {
 		return nil
 	}
 	text := err.Error()
-	if status, ok := untrusted.StatusText(err); ok && s.options.HideServerMessages && access.FromServer(err) {
+	if status, ok := untrusted.StatusText(err); ok && hideText && access.FromServer(err) {
 		text = "the API server answered " + status
 	}
 	if untrusted.Shorten(text) != err.Error() {

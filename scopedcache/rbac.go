@@ -288,10 +288,10 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	if s.options.RBACWatcher != nil {
 		stops = append(stops, s.listenAsIdentityLocked(s.options.RBACWatcher))
 	}
-	if s.rbacEvents != nil {
-		stops = append(stops, s.listenAsIdentityLocked(s.rbacEvents))
+	if s.rbacWatcher != nil {
+		stops = append(stops, s.listenAsIdentityLocked(s.rbacWatcher))
 		// Start returns when life ends, and never fails otherwise.
-		s.running.Go(func() { _ = s.rbacEvents.Start(s.life) })
+		s.running.Go(func() { _ = s.rbacWatcher.Start(s.life) })
 	}
 	return func() {
 		for _, stop := range stops {
@@ -303,7 +303,7 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 // listenAsIdentityLocked listens to changes that concern the cache's identity. Until the identity
 // is known, every change concerns it. The caller holds mu.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
-	stopListening := events.listen(s.options.Username, s.options.Groups, s.rightsMayHaveChanged)
+	stopListening := events.listen(s.options.Username, s.options.Groups, s.accessMayHaveChanged)
 	if _, complete := subjectsOf(s.options.Username, s.options.Groups); complete {
 		return stopListening
 	}
@@ -328,7 +328,7 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		defer mu.Unlock()
 		if !stopped {
 			// Register before the first registration ends.
-			narrower := events.listen(username, groups, s.rightsMayHaveChanged)
+			narrower := events.listen(username, groups, s.accessMayHaveChanged)
 			stopListening()
 			stopListening = narrower
 		}

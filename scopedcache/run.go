@@ -20,8 +20,8 @@ type run struct {
 	synced   <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
-// keep runs an entry until ctx is done.
-func keep(ctx context.Context, s *entry) {
+// runEntry runs an entry until ctx is done.
+func runEntry(ctx context.Context, s *entry) {
 	idleness := newTicker(s.cache.options.IdleTimeout)
 	defer idleness.Stop()
 	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now()), timer: time.NewTimer(time.Hour)}

@@ -262,6 +262,17 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	reasons := first(regexp.MustCompile(`Reason = "([A-Za-z]+)"`).FindAllStringSubmatch(string(code), -1))
 	g.Expect(reasons).NotTo(BeEmpty())
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
+	names := first(regexp.MustCompile(`(?m)^\t([A-Za-z]+) +Reason = "`).FindAllStringSubmatch(string(code), -1))
+	g.Expect(names).To(HaveLen(len(reasons)))
+	exported, err := os.ReadFile("../../accessor/errors.go")
+	g.Expect(err).NotTo(HaveOccurred())
+	public, err := os.ReadFile("../../clustercache/clustercache.go")
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, name := range names {
+		found := regexp.MustCompile(`(?m)^\t(\w+) += connstate\.` + name + `\b`).FindSubmatch(exported)
+		g.Expect(found).NotTo(BeNil(), "accessor does not export "+name)
+		g.Expect(string(public)).To(MatchRegexp(`(?m)^\t\w+ += accessor\.` + string(found[1]) + `\b`))
+	}
 }
 
 // The overview links every design record, and every test that the pages name exists.

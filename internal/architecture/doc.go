@@ -1,6 +1,10 @@
-// Package architecture checks that the code follows docs/architecture.md: imports between packages,
-// an entry of every package on that page, and a doc.go with setup, usage and considerations in
-// every package. The tests also check that the Go code of the README compiles.
+// Package architecture checks that the code follows docs/architecture.md:
+//
+//   - Packages import only what they may, and the pure packages are pure.
+//   - The page names every package, and links every design record.
+//   - Every package has a doc.go, with setup, usage and considerations in the public ones.
+//   - docs/operations.md has every reason.
+//   - The Go code of the README compiles.
 //
 // # Setup
 //

@@ -94,13 +94,13 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 }
 
 // Due returns when the identity with this health is to be probed next: IdentityInterval after its
-// last success, or Interval after a probe that failed or was inconclusive. spread in [0,1) makes a
+// last success, or Interval after a probe that failed or was inconclusive. jitter in [0,1) makes a
 // probe earlier by up to a tenth, so that identities that connected together drift apart.
-func (o ProbeOptions) Due(h Health, spread float64) time.Time {
+func (o ProbeOptions) Due(h Health, jitter float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)
 	}
-	return h.LastProbeSuccessTime.Add(o.IdentityInterval - time.Duration(spread*float64(o.IdentityInterval)/10))
+	return h.LastProbeSuccessTime.Add(o.IdentityInterval - time.Duration(jitter*float64(o.IdentityInterval)/10))
 }
 
 // Failed reports whether enough probes failed to end the connection.

@@ -27,7 +27,7 @@ func TestDue(t *testing.T) {
 	o := ProbeOptions{}.WithDefaults()
 	for name, tc := range map[string]struct {
 		state  Health
-		spread float64
+		jitter float64
 		want   time.Time
 	}{
 		"after a success": {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
@@ -40,7 +40,7 @@ func TestDue(t *testing.T) {
 			LastError: errDown}, 0, t0.Add(61 * time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			NewWithT(t).Expect(o.Due(tc.state, tc.spread)).To(Equal(tc.want))
+			NewWithT(t).Expect(o.Due(tc.state, tc.jitter)).To(Equal(tc.want))
 		})
 	}
 }

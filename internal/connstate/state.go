@@ -23,6 +23,12 @@ const (
 )
 
 // Reason is one word for why an extension is not connected, or "" when the extension is connected.
+//
+// To add a Reason: declare it here. Re-export it in accessor/errors.go and in
+// clustercache/clustercache.go. Add its row to docs/operations.md. If a provider of credentials
+// causes it, add the error to credential/errors.go, and the case to reasonOf and TestReasonOf in
+// package accessor. If the lifecycle machine decides on it, add it to the reasons in
+// lifecycle/world_test.go.
 type Reason string
 
 const (

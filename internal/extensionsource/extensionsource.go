@@ -63,8 +63,8 @@ func (h *Hub) remove(p *pending) {
 	delete(h.consumers, p)
 }
 
-// Known is the state that consumers read in addition to changes.
-type Known interface {
+// Extensions is the state that consumers read in addition to changes.
+type Extensions interface {
 	// Objects returns every known extension. The objects are shared.
 	Objects() []client.Object
 	// Unhealthy returns every known extension that is not connected, or whose last probe failed.
@@ -80,13 +80,13 @@ type Unhealthy struct {
 // Listen delivers every known extension and then each extension that changes, until ctx is done.
 // With a probeFailure, Listen also delivers an extension once per episode without success that
 // lasts that long. deliver receives shared objects.
-func (h *Hub) Listen(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
+func (h *Hub) Listen(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
 	h.begin(known).run(ctx, known, probeFailure, deliver)
 }
 
 // begin registers a consumer. From then on the consumer misses no change, so Start calls begin
 // synchronously.
-func (h *Hub) begin(known Known) *pending {
+func (h *Hub) begin(known Extensions) *pending {
 	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1),
 		look: make(chan struct{}, 1)}
 	h.add(p) // before Objects, so that no change is missed in between
@@ -144,7 +144,7 @@ func (p *pending) take() map[client.ObjectKey]client.Object {
 	return objects
 }
 
-func (p *pending) run(ctx context.Context, known Known, probeFailure time.Duration, deliver func(client.Object)) {
+func (p *pending) run(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
 	defer p.hub.remove(p)
 	var tick <-chan time.Time
 	if probeFailure > 0 {
@@ -212,11 +212,11 @@ type extensionSource[request comparable] struct {
 	options Options
 	mapFunc handler.TypedMapFunc[client.Object, request]
 	hub     *Hub
-	known   Known
+	known   Extensions
 }
 
 // New returns a source.
-func New[request comparable](hub *Hub, known Known, options Options,
+func New[request comparable](hub *Hub, known Extensions, options Options,
 	mapFunc handler.TypedMapFunc[client.Object, request]) source.TypedSource[request] {
 	return &extensionSource[request]{options: options, mapFunc: mapFunc, hub: hub, known: known}
 }

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// extensions implements Known.
+// extensions implements Extensions.
 type extensions struct {
 	objects   []client.Object
 	unhealthy func() []Unhealthy
@@ -159,7 +159,7 @@ func TestProbeFailure(t *testing.T) {
 	})
 }
 
-// racing is a Known that changes during a call of Objects.
+// racing is an Extensions that changes during a call of Objects.
 type racing struct{ hub *Hub }
 
 func (r racing) Objects() []client.Object {

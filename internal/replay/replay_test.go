@@ -26,16 +26,17 @@ func object(name, uid string) *corev1.ConfigMap {
 		Data: map[string]string{"content": "secret"}}
 }
 
-// newRecorder returns a Recorder that records events by the objects' UIDs.
+// newRecorder returns a Recorder that records events by the objects' UIDs, and unseen deletions by
+// their keys too.
 func newRecorder() *testutil.Recorder {
-	return &testutil.Recorder{Key: func(object client.Object) string { return string(object.GetUID()) }}
+	return &testutil.Recorder{StoreKeys: true, Key: func(object client.Object) string { return string(object.GetUID()) }}
 }
 
 func nothing(string) bool { return false }
 
 // The next informer delivers the objects that exist. Then the feed emits deletions of the objects
 // that are gone, with the fields by which handlers find the owner.
-func TestTellsWhatHasGone(t *testing.T) {
+func TestEmitsMissingDeletes(t *testing.T) {
 	g := NewWithT(t)
 	h := newRecorder()
 	f := New(h, &corev1.ConfigMap{}, Options{})
@@ -53,10 +54,10 @@ func TestTellsWhatHasGone(t *testing.T) {
 	second := f.Begin()
 	second.OnAdd(object("stays", "stays"), true)
 	second.OnAdd(object("is another", "anew"), true)
-	g.Expect(h.Reset()).To(Equal([]string{"add stays", "delete unseen is another", "add anew"}))
+	g.Expect(h.Reset()).To(Equal([]string{"add stays", "delete unseen ns/is another is another", "add anew"}))
 	// the creation of this object is on the way
 	second.EmitMissingDeletes(func(key string) bool { return key == "ns/comes" })
-	g.Expect(h.Reset()).To(Equal([]string{"delete unseen goes"}))
+	g.Expect(h.Reset()).To(Equal([]string{"delete unseen ns/goes goes"}))
 	g.Expect(h.Last()).
 		To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{
@@ -67,6 +68,17 @@ func TestTellsWhatHasGone(t *testing.T) {
 	second.OnAdd(object("comes", "comes"), true)
 	second.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"add comes"}))
+}
+
+// A deletion of a cluster-scoped object has the key that an informer's store uses.
+func TestKeyOfAClusterScopedObject(t *testing.T) {
+	g := NewWithT(t)
+	h := newRecorder()
+	f := New(h, &corev1.Namespace{}, Options{})
+	f.Begin().OnAdd(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "gone", UID: "uid"}}, true)
+	h.Reset()
+	f.Begin().EmitMissingDeletes(nothing)
+	g.Expect(h.Reset()).To(Equal([]string{"delete unseen gone uid"}))
 }
 
 // The record passes from one feed to the next, even if the informer in between delivered nothing.
@@ -82,7 +94,7 @@ func TestKnown(t *testing.T) {
 	h.Reset()
 	next := New(h, &corev1.ConfigMap{}, Options{Seen: known}).Begin()
 	next.EmitMissingDeletes(nothing)
-	g.Expect(h.Reset()).To(Equal([]string{"delete unseen a"}))
+	g.Expect(h.Reset()).To(Equal([]string{"delete unseen ns/a a"}))
 }
 
 // The record omits objects that the handler did not receive: Options.Call may skip the handler at

@@ -24,6 +24,8 @@ type Recorder struct {
 	Namespace string
 	// Hang, if not nil, makes each handler call wait until Hang is closed.
 	Hang chan struct{}
+	// StoreKeys adds the key that the informer's store had to the lines of unseen deletions.
+	StoreKeys bool
 	// Key returns the text for an object in a line. Defaults to the object's name.
 	Key func(client.Object) string
 
@@ -49,7 +51,10 @@ func (r *Recorder) record(verb string, event any) {
 	}
 	last := event
 	if unseen, ok := event.(toolscache.DeletedFinalStateUnknown); ok {
-		verb, event = verb+" unseen", unseen.Obj
+		if verb += " unseen"; r.StoreKeys {
+			verb += " " + unseen.Key
+		}
+		event = unseen.Obj
 	}
 	object := event.(client.Object)
 	if r.Namespace != "" && object.GetNamespace() != r.Namespace {

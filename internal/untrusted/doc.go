@@ -1,4 +1,5 @@
-// Package untrusted bounds the size of data and texts that come from servers.
+// Package untrusted is the policy on what servers send: it bounds bodies, texts and names, and
+// decides which part of an error is shown.
 //
 // # Setup
 //
@@ -8,7 +9,7 @@
 //
 // [Limit] bounds the bodies of answers to requests whose answer is short. [LimitAll] bounds the
 // bodies of several answers together. [Shorten] bounds texts that people read, and [Quote] names
-// that people read.
+// that people read. [StatusText] and [Show] replace a server's text. [IsPresentable] checks names.
 //
 // # Considerations
 //

@@ -180,11 +180,11 @@ func (r *Registry) WatchContent(ctx context.Context, conn Connection, content Co
 	return r.register(ctx, conn, wanted)
 }
 
-// Unwatch removes dependents from the watches of that name, or all dependents if none are given. A
-// watch without a dependent ends: from then on, neither its handler nor its OnError is called.
-//
-// Unwatch waits for a running handler or OnError, for at most one second, and no longer than ctx.
-// Inside of a handler or OnError, which Unwatch recognizes by its context, Unwatch does not wait.
+// Unwatch removes dependents from the watches of that name, or all dependents if none are given.
+// When the last dependent is gone, the watch ends, and from then on neither its handler nor OnError
+// is called. Unwatch therefore waits up to one second, and no longer than ctx, for a call in
+// progress. Inside of a handler or OnError, which Unwatch recognizes by its context, it does not
+// wait.
 func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
 	r.mu.Lock()
 	var gone []*watch

@@ -886,7 +886,7 @@ func TestUnwatchWhileResuming(t *testing.T) {
 
 // OnError receives another error of the same state. OnError does not receive a late state of an
 // earlier connection.
-func TestOnErrorTellsErrors(t *testing.T) {
+func TestOnErrorReceivesErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		r := newRegistry()

@@ -2,6 +2,7 @@ package watches
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"runtime/debug"
 	"sync"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -293,7 +293,7 @@ func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news
 	state, w.pending = w.pending, nil
 	before := w.reported
 	w.reported = *state
-	news = state.State != before.State || connstate.ErrorText(state.LastError) != connstate.ErrorText(before.LastError)
+	news = state.State != before.State || fmt.Sprint(state.LastError) != fmt.Sprint(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
 }
 

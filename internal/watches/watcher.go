@@ -230,11 +230,11 @@ type part struct {
 
 // String describes the part for error messages.
 func (p part) String() string {
-	where := "everywhere"
+	place := "everywhere"
 	if p.scope != "" {
-		where = "in " + p.scope
+		place = "in " + p.scope
 	}
-	return fmt.Sprintf("%s (%s) %s", p.kind.Kind, p.goType, where)
+	return fmt.Sprintf("%s (%s) %s", p.kind.Kind, p.goType, place)
 }
 
 // partObject is a part, its scope, and an object of its kind.

@@ -144,7 +144,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 			}
 		}
 		took := time.Since(start)
-		g.Expect(took).To(BeNumerically("<", patience), "no getter waits for a connect")
+		g.Expect(took).To(BeNumerically("<", 2*period), "no getter waits for a connect, which hangs that long")
 		t.Logf("GetClient takes %s (slower if the race detector is on)", took/gets)
 		select {
 		case <-measured.C:

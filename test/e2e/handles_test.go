@@ -162,10 +162,10 @@ func TestRESTConfigIsACopyWithoutSecrets(t *testing.T) {
 	g.Eventually(func() error { return fresh.uses(t, ns)["clientset"]() }).WithTimeout(patience).Should(Succeed())
 }
 
-// TestCachedReadsLiveWithRBAC checks cached reads of an identity with permissions in one namespace.
+// TestCachedReadsFollowRBAC checks cached reads of an identity with permissions in one namespace.
 // Reads of that namespace succeed without any configuration. Other reads return an error that names
 // the missing permission.
-func TestCachedReadsLiveWithRBAC(t *testing.T) {
+func TestCachedReadsFollowRBAC(t *testing.T) {
 	g := NewWithT(t)
 	ns, other := namespace(t), namespace(t)
 	tenant(t, ns, "narrow")

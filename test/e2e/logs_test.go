@@ -74,7 +74,8 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 		}
 		return synced
 	}).WithTimeout(patience).Should(Equal(extensions))
-	captured.take()
+	logs = append(logs, captured.take()...)
+	g.Expect(lines(logs, `"msg"="Not connected"`)).To(HaveLen(extensions), "one line for each disconnect")
 	o.stopManager(t)
 	logs = captured.take()
 	g.Expect(lines(logs, `"msg"="Not connected"`)).To(BeEmpty())

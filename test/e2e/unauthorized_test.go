@@ -122,10 +122,10 @@ func TestFiveHundredAtOnce(t *testing.T) {
 	g.Expect(o.state("busy").Epoch).To(BeEquivalentTo(1), "the refusals disconnect no extension")
 }
 
-// TestAggregatedAPIThatRefusesEverybody covers an aggregated API that refuses every caller. Such a
+// TestAggregatedAPIThatRefusesEveryone covers an aggregated API that refuses every caller. Such a
 // refusal proves nothing about a token. No extension is disconnected, and there is no storm of
 // TokenRequests or probes.
-func TestAggregatedAPIThatRefusesEverybody(t *testing.T) {
+func TestAggregatedAPIThatRefusesEveryone(t *testing.T) {
 	g := NewWithT(t)
 	var refusals atomic.Int32
 	quiet := aggregate(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

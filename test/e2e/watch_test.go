@@ -380,11 +380,11 @@ func TestOnError(t *testing.T) {
 	g.Expect(o.kinds("poor")).To(Equal([]string{"ConfigMap/" + ns}))
 }
 
-// TestRevokedRightOfAConnection revokes a permission and grants it again. The revocation ends the
+// TestRevokedPermissionOfAConnection revokes a permission and grants it again. The revocation ends the
 // watch and notifies OnError and the extension sources, and reads are Forbidden. After the grant
 // everything resumes by itself. With WatchRBAC no caller waits for AccessReviewInterval. The state
 // reports the problem.
-func TestRevokedRightOfAConnection(t *testing.T) {
+func TestRevokedPermissionOfAConnection(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns := namespace(t)

@@ -81,8 +81,8 @@ func rbacWatcher(c *Connection) *scopedcache.RBACWatcher {
 	return c.options.RBACWatcher
 }
 
-// notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when the
-// identity gains or loses access to a kind. The result of the first sync is no change, because
+// notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when
+// the identity gains or loses access to a kind. The result of the first sync is no change, because
 // readers receive that result.
 func notifyAccessChanged(notify func()) func(scopedcache.State, scopedcache.ScopeState) {
 	return func(previous scopedcache.State, now scopedcache.ScopeState) {

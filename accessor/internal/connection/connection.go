@@ -31,7 +31,7 @@ import (
 var _ watches.Connection = (*Connection)(nil)
 
 // Connection is the result of a successful connect. Its fields do not change after the connection
-// is published; clients are built on first use. After close, every handle of the connection fails
+// is published; clients are built on first use. After Close, every handle of the connection fails
 // at once with the reason, permanently.
 type Connection struct {
 	options        *Options

@@ -25,10 +25,9 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 	return nil, r.err
 }
 
-// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. After the
-// connection has ended, lifetimeRoundTripper refuses requests. Requests under way end with the
-// connection. lifetimeRoundTripper sets the User-Agent that names the extension, and records 401s
-// and successes.
+// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It sets the
+// User-Agent that names the extension, and records 401s and successes. After the connection has
+// ended, it refuses requests. Requests under way end with the connection.
 type lifetimeRoundTripper struct {
 	conn *Connection
 	next http.RoundTripper

@@ -71,7 +71,7 @@ func (s conclusion) connectFinished() {
 // connected begins the connection that the attempt created.
 func (s conclusion) connected() {
 	s.epoch++
-	s.phase, s.reason, s.cause, s.since, s.downSince = connstate.Connected, "", nil, s.now, time.Time{}
+	s.phase, s.reason, s.cause, s.since, s.disconnectedSince = connstate.Connected, "", nil, s.now, time.Time{}
 	s.connection, s.stated = s.e.Attempt, s.e.Answer.Identity
 	s.health = connstate.Health{}.After(s.now, nil)
 	s.resetBackoff()

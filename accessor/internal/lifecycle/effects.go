@@ -48,12 +48,12 @@ type (
 	BeginConnection struct{ Attempt AttemptID }
 	// Publish sets the state that getters return.
 	Publish struct {
-		Phase     connstate.Phase
-		Reason    connstate.Reason
-		Since     time.Time // of the phase
-		DownSince time.Time // since when there is no connection; zero if there is one
-		Epoch     int64
-		Cause     error
+		Phase             connstate.Phase
+		Reason            connstate.Reason
+		Since             time.Time // of the phase
+		DisconnectedSince time.Time // since when there is no connection; zero if there is one
+		Epoch             int64
+		Cause             error
 	}
 	// EndConnection ends the connection. Its error is the state that was published last.
 	EndConnection struct{}

@@ -66,7 +66,7 @@ var invariants = []struct {
 	}},
 	{"while connected there is a connection, a credential and no time of disconnect", func(t *transition) bool {
 		connected := t.current.phase == connstate.Connected
-		return connected == (t.current.connection != 0) && connected == t.current.downSince.IsZero() &&
+		return connected == (t.current.connection != 0) && connected == t.current.disconnectedSince.IsZero() &&
 			(!connected || t.current.credential != 0)
 	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
@@ -302,7 +302,7 @@ func (t *transition) connectionsAddUp() bool {
 			begins++
 		case Publish:
 			published = e.Phase == connstate.Connected
-			if published && !connected || !published && e.DownSince.IsZero() {
+			if published && !connected || !published && e.DisconnectedSince.IsZero() {
 				return false
 			}
 		case EndConnection:

@@ -19,18 +19,18 @@ type Config struct {
 type Machine struct {
 	config    *Config
 	createdAt time.Time
-	spread    float64 // in [0,1): spreads the probes of identities that connected at the same time
+	jitter    float64 // in [0,1): spreads the probes of identities that connected at the same time
 
 	removed    bool
 	generation int64  // of the extension, as last resolved
 	source     string // source of the credential that the extension references, also if resolving failed
 
-	phase     connstate.Phase
-	reason    connstate.Reason // why there is no connection, "" while connected
-	cause     error            // with reason
-	since     time.Time        // of phase
-	downSince time.Time        // since when there is no connection, zero while connected
-	announced announcement     // the content of the last notification
+	phase             connstate.Phase
+	reason            connstate.Reason // why there is no connection, "" while connected
+	cause             error            // with reason
+	since             time.Time        // of phase
+	disconnectedSince time.Time        // since when there is no connection, zero while connected
+	announced         announcement     // the content of the last notification
 
 	target      TargetID     // zero if there is no credential
 	credential  CredentialID // in use, or to be used by a connect; zero if there is none
@@ -94,12 +94,12 @@ type Observed struct {
 	Jitter float64
 }
 
-// New returns the machine of an extension that is not connected. spread in [0,1) makes its probes
+// New returns the machine of an extension that is not connected. jitter in [0,1) makes its probes
 // earlier by up to a tenth.
-func New(config *Config, now time.Time, spread float64) Machine {
+func New(config *Config, now time.Time, jitter float64) Machine {
 	return Machine{
-		config: config, createdAt: now, spread: spread,
-		phase: connstate.Disconnected, reason: connstate.NotStarted, since: now, downSince: now,
+		config: config, createdAt: now, jitter: jitter,
+		phase: connstate.Disconnected, reason: connstate.NotStarted, since: now, disconnectedSince: now,
 		backoff: config.Backoff,
 	}
 }
@@ -177,7 +177,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	// receives one probe per Interval, not one per identity.
 	at := now.Add(m.config.Probe.Interval)
 	if !silent {
-		at = m.config.Probe.Due(m.health.Served(seen.Served), m.spread)
+		at = m.config.Probe.Due(m.health.Served(seen.Served), m.jitter)
 	}
 	if !at.After(now) {
 		return Probe, now

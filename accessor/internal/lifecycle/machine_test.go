@@ -54,7 +54,7 @@ func TestDue(t *testing.T) {
 			delay: -1},
 		"healthy": {machine: connected(func(*Machine) {}), at: time.Second,
 			delay: 59 * time.Second},
-		"healthy, spread": {machine: connected(func(m *Machine) { m.spread = 0.5 }),
+		"healthy, spread": {machine: connected(func(m *Machine) { m.jitter = 0.5 }),
 			at: time.Second, delay: 56 * time.Second},
 		"probe due": {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
 		"probe due, but served": {machine: connected(func(*Machine) {}), at: time.Minute,

@@ -229,7 +229,7 @@ func describe(effect Effect) string {
 			return fmt.Sprintf("publish Connected, epoch %d, since %s", e.Epoch, e.Since.Sub(epoch0))
 		}
 		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, formatReason(e.Reason, e.Cause),
-			e.Since.Sub(epoch0), e.DownSince.Sub(epoch0))
+			e.Since.Sub(epoch0), e.DisconnectedSince.Sub(epoch0))
 	case EndConnection:
 		return "end the connection"
 	case DiscardSecret:

@@ -44,11 +44,11 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	if s.phase != phase {
 		s.since = s.now
 	}
-	if s.downSince.IsZero() {
-		s.downSince = s.now
+	if s.disconnectedSince.IsZero() {
+		s.disconnectedSince = s.now
 	}
 	s.phase, s.reason, s.cause = phase, reason, cause
-	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DownSince: s.downSince, Epoch: s.epoch, Cause: cause})
+	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch, Cause: cause})
 	news := announcement{reason: reason, generation: s.generation}
 	if phase != connstate.Disconnected || !wasConnected && s.announced == news {
 		return

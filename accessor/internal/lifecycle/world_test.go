@@ -127,7 +127,7 @@ func (w *world) machine() *Machine {
 	m.removed, m.generation, m.source = w.removed, 1, "source"
 	m.phase, m.reason = phases[w.phase], reasons[w.reason]
 	if m.phase == connstate.Connected {
-		m.connection, m.stated, m.downSince = connectionID, ours, time.Time{}
+		m.connection, m.stated, m.disconnectedSince = connectionID, ours, time.Time{}
 	}
 	if w.announced > 0 {
 		m.announced = announcement{reason: reasons[w.announced-1], generation: 1}

@@ -17,10 +17,10 @@ const (
 	dialPatience = time.Second      // time after which another dial starts in addition to one that hangs
 )
 
-// h2Pool reserves room for requests on HTTP/2 connections. h2Pool dials only if its connections
-// have no room, and then one dial at a time, unless a dial hangs. net/http dials for every request
-// that finds no room. Fifty requests at once thus open fifty connections, although the first
-// connection could carry a hundred requests. A request waits for the first of these events: a dial
+// h2Pool reserves room for requests on HTTP/2 connections. It dials only if its connections have no
+// room, and then one dial at a time, unless a dial hangs. net/http's own transport would dial for
+// every request that finds no room: fifty requests at once would open fifty connections, although
+// the first could carry a hundred. A request waits for the first of these events: a dial
 // that ends, room on an old connection, or the end of its own context.
 //
 // The pool's mu is locked before the locks of connections: a connection's state hook takes no lock.

@@ -19,7 +19,8 @@ type Member interface {
 	ProbeForAll(membership ID) bool
 	// TargetDown ends the member's connection, because the target does not answer any member.
 	TargetDown(membership ID, err error)
-	// RetryAt moves a connect that waits because the target was silent to the earlier time at.
+	// RetryAt lets a connect that waits for the silent target begin at the given time, if that is
+	// earlier than planned.
 	RetryAt(membership ID, at time.Time)
 }
 

@@ -85,7 +85,7 @@ func (t *Target) Config() *rest.Config {
 }
 
 // RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
-// all members share the transport. The target records the answers.
+// that all members share. The target records the time of each answer.
 func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
 
 // Observe wraps next. The result refuses requests to other servers, and reports the answers to the

@@ -151,17 +151,17 @@ func TestDiscoveryIsShared(t *testing.T) {
 	}
 	wg.Wait()
 	g.Expect(a.discovery.Load()).To(BeNumerically("<=", 3), "callers during a discovery share it")
-	requestsBefore := a.discovery.Load()
+	requests := a.discovery.Load()
 	_, err := member(target, "late").RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(a.discovery.Load()).To(Equal(requestsBefore), "a later caller causes no discovery")
+	g.Expect(a.discovery.Load()).To(Equal(requests), "a later caller causes no discovery")
 
 	// A missing kind stays cached for rediscoverAfter.
 	for range 10 {
 		_, err = member(target, "member").RESTMapping(schema.GroupKind{Group: "g", Kind: "other"})
 		g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
 	}
-	g.Expect(a.discovery.Load()).To(Equal(requestsBefore))
+	g.Expect(a.discovery.Load()).To(Equal(requests))
 }
 
 // The rejection of one identity does not affect the others.
@@ -227,9 +227,9 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 func TestDiscoveryIsBounded(t *testing.T) {
 	g := NewWithT(t)
 	var unit atomic.Pointer[string]
-	var sent, requestsBefore atomic.Int64
+	var sent, requests atomic.Int64
 	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requestsBefore.Add(1)
+		requests.Add(1)
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
 		case "/api":
@@ -255,7 +255,7 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		"requests": {groups, "more than 2000 requests"},
 	} {
 		sent.Store(0)
-		requestsBefore.Store(0)
+		requests.Store(0)
 		unit.Store(&tc.unit)
 		var s Set
 		target, err := s.Join(&rest.Config{Host: endless.URL}, nil)
@@ -266,7 +266,7 @@ func TestDiscoveryIsBounded(t *testing.T) {
 			g.Expect(err).To(MatchError(ContainSubstring(tc.problem)), what)
 		}
 		g.Expect(sent.Load()).To(BeNumerically("<", 2*maxDiscovery.Bytes), what)
-		g.Expect(requestsBefore.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
+		g.Expect(requests.Load()).To(BeNumerically("<=", maxDiscovery.Requests), what)
 		target.Leave()
 	}
 }

@@ -12,8 +12,8 @@ const (
 	// maxDoubtfulJobs bounds the jobs of targets that are not known to answer. Targets that hang
 	// thus leave room for other targets. minDoubtfulJobs of maxJobs are reserved for such targets,
 	// so that they make progress.
-	maxDoubtfulJobs = 50
-	minDoubtfulJobs = 10
+	maxUnconfirmedJobs = 50
+	minUnconfirmedJobs = 10
 	// maxJobsPerTarget bounds the jobs of one target.
 	maxJobsPerTarget = 10
 	// maxConsecutiveUrgent is how many urgent jobs of a target run before one other job of the
@@ -43,11 +43,11 @@ const notQueued connstate.Reachability = -1
 
 // hasRoom reports whether a job of a target with that reachability may run.
 func hasRoom(r connstate.Reachability, running [reachabilities]int) bool {
-	notProven := running[connstate.Unknown] + running[connstate.Unresponsive]
+	unconfirmed := running[connstate.Unknown] + running[connstate.Unresponsive]
 	if r == connstate.Reachable {
-		return running[connstate.Reachable]+max(notProven, minDoubtfulJobs) < maxJobs
+		return running[connstate.Reachable]+max(unconfirmed, minUnconfirmedJobs) < maxJobs
 	}
-	return running[connstate.Reachable]+notProven < maxJobs && notProven < maxDoubtfulJobs
+	return running[connstate.Reachable]+unconfirmed < maxJobs && unconfirmed < maxUnconfirmedJobs
 }
 
 // jobQueue holds the jobs of one target. The pool's mu guards all fields.

@@ -55,12 +55,12 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs - minDoubtfulJobs))
+		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs - minUnconfirmedJobs))
 		close(release)
 		p.mu.Lock()
 		waiting := len(p.turns[connstate.Reachable])
 		p.mu.Unlock()
-		g.Expect(waiting).To(BeNumerically("<=", 400-(maxJobs-minDoubtfulJobs)))
+		g.Expect(waiting).To(BeNumerically("<=", 400-(maxJobs-minUnconfirmedJobs)))
 		synctest.Wait()
 		g.Expect(most.Load()).To(BeNumerically("<=", maxJobs))
 		g.Expect(p.queues).To(BeEmpty())
@@ -111,7 +111,7 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		}
 		first := make(chan struct{})
 		p.Submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
-		for i := range 10 * maxDoubtfulJobs {
+		for i := range 10 * maxUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("hangs-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
 			}, true, func() { hanging.Add(1); <-release })
@@ -120,7 +120,7 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 			p.Submit("unknown", turnsOut, false, func() { served.Add(1) })
 		}
 		synctest.Wait()
-		g.Expect(hanging.Load()).To(BeNumerically("<", maxDoubtfulJobs),
+		g.Expect(hanging.Load()).To(BeNumerically("<", maxUnconfirmedJobs),
 			"together with the unknown target, the jobs use all of the room")
 		for i := range 500 {
 			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
@@ -132,7 +132,7 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		g.Expect(served.Load()).To(BeEquivalentTo(521), "the remaining jobs do not wait behind targets that hang")
 		close(release)
 		synctest.Wait()
-		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxDoubtfulJobs))
+		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxUnconfirmedJobs))
 		g.Expect(p.queues).To(BeEmpty())
 		g.Expect(p.running).To(Equal([reachabilities]int{}))
 		p.Close()
@@ -172,7 +172,7 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 
 // Targets that do not answer, and targets that were not tried yet, make progress however busy the
 // other targets are. Targets that were not tried come before targets that did not answer.
-func TestPoolGivesEverybodyAChance(t *testing.T) {
+func TestPoolServesEveryTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		var p Pool
@@ -181,7 +181,7 @@ func TestPoolGivesEverybodyAChance(t *testing.T) {
 			p.Submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
 		}
 		silent := make(chan struct{})
-		for i := range 2 * minDoubtfulJobs {
+		for i := range 2 * minUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
 			}, false, func() { <-silent })
@@ -205,7 +205,7 @@ func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 		g := NewWithT(t)
 		var p Pool
 		silent, busy := make(chan struct{}), make(chan struct{})
-		for i := range maxDoubtfulJobs {
+		for i := range maxUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
 			}, false, func() { <-silent })

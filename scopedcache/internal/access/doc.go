@@ -1,3 +1,3 @@
-// Package access asks an API server what its own identity may do: access reviews, whether the API
-// server is ready, and whom it takes the identity for.
+// Package access asks an API server about its own identity: which access it has, whether the server
+// is ready, and which username and groups the server states.
 package access

@@ -145,11 +145,10 @@ func FromServer(err error) bool {
 
 // failed returns the error for a review without an answer.
 func (r *Reviewer) failed(err error) error {
-	text := err.Error()
 	if status, ok := untrusted.StatusText(err); ok && r.hideText && FromServer(err) {
-		text = status
+		return errors.New("reviewing access: " + status) // without the server's status, which has its text
 	}
-	return untrusted.Show("reviewing access: "+text, err)
+	return untrusted.Show("reviewing access: "+err.Error(), err)
 }
 
 // serverText returns the API server's message as a suffix, or nothing if errors do not contain its

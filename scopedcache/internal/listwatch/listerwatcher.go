@@ -16,17 +16,14 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// ListerWatcher lists and watches for an informer. ListerWatcher reports every answer of the API
-// server. The informer itself does not always report: it retries errors that it takes for temporary
-// without a notice.
+// ListerWatcher lists and watches for an informer, and reports every answer of the API server. The
+// informer itself does not always report: it retries errors that it takes for temporary without a
+// notice.
 //
-// ListerWatcher retries temporary errors itself, because an informer that receives an error waits
-// up to a minute before its next request.
+// Temporary errors are retried here, because an informer that receives an error waits up to a
+// minute before its next request.
 //
-// ListerWatcher also makes sure that a stopped watch leaves no goroutine behind. controller-runtime
-// passes metadata watches through watch.Filter. When a stream is cancelled, its last event is an
-// error, which no one receives any more. The goroutine of watch.Filter would block for ever on that
-// event. So each stopped metadata informer would leak a goroutine.
+// Stopped watches are drained; see package drainedwatch.
 type ListerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// Report is called after every list and watch, with the time when it was sent. err is nil if

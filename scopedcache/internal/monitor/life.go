@@ -155,7 +155,7 @@ func (s informerStep) judge(e Reviewed) {
 
 // lose ends the informer, because access or the kind is gone.
 func (s informerStep) lose(state State, err error, contradicted State) {
-	s.emit(StopInformer{Life: s.life.id}) // before anybody hears of it
+	s.emit(StopInformer{Life: s.life.id}) // before readers and handlers learn of it
 	s.setState(state, err)
 	s.endLife(contradicted, false)
 }

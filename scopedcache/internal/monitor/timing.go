@@ -10,7 +10,10 @@ import (
 type Timing struct {
 	// ConfirmAfter is how long an API server that reports that it is ready must deny access before
 	// access counts as revoked. The same holds for a kind that counts as removed. The reason: an
-	// API server that has just started answers 403 to legitimate requests for some moments.
+	// API server that has just started answers 403 to legitimate requests for some moments. A scope
+	// that is denied for the first time since it last synced is reviewed again after ConfirmAfter
+	// (untilReview). ConfirmAfter is also the shortest delay of the second review after an RBAC
+	// event.
 	ConfirmAfter time.Duration
 	// ConfirmReadinessUnknown is the same for an API server that does not report whether it is
 	// ready. How long the first moments of an API server last depends on its work.

@@ -15,9 +15,9 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// TestInformersOutliveRights checks that an informer and its handlers, indexes and transforms
+// TestInformersOutlivePermissions checks that an informer and its handlers, indexes and transforms
 // survive when the permission is revoked and granted again. The caller creates none of them again.
-func TestInformersOutliveRights(t *testing.T) {
+func TestInformersOutlivePermissions(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns, u := createNamespace(t), newUser(t)

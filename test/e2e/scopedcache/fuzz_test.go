@@ -45,11 +45,11 @@ const (
 	readTimeout = 5 * time.Second
 )
 
-// TestRandomRights runs random grants, revocations, creations, deletions, reads, watches and
+// TestRandomPermissions runs random grants, revocations, creations, deletions, reads, watches and
 // restarts of the API server. The test compares the results with a model of each user's
 // permissions. Later than bound after a change, no read succeeds without permission, and no read
 // with permission is forbidden. Handlers with permission have received every object. No call hangs.
-func TestRandomRights(t *testing.T) {
+func TestRandomPermissions(t *testing.T) {
 	if *fuzzSeed != 0 {
 		newSequence(t, *fuzzSeed).run()
 		return
@@ -69,7 +69,7 @@ func TestRandomRights(t *testing.T) {
 	for seed, n := uint64(began.UnixNano()), 1; time.Since(began) < *fuzzDuration; seed, n = seed+1, n+1 {
 		if !t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { newSequence(t, seed).run() }) {
 			t.Fatalf(
-				"sequence %d failed; to reproduce: go test -race ./test/e2e/scopedcache -run TestRandomRights -seed %d", n,
+				"sequence %d failed; to reproduce: go test -race ./test/e2e/scopedcache -run TestRandomPermissions -seed %d", n,
 				seed)
 		}
 		if n%10 == 0 {

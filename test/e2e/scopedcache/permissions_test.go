@@ -196,9 +196,9 @@ func TestEventsOfRBAC(t *testing.T) {
 	})
 }
 
-// TestObjectsOfALostRightAreFree checks that the cache frees its objects when the permission is
+// TestObjectsOfARevokedScopeAreFreed checks that the cache frees its objects when the permission is
 // revoked. The cache keeps only what it needs to notify handlers of deletions.
-func TestObjectsOfALostRightAreFree(t *testing.T) {
+func TestObjectsOfARevokedScopeAreFreed(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns, u := createNamespace(t), newUser(t)
@@ -293,10 +293,10 @@ func TestGrantedAgain(t *testing.T) {
 	informer.Release()
 }
 
-// TestNamespacedOnlyRights checks that a user with permission in one namespace can read there,
+// TestNamespacedPermissions checks that a user with permission in one namespace can read there,
 // without any configuration. A read of all namespaces returns Forbidden, and never only a part of
 // the objects.
-func TestNamespacedOnlyRights(t *testing.T) {
+func TestNamespacedPermissions(t *testing.T) {
 	for name, options := range map[string]scopedcache.Options{
 		"one informer per namespace":                {AccessReviewInterval: shortInterval, PerNamespace: true},
 		"one informer of all namespaces if allowed": {AccessReviewInterval: shortInterval},
@@ -398,9 +398,9 @@ func TestResourceNames(t *testing.T) {
 	g.Expect(c.isForbidden(ctx, ns)).To(BeTrue(), "reads through the cache use no selectors")
 }
 
-// TestNobodyAsksForWhatNobodyNeeds checks that the cache sends no more access reviews for a scope
+// TestUnneededScopesSendNothing checks that the cache sends no more access reviews for a scope
 // after its last handle is released.
-func TestNobodyAsksForWhatNobodyNeeds(t *testing.T) {
+func TestUnneededScopesSendNothing(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := createNamespace(t), newUser(t)
 	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond}, cache.Options{})
