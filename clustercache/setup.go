@@ -19,11 +19,10 @@ import (
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
 // manager starts, no extension is connected. All connections end when the manager ends.
 //
-// ctx is used only during the call. A manager takes one ClusterCache. A process takes
-// one too, because controller-runtime requires unique names of controllers, unless
-// controllerOptions set SkipNameValidation. No other field of controllerOptions needs a value: the
-// reconciler never dials, so one worker suffices. controllerOptions.Reconciler
-// is overwritten.
+// ctx is used only during the call. A manager takes one ClusterCache. A process takes one too,
+// because controller-runtime requires unique names of controllers, unless controllerOptions set
+// SkipNameValidation. No other field of controllerOptions needs a value: the reconciler never dials,
+// so one worker suffices. controllerOptions.Reconciler is overwritten.
 //
 // The call sends a request to the API server to discover the kind of the extensions. It fails if
 // the options cannot work with the kind. A kind that the API server does not serve, and no answer

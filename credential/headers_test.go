@@ -28,7 +28,8 @@ func credentials() map[string]struct {
 		credential Credential
 		carries    http.Header
 	}{
-		"token": {newStaticCredential(secretMaterial{token: newSecret("mine")}), http.Header{"Authorization": {"Bearer mine"}}},
+		"token": {newStaticCredential(secretMaterial{token: newSecret("mine")}),
+			http.Header{"Authorization": {"Bearer mine"}}},
 		"impersonation": {&impersonationCredential{
 			headers: http.Header{"Impersonate-User": {"red"}, "Impersonate-Uid": {"1"}},
 		},

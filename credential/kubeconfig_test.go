@@ -453,7 +453,8 @@ func checkKubeconfig(t *testing.T, content []byte, allowInsecure bool) {
 	if !strings.HasPrefix(parsed.reach.Host, "https://") && !strings.HasPrefix(parsed.reach.Host, "http://") {
 		t.Errorf("accepted the server %q", parsed.reach.Host)
 	}
-	if parsed.secretMaterial.version == "" || (parsed.secretMaterial.token == nil) == (parsed.secretMaterial.certificate == nil) {
+	if parsed.secretMaterial.version == "" ||
+		(parsed.secretMaterial.token == nil) == (parsed.secretMaterial.certificate == nil) {
 		t.Errorf("not exactly one credential")
 	}
 	c := parsed.secretMaterial.open()

@@ -42,8 +42,9 @@ var mayImport = map[string][]string{
 	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate"},
 	"accessor/internal/workpool":  {"internal/connstate"},
 	"accessor/internal/lifecycle": {"internal/connstate"},
-	"internal/watches":            {"scopedcache", "healthprobe", "internal/connstate", "internal/replay", "internal/metrics"},
-	"credential":                  {"healthprobe", "internal/untrusted", "internal/informed", "internal/metrics"},
+	"internal/watches": {"scopedcache", "healthprobe", "internal/connstate", "internal/replay",
+		"internal/metrics"},
+	"credential": {"healthprobe", "internal/untrusted", "internal/informed", "internal/metrics"},
 	"scopedcache": {
 		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
 		"internal/untrusted", "internal/replay",

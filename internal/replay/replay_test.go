@@ -29,7 +29,9 @@ func object(name, uid string) *corev1.ConfigMap {
 // newRecorder returns a Recorder that records events by the objects' UIDs, and unseen deletions by
 // their keys too.
 func newRecorder() *testutil.Recorder {
-	return &testutil.Recorder{StoreKeys: true, Key: func(object client.Object) string { return string(object.GetUID()) }}
+	return &testutil.Recorder{KeepLast: true, StoreKeys: true, Key: func(object client.Object) string {
+		return string(object.GetUID())
+	}}
 }
 
 func nothing(string) bool { return false }

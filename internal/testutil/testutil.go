@@ -24,6 +24,9 @@ type Recorder struct {
 	Namespace string
 	// Hang, if not nil, makes each handler call wait until Hang is closed.
 	Hang chan struct{}
+	// KeepLast keeps the argument of the last call for Last. Otherwise the Recorder keeps no object,
+	// so that tests can show that objects are freed.
+	KeepLast bool
 	// StoreKeys adds the key that the informer's store had to the lines of unseen deletions.
 	StoreKeys bool
 	// Key returns the text for an object in a line. Defaults to the object's name.
@@ -66,7 +69,10 @@ func (r *Recorder) record(verb string, event any) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.events, r.last = append(r.events, fmt.Sprintf("%s %s", verb, name)), last
+	r.events = append(r.events, fmt.Sprintf("%s %s", verb, name))
+	if r.KeepLast {
+		r.last = last
+	}
 }
 
 // Events returns the events since the last Reset. The result is never nil.

@@ -48,7 +48,8 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 		s.disconnectedSince = s.now
 	}
 	s.phase, s.reason, s.cause = phase, reason, cause
-	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch, Cause: cause})
+	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch,
+		Cause: cause})
 	news := announcement{reason: reason, generation: s.generation}
 	if phase != connstate.Disconnected || !wasConnected && s.announced == news {
 		return

@@ -20,8 +20,8 @@ const (
 // h2Pool reserves room for requests on HTTP/2 connections. It dials only if its connections have no
 // room, and then one dial at a time, unless a dial hangs. net/http's own transport would dial for
 // every request that finds no room: fifty requests at once would open fifty connections, although
-// the first could carry a hundred. A request waits for the first of these events: a dial
-// that ends, room on an old connection, or the end of its own context.
+// the first could carry a hundred. A request waits for the first of these events: a dial that ends,
+// room on an old connection, or the end of its own context.
 //
 // The pool's mu is locked before the locks of connections: a connection's state hook takes no lock.
 type h2Pool struct {
