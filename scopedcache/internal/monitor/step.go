@@ -99,7 +99,7 @@ func (s *step) mapped(e Mapped) {
 			s.wait(delay(&s.pending, s.jitter), true)
 		case e.Err != nil:
 			s.fail(e.Err)
-			s.wait(delay(&s.failing, s.jitter), false)
+			s.wait(s.untilReview(true), false)
 		default:
 			s.phase, s.mapping = reviewing, e.Mapping
 			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping,
@@ -128,22 +128,31 @@ func (s *step) reviewedAtStart(e Reviewed) {
 		s.contradicted = ""
 		s.setState(Forbidden, e.Err)
 		s.denials++
-		s.wait(s.untilReview(), false)
+		s.failing = s.config.Timing.Failing // else a scope that stays Forbidden would add up all outages
+		s.wait(s.untilReview(false), false)
 	case e.Verdict == DeniedUnready, e.Verdict == Unanswered:
 		s.fail(e.Err)
-		s.wait(delay(&s.failing, s.jitter), false)
+		s.wait(s.untilReview(true), false)
 	default:
 		s.startInformer(e)
 	}
 }
 
-// untilReview returns the delay until the next review after a denial. The delay after the first
-// denial is short, because an API server in its first moments may have denied legitimate access.
-func (s *step) untilReview() time.Duration {
-	if s.denials == 1 {
+// untilReview returns the delay until the next review after a denial, or after an error. The delay
+// after the first denial is short, because an API server in its first moments may have denied
+// legitimate access. A scope that is Forbidden is reviewed every Interval, also after errors: else
+// its access could come back long after the API server has.
+func (s *step) untilReview(failed bool) time.Duration {
+	switch {
+	case failed && s.state == Forbidden:
+		return min(delay(&s.failing, s.jitter), max(s.interval(), s.config.Timing.Failing.Duration))
+	case failed:
+		return delay(&s.failing, s.jitter)
+	case s.denials == 1:
 		return min(s.config.Timing.ConfirmAfter, s.interval())
+	default:
+		return s.interval()
 	}
-	return s.interval()
 }
 
 func (s *step) startInformer(e Reviewed) {
@@ -183,7 +192,7 @@ func (s *step) endLife(contradicted State, failed bool) {
 	switch {
 	case contradicted == Forbidden:
 		s.denials++
-		s.wait(s.untilReview(), false)
+		s.wait(s.untilReview(false), false)
 	case contradicted != "":
 		s.wait(delay(&s.pending, s.jitter), true)
 	case failed:
