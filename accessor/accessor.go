@@ -11,7 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
-	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 )
 
@@ -46,14 +47,14 @@ func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 			go drain()
 		}
 	}
-	a.published.Store(&snapshot{phase: Disconnected, reason: NotStarted, since: now,
-		err: &NotConnectedError{Extension: key, Reason: NotStarted, Since: now}})
+	a.published.Store(&snapshot{phase: connstate.PhaseDisconnected, reason: connstate.ReasonNotStarted, since: now,
+		err: &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotStarted, Since: now}})
 	return a
 }
 
 // eventPayload holds the values that come with an event and that the machine does not see.
 type eventPayload struct {
-	resolution credential.Resolution  // with Resolved
+	resolution identity.Resolution    // with Resolved
 	membership *targets.Membership    // with Resolved: membership of the target that was joined for the event
 	conn       *connection.Connection // with AttemptFinished: the connection that a connect created
 }
@@ -122,7 +123,7 @@ func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 // reconcile receives the identity that the extension connects as, and starts the attempt that is
 // due. reconcile returns the delay after which the caller must call reconcile again. The delay is 0
 // if the next call follows a wake only.
-func (a *identityAccessor) reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
+func (a *identityAccessor) reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(resolution), Err: err}
 	if err != nil {
 		event.Reason = reasonOf(err)
@@ -150,13 +151,13 @@ func (a *identityAccessor) reconcile(object client.Object, resolution credential
 	return max(deadline.Sub(now), time.Nanosecond)
 }
 
-func resolutionOf(r credential.Resolution) lifecycle.Resolution {
+func resolutionOf(r identity.Resolution) lifecycle.Resolution {
 	return lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source, ServiceAccount: r.ServiceAccount,
 		KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
 }
 
 // remove ends the accessor permanently, and returns when all resulting effects have run.
-func (a *identityAccessor) remove(reason Reason, cause error) {
+func (a *identityAccessor) remove(reason connstate.Reason, cause error) {
 	a.step(lifecycle.Removed{Reason: reason, Cause: cause}, eventPayload{})
 	a.effects.wait()
 }

@@ -34,6 +34,8 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 func TestMain(m *testing.M) {
@@ -59,7 +61,7 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	r.status(http.StatusForbidden)
 	g.Eventually(unhealthy).WithTimeout(patience).Should(HaveLen(1))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
-	g.Expect(state.Phase).To(Equal(Connected), "a denied review ends no connection")
+	g.Expect(state.Phase).To(Equal(connstate.PhaseConnected), "a denied review ends no connection")
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(unhealthy()).To(Equal([]time.Time{state.Health.LastProbeSuccessTime}))
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
@@ -129,7 +131,7 @@ func (r *reviewer) status(status int) {
 type driver struct {
 	*Set
 	t        *testing.T
-	resolver credential.Resolver
+	resolver identity.Resolver
 	wake     chan client.ObjectKey
 
 	mu          sync.Mutex
@@ -151,7 +153,7 @@ type host struct {
 
 func (h host) GetConfig() *rest.Config { return h.config }
 
-func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Backoff) *driver {
+func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait.Backoff) *driver {
 	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
 		uidSuffixes: map[string]string{}}
 	var err error
@@ -164,7 +166,7 @@ func drive(t *testing.T, url string, probes healthprobe.Options, backoff wait.Ba
 			base.BearerToken = "secret-" + d.newToken(object.GetName())
 		}
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: url}}, credential.Kind{})
+	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.Set = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
@@ -214,7 +216,7 @@ func (d *driver) reconcile(name string) time.Duration {
 	uid := "uid-" + name + d.uidSuffixes[name]
 	d.mu.Unlock()
 	if !exists {
-		d.Remove(client.ObjectKey{Name: name}, Deleted)
+		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonDeleted)
 		return 0
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
@@ -268,19 +270,21 @@ func (d *driver) disconnectReasons() []string {
 }
 
 func connectedAs(user string) func(ConnectionState) bool {
-	return func(s ConnectionState) bool { return s.Phase == Connected && s.Identity.Username == user }
+	return func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseConnected && s.Identity.Username == user
+	}
 }
 
-func disconnectedFor(reason Reason) func(ConnectionState) bool {
-	return func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason == reason }
+func disconnectedFor(reason connstate.Reason) func(ConnectionState) bool {
+	return func(s ConnectionState) bool { return s.Phase == connstate.PhaseDisconnected && s.Reason == reason }
 }
 
 var errDown = errors.New("down")
 
 var (
-	fastProbes = healthprobe.Options{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
+	fastProbes = connstate.ProbeOptions{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
 		Timeout: 2 * time.Second, FailureThreshold: 3}
-	rareProbes = healthprobe.Options{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
+	rareProbes = connstate.ProbeOptions{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
 		FailureThreshold: 3}
 	noRetry        = wait.Backoff{Duration: time.Hour, Steps: 1}
 	immediateRetry = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
@@ -316,10 +320,10 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	// way.
 	conn := connection.New(d.life, &d.tasks, &d.connections, a.key, 7, late.membership.Target, late.credential, func() {},
 		func() {})
-	conn.SetIdentity(Identity{Username: "old"})
+	conn.SetIdentity(connstate.Identity{Username: "old"})
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})
-	g.Eventually(conn.Err).Should(MatchError(ErrNotConnected), "a connection that is not published is closed")
+	g.Eventually(conn.Err).Should(MatchError(connstate.ErrNotConnected), "a connection that is not published is closed")
 	current, _ := d.State(a.key)
 	g.Expect(current.Identity).To(Equal(state.Identity))
 	g.Expect(current.Epoch).To(BeEquivalentTo(1))
@@ -337,7 +341,7 @@ func TestUnexpectedIdentity(t *testing.T) {
 	d.mu.Unlock()
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
-	resolution.Expected = Identity{Username: "user-of-token", UID: "another"}
+	resolution.Expected = connstate.Identity{Username: "user-of-token", UID: "another"}
 	d.Set.Reconcile(object, resolution, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 	state, _ := d.State(client.ObjectKey{Name: "red"})
@@ -387,13 +391,15 @@ func TestUnauthorizedReview(t *testing.T) {
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
 	})
-	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Epoch == 2 })
+	state := d.eventually("red", func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseConnected && s.Epoch == 2
+	})
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
-	g.Expect(old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})).To(MatchError(ErrNotConnected))
+	g.Expect(old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})).To(MatchError(connstate.ErrNotConnected))
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unauthorized"}))
 
 	r.status(http.StatusUnauthorized)
-	d.eventually("red", disconnectedFor(Unauthorized))
+	d.eventually("red", disconnectedFor(connstate.ReasonUnauthorized))
 	g.Eventually(func() bool { // the connect that follows at once has failed too
 		found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 		a := found.(*identityAccessor)
@@ -415,7 +421,7 @@ func TestIdentityThatChanges(t *testing.T) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-token", UID: "another"}
 	})
 	state := d.eventually("red", func(s ConnectionState) bool {
-		return s.Phase == Connected && s.Identity.UID == "another"
+		return s.Phase == connstate.PhaseConnected && s.Identity.UID == "another"
 	})
 	g.Expect(state.Epoch).To(BeEquivalentTo(2))
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
@@ -431,9 +437,9 @@ func TestFailingReviews(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-token"))
 	r.status(http.StatusInternalServerError)
 	previous := r.reviews.Load()
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase != Connected })
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase != connstate.PhaseConnected })
 	g.Expect(r.reviews.Load() - previous).To(BeNumerically(">=", fastProbes.FailureThreshold))
-	d.eventually("red", disconnectedFor(ProbeFailed))
+	d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "back"}
 	})
@@ -446,7 +452,7 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
-		healthprobe.Options{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second,
+		connstate.ProbeOptions{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second,
 			FailureThreshold: 3}, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
@@ -475,7 +481,8 @@ func TestSilentTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
-		healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour, Timeout: 100 * time.Millisecond,
+		connstate.ProbeOptions{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour,
+			Timeout:          100 * time.Millisecond,
 			FailureThreshold: 3}, noRetry)
 	names := []string{"red", "green", "blue", "yellow", "violet", "grey"}
 	for _, name := range names {
@@ -493,7 +500,7 @@ func TestSilentTarget(t *testing.T) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token}
 	})
 	for _, name := range names {
-		state := d.eventually(name, disconnectedFor(Unreachable))
+		state := d.eventually(name, disconnectedFor(connstate.ReasonUnreachable))
 		g.Expect(state.Health.ConsecutiveFailures).To(BeNumerically(">=", 3))
 	}
 	g.Expect(r.reviews.Load()-reviewsBefore).To(BeNumerically("<=", 5), "one probe per interval, not one per member")
@@ -530,7 +537,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	_, err = cred.RoundTripper(http.DefaultTransport).RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
 	g.Expect(err).To(MatchError(credential.ErrInvalidCredential), "the credential is closed")
 	err = old.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
-	g.Expect(err).To(MatchError(ErrNotConnected))
+	g.Expect(err).To(MatchError(connstate.ErrNotConnected))
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
 }
 
@@ -589,7 +596,7 @@ func TestEchoedSecret(t *testing.T) {
 	r.echo.Store(true)
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "hunter2-hunter2")
-	state := d.eventually("red", disconnectedFor(ProbeFailed))
+	state := d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
 	g.Expect(state.Message).To(ContainSubstring("[redacted]"))
 	_, err := d.GetClient(client.ObjectKey{Name: "red"})
 	g.Expect(fmt.Sprintf("%s %+v %v", state.Message, err, state)).NotTo(ContainSubstring("hunter2"))
@@ -602,7 +609,8 @@ func TestEmptyIdentity(t *testing.T) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, authenticationv1.UserInfo{} })
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
-	g.Expect(d.eventually("red", disconnectedFor(ProbeFailed)).Message).To(ContainSubstring("stated no user name"))
+	g.Expect(d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed)).Message).
+		To(ContainSubstring("stated no user name"))
 }
 
 // While a cache cannot be read, a connection continues only if the extension still references the
@@ -614,12 +622,12 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
-	d.Reconcile(object, credential.Resolution{}, errDown)
+	d.Reconcile(object, identity.Resolution{}, errDown)
 	d.eventually("red", connectedAs("user-of-token"))
-	d.Reconcile(object, credential.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
+	d.Reconcile(object, identity.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
 		errDown)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
-	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 || s.Phase != Connected })
+	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 || s.Phase != connstate.PhaseConnected })
 }
 
 // An extension that was deleted and created again between two reconciles is another extension. The
@@ -636,7 +644,9 @@ func TestRecreatedExtension(t *testing.T) {
 	d.uidSuffixes["red"] = "-again"
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: "red"}
-	state := d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.UID == "uid-red-again" })
+	state := d.eventually("red", func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseConnected && s.UID == "uid-red-again"
+	})
 	g.Expect(state.Epoch).To(BeEquivalentTo(1))
 	err = old.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.Node{})
 	g.Expect(err).To(MatchError(ContainSubstring("Deleted")))
@@ -650,7 +660,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		base *rest.Config) (*rest.Config, error) {
 		base.BearerToken = "token"
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: r.URL}}, credential.Kind{})
+	}).Bind(host{config: &rest.Config{Host: r.URL}}, identity.Kind{})
 	g.Expect(err).NotTo(HaveOccurred())
 	var s *Set
 	reconcile := func(name string) {
@@ -666,14 +676,14 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		},
 		Changed: func(object client.Object) {
 			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" &&
-				state.Phase == Disconnected {
+				state.Phase == connstate.PhaseDisconnected {
 				reconcile("late") // a worker that still runs while the first extension is removed
 			}
 		},
 	})
 	reconcile("first")
-	g.Eventually(func() Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).
-		WithTimeout(patience).Should(Equal(Connected))
+	g.Eventually(func() connstate.Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).
+		WithTimeout(patience).Should(Equal(connstate.PhaseConnected))
 	ended, end := context.WithCancel(t.Context())
 	end()
 	g.Expect(s.Run(ended)).To(Succeed())
@@ -682,7 +692,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	g.Expect(s.targets.List()).To(BeEmpty())
 	for _, name := range []string{"first", "late", "after"} {
 		_, err := s.GetClient(client.ObjectKey{Name: name})
-		g.Expect(err).To(MatchError(ErrNotConnected))
+		g.Expect(err).To(MatchError(connstate.ErrNotConnected))
 		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
 	}
 }

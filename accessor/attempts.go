@@ -131,11 +131,11 @@ func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, h
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
 	got := healthprobe.Ask(ctx, config, &limited, timeout)
-	answer := lifecycle.Answer{Verdict: got.Verdict, Identity: got.Identity, Err: got.Err}
+	answer := lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err}
 	var none *credential.NoTokenError
 	switch reason := reasonOf(got.Err); {
 	case got.Err == nil:
-	case reason != Unreachable, errors.As(got.Err, &none):
+	case reason != connstate.ReasonUnreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
 	case conn.Resolution().UntrustedServer:
 		logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),

@@ -32,10 +32,11 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.watches.Connected(payload.conn)
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
-		if e.Phase == Connected {
+		if e.Phase == connstate.PhaseConnected {
 			next.conn = payload.conn
 		} else {
-			next.err = &NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince, Cause: e.Cause}
+			next.err = &connstate.NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince,
+				Err: e.Cause}
 		}
 		a.published.Store(next)
 	case lifecycle.EndConnection:
@@ -60,7 +61,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 			return func() {}
 		}
 		return func() {
-			payload.conn.Close(&NotConnectedError{Extension: a.key, Reason: e.Reason, Cause: e.Cause})
+			payload.conn.Close(&connstate.NotConnectedError{Extension: a.key, Reason: e.Reason, Err: e.Cause})
 		}
 	case lifecycle.RetireCredential:
 		retired := a.credentials.take(e.Credential)

@@ -16,19 +16,19 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
-	"github.com/latchkey-dev/latchkey/credential"
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // countingCredential is a credential that records calls.
 type countingCredential struct {
-	credential.Credential
+	identity.Credential
 	closed    chan struct{}
 	discarded time.Time
 }
 
-func (*countingCredential) TransportRequirement() credential.TransportRequirement {
-	return credential.TransportRequirement{}
+func (*countingCredential) TransportRequirement() identity.TransportRequirement {
+	return identity.TransportRequirement{}
 }
 func (c *countingCredential) Close()                   { close(c.closed) }
 func (c *countingCredential) Discard(before time.Time) { c.discarded = before }
@@ -37,7 +37,7 @@ func (c *countingCredential) Discard(before time.Time) { c.discarded = before }
 // effects at once, after effects without the lock.
 func TestEffectsOnSecrets(t *testing.T) {
 	g := NewWithT(t)
-	set := NewSet(Options{HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: noRetry,
+	set := NewSet(Options{HealthProbe: connstate.ProbeOptions{}.WithDefaults(), ConnectBackoff: noRetry,
 		Logger: logr.Discard(),
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
@@ -49,7 +49,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 	for id := lifecycle.CredentialID(1); id <= 3; id++ {
 		creds[id] = &countingCredential{closed: make(chan struct{})}
 		a.credentials = append(a.credentials, openCredential{id,
-			connection.Bind(creds[id], credential.Resolution{}, membership.Target)})
+			connection.Bind(creds[id], identity.Resolution{}, membership.Target)})
 	}
 	conn := connection.New(set.life, &set.tasks, &set.connections, a.key, 1, membership.Target,
 		a.credentials[0].Credential,
@@ -75,7 +75,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 	g.Expect(attemptLife.Err()).To(HaveOccurred())
 
 	a.commitLocked(lifecycle.EndConnection{}, eventPayload{}, previous)
-	g.Expect(conn.Err()).To(MatchError(ErrNotConnected))
+	g.Expect(conn.Err()).To(MatchError(connstate.ErrNotConnected))
 	g.Expect(conn.Credential()).To(BeNil(), "a retained handle does not retain a secret")
 	g.Eventually(creds[3].closed).Should(BeClosed(), "no request of an ended connection uses the credential")
 }
@@ -83,13 +83,13 @@ func TestEffectsOnSecrets(t *testing.T) {
 // resolutionOf copies every field of a resolution that a decision needs.
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
-	got := resolutionOf(credential.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+	got := resolutionOf(identity.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 		Impersonated:   true,
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}})
+		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}})
 	g.Expect(got).
 		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 			Impersonated:   true,
-			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: Identity{Username: "user"}}))
+			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}}))
 	fields := reflect.ValueOf(got)
 	for i := range fields.NumField() {
 		g.Expect(fields.Field(i).IsZero()).To(BeFalse(), fields.Type().Field(i).Name)

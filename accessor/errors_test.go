@@ -7,18 +7,20 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 func TestReasonOf(t *testing.T) {
-	for reason, err := range map[Reason]error{
-		NotAllowed:             errors.WithMessage(MarkNotAllowed(errDown), "x"),
-		InvalidReference:       errors.Wrap(credential.ErrInvalidReference, "x"),
-		ServiceAccountNotFound: errors.Wrap(credential.ErrServiceAccountNotFound, "x"),
-		TokenRequestFailed:     errors.Wrap(credential.ErrTokenRequestFailed, "x"),
-		InvalidCredential:      errors.Wrap(credential.ErrInvalidCredential, "x"),
-		OperatorForbidden:      errors.Wrap(credential.ErrOperatorForbidden, "x"),
-		NotStarted:             errors.Wrap(credential.ErrPending, "x"),
-		Unreachable:            errDown,
+	for reason, err := range map[connstate.Reason]error{
+		connstate.ReasonNotAllowed:             errors.WithMessage(credential.ErrNotAllowed, "x"),
+		connstate.ReasonInvalidReference:       errors.Wrap(credential.ErrInvalidReference, "x"),
+		connstate.ReasonServiceAccountNotFound: errors.Wrap(identity.ErrServiceAccountNotFound, "x"),
+		connstate.ReasonTokenRequestFailed:     errors.Wrap(identity.ErrTokenRequestFailed, "x"),
+		connstate.ReasonInvalidCredential:      errors.Wrap(credential.ErrInvalidCredential, "x"),
+		connstate.ReasonOperatorForbidden:      errors.Wrap(identity.ErrOperatorForbidden, "x"),
+		connstate.ReasonNotStarted:             errors.Wrap(identity.ErrPending, "x"),
+		connstate.ReasonUnreachable:            errDown,
 	} {
 		NewWithT(t).Expect(reasonOf(err)).To(Equal(reason))
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
-	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // openCredentials holds the open credentials of an accessor: the one in use, and a newer one.
@@ -17,7 +17,7 @@ type openCredential struct {
 	*connection.Credential
 }
 
-func (o *openCredentials) open(id lifecycle.CredentialID, resolution credential.Resolution, target *targets.Target) {
+func (o *openCredentials) open(id lifecycle.CredentialID, resolution identity.Resolution, target *targets.Target) {
 	*o = append(*o, openCredential{id, connection.Bind(resolution.Open(), resolution, target)})
 }
 

@@ -7,28 +7,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// Options of connections, by the names that clustercache gives its users.
+// Options of connections; clustercache documents them.
 type (
-	// CacheOptions configure the cache of every connection.
+	// CacheOptions are clustercache.CacheOptions.
 	CacheOptions = connection.CacheOptions
-	// CacheOptionsIndex is a field index of the caches.
-	CacheOptionsIndex = connection.CacheOptionsIndex
-	// ClientOptions configure the clients of every connection.
+	// CacheIndex is a clustercache.CacheOptionsIndex.
+	CacheIndex = connection.CacheIndex
+	// ClientOptions are clustercache.ClientOptions.
 	ClientOptions = connection.ClientOptions
-	// ClientCacheOptions configure which reads bypass the cache.
-	ClientCacheOptions = connection.ClientCacheOptions
 )
-
-// MetricsOptions configure the metrics.
-type MetricsOptions struct {
-	// PerExtension adds series for every extension. The series of an extension end with the
-	// extension. The number of series grows with the number of extensions.
-	PerExtension bool
-}
 
 // Options configure a Set. Every field must be set. SetupWithManager sets defaults for the fields
 // that its callers omit.
@@ -36,9 +27,9 @@ type Options struct {
 	Scheme         *runtime.Scheme
 	Cache          CacheOptions
 	Client         ClientOptions
-	HealthProbe    healthprobe.Options
+	HealthProbe    connstate.ProbeOptions
 	ConnectBackoff wait.Backoff
-	Metrics        MetricsOptions
+	PerExtension   bool                     // metrics have series for every extension
 	RBACWatcher    *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
 	Logger         logr.Logger
 

@@ -13,7 +13,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/credential"
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // notificationRecorder is a set with one extension that cannot be resolved. notificationRecorder
@@ -30,7 +31,7 @@ type notificationRecorder struct {
 func newNotificationRecorder() *notificationRecorder {
 	n := &notificationRecorder{entered: make(chan struct{}), proceed: make(chan struct{})}
 	n.Set = NewSet(Options{
-		HealthProbe: healthprobe.Options{}.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(),
+		HealthProbe: connstate.ProbeOptions{}.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(),
 		Wake: func(client.ObjectKey) {},
 		Changed: func(object client.Object) {
 			n.entered <- struct{}{}
@@ -50,7 +51,7 @@ func newNotificationRecorder() *notificationRecorder {
 // once for each generation.
 func (n *notificationRecorder) reconcile(generation int64) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid", Generation: generation}}
-	n.Reconcile(object, credential.Resolution{}, credential.ErrInvalidReference)
+	n.Reconcile(object, identity.Resolution{}, credential.ErrInvalidReference)
 }
 
 func (n *notificationRecorder) all() []int64 {
@@ -84,7 +85,7 @@ func TestRemoveWaitsForNotifications(t *testing.T) {
 		<-n.entered
 		removed := make(chan struct{})
 		go func() {
-			n.Remove(client.ObjectKey{Name: "red"}, Deleted)
+			n.Remove(client.ObjectKey{Name: "red"}, connstate.ReasonDeleted)
 			close(removed)
 		}()
 		synctest.Wait()
@@ -114,7 +115,7 @@ func TestNotificationThatPanics(t *testing.T) {
 		g.Expect(<-panicked).To(Equal("unlucky"))
 		removed := make(chan struct{})
 		go func() {
-			n.Remove(client.ObjectKey{Name: "red"}, Deleted) // runs the remaining notifications
+			n.Remove(client.ObjectKey{Name: "red"}, connstate.ReasonDeleted) // runs the remaining notifications
 			close(removed)
 		}()
 		for range 2 {
@@ -140,7 +141,7 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Key += "another"
 	d.Set.Reconcile(object, resolution, nil)
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Epoch >= 2 })
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Epoch >= 2 })
 	g.Expect(d.targets.List()).To(HaveLen(1))
 	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(previous[0]))
 }
@@ -157,7 +158,7 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	object := d.Object(client.ObjectKey{Name: "red"})
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
-	a.step(lifecycle.Removed{Reason: Deleted}, eventPayload{})
+	a.step(lifecycle.Removed{Reason: connstate.ReasonDeleted}, eventPayload{})
 	a.reconcile(object, resolution, nil)
 	g.Eventually(d.targets.List).Should(BeEmpty())
 	g.Expect(a.credentials).To(BeEmpty())

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
@@ -25,7 +26,7 @@ type registry struct {
 
 // unknownExtensions is the reason why extensions are unknown, where a specific reason exists.
 type unknownExtensions struct {
-	reason Reason
+	reason connstate.Reason
 	cause  error
 }
 
@@ -43,16 +44,16 @@ func (r *registry) MayNotRead(cause error) {
 		r.unknown.Store(nil)
 		return
 	}
-	r.unknown.Store(&unknownExtensions{reason: OperatorForbidden, cause: cause})
+	r.unknown.Store(&unknownExtensions{reason: connstate.ReasonOperatorForbidden, cause: cause})
 }
 
 func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	found, ok := r.byKey.Load(key)
 	if !ok {
 		if u := r.unknown.Load(); u != nil {
-			return nil, &NotConnectedError{Extension: key, Reason: u.reason, Cause: u.cause}
+			return nil, &connstate.NotConnectedError{Extension: key, Reason: u.reason, Err: u.cause}
 		}
-		return nil, &NotConnectedError{Extension: key, Reason: NotStarted, Cause: errUnknown}
+		return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotStarted, Err: errUnknown}
 	}
 	return found.(*identityAccessor), nil
 }

@@ -13,7 +13,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -69,11 +69,13 @@ func (p *tokenReviews) count(token string) int {
 }
 
 func messageHas(text string) func(ConnectionState) bool {
-	return func(s ConnectionState) bool { return s.Phase == Connected && strings.Contains(s.Message, text) }
+	return func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseConnected && strings.Contains(s.Message, text)
+	}
 }
 
 // shortInterval lets a newer credential be tried again after a millisecond.
-var shortInterval = healthprobe.Options{Interval: time.Millisecond, IdentityInterval: time.Hour,
+var shortInterval = connstate.ProbeOptions{Interval: time.Millisecond, IdentityInterval: time.Hour,
 	Timeout:          5 * time.Second,
 	FailureThreshold: 3}
 
@@ -136,7 +138,7 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 	// The provider returns the token that is in use again, so the message disappears.
 	d.extension("red", "red-1")
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == Connected && s.Message == "" })
+	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Message == "" })
 	d.extension("red", "red-2")
 	d.eventually("red", messageHas("newest is not used"))
 	p.accept("red-2")
@@ -160,7 +162,7 @@ func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	p.accept("red-2")
 	p.revoke("red-1")
 	d.eventually("red", func(s ConnectionState) bool {
-		return s.Phase == Connected && s.Epoch == 2 && s.Message == ""
+		return s.Phase == connstate.PhaseConnected && s.Epoch == 2 && s.Message == ""
 	})
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"Unauthorized"}))
@@ -179,7 +181,7 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	d.extension("red", "blue-1")
 	after := d.eventually("red", connectedAs("blue"))
 	g.Expect(after.Epoch).To(BeEquivalentTo(2))
-	g.Expect(old.Err()).To(MatchError(ErrNotConnected))
+	g.Expect(old.Err()).To(MatchError(connstate.ErrNotConnected))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"IdentityMismatch"}))
 	g.Expect(p.count("blue-1")).To(Equal(2), "one review by the verify, and one by the connect")
 }
@@ -212,7 +214,7 @@ func TestNewerTokenWhileConnecting(t *testing.T) {
 	// A newer token replaces a rejected token without waiting for the backoff.
 	p := acceptTokens(r, "late-2")
 	d.extension("late", "late-1")
-	d.eventually("late", disconnectedFor(Unauthorized))
+	d.eventually("late", disconnectedFor(connstate.ReasonUnauthorized))
 	d.extension("late", "late-2")
 	d.eventually("late", connectedAs("late"))
 	g.Expect(p.count("late-1")).To(Equal(1))
@@ -270,7 +272,7 @@ func TestCredentialThatIsNeverTheSame(t *testing.T) {
 			}
 			d.extension("other", "other-1") // after them in the queue
 			d.eventually("other", func(s ConnectionState) bool {
-				return s.Phase != Connecting && s.Epoch+int64(s.Health.ConsecutiveFailures) > 0
+				return s.Phase != connstate.PhaseConnecting && s.Epoch+int64(s.Health.ConsecutiveFailures) > 0
 			})
 			g.Expect(r.reviews.Load()).To(BeNumerically("<=", 6),
 				"for each of the two extensions: one connect, and one or two newer credentials")
@@ -289,7 +291,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	d.mu.Unlock()
 	r.echo.Store(true) // 502, with the request's headers
 	d.extension("echoed", "token")
-	state := d.eventually("echoed", disconnectedFor(ProbeFailed))
+	state := d.eventually("echoed", disconnectedFor(connstate.ReasonProbeFailed))
 	g.Expect(state.Message).To(Equal("asking the API server who we are: the API server answered Bad Gateway"))
 	r.echo.Store(false)
 	for name, user := range map[string]authenticationv1.UserInfo{
@@ -299,7 +301,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	} {
 		r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, user })
 		d.extension(name, "token")
-		state := d.eventually(name, disconnectedFor(ProbeFailed))
+		state := d.eventually(name, disconnectedFor(connstate.ReasonProbeFailed))
 		g.Expect(state.Message).To(ContainSubstring("are not printable or too long"))
 	}
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
@@ -307,7 +309,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 			authenticationv1.UserInfo{Username: "system:anonymous", Groups: []string{"system:unauthenticated"}}
 	})
 	d.extension("anonymous", "token")
-	d.eventually("anonymous", disconnectedFor(Unauthorized))
+	d.eventually("anonymous", disconnectedFor(connstate.ReasonUnauthorized))
 	// An answer that is too long is not read completely.
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated,
@@ -316,7 +318,9 @@ func TestAnswersOfForeignServers(t *testing.T) {
 			}
 	})
 	d.extension("endless", "token")
-	d.eventually("endless", func(s ConnectionState) bool { return s.Phase == Disconnected && s.Reason != NotStarted })
+	d.eventually("endless", func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseDisconnected && s.Reason != connstate.ReasonNotStarted
+	})
 	g.Expect(untrusted.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
 }
 
@@ -387,5 +391,5 @@ func TestDeniedImpersonation(t *testing.T) {
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("user-of-red-1"))
 	r.status(http.StatusForbidden)
-	d.eventually("red", disconnectedFor(Unauthorized))
+	d.eventually("red", disconnectedFor(connstate.ReasonUnauthorized))
 }

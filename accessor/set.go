@@ -11,7 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
-	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -79,7 +80,7 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 				p.Objects += scope.Objects
 			}
 		}
-		if s.options.Metrics.PerExtension {
+		if s.options.PerExtension {
 			p.Extensions = append(p.Extensions, metrics.Extension{Namespace: a.key.Namespace, Name: a.key.Name,
 				Connected: published.conn != nil, LastSuccess: a.state().Health.LastProbeSuccessTime})
 		}
@@ -94,12 +95,12 @@ func (s *Set) shutdown() {
 		if a.published.Load().conn != nil {
 			connected++
 		}
-		a.remove(NotStarted, stopping)
+		a.remove(connstate.ReasonNotStarted, stopping)
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
-	s.end(&NotConnectedError{Reason: NotStarted, Since: time.Now(), Cause: stopping})
+	s.end(&connstate.NotConnectedError{Reason: connstate.ReasonNotStarted, Since: time.Now(), Err: stopping})
 	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
-	s.each(func(a *identityAccessor) { a.remove(NotStarted, stopping) })
+	s.each(func(a *identityAccessor) { a.remove(connstate.ReasonNotStarted, stopping) })
 	s.pool.Close()
 	if !s.tasks.Wait(handlerPatience) {
 		s.options.Logger.Info("Stopped while event handlers of other controllers are still running", "waited",
@@ -110,14 +111,14 @@ func (s *Set) shutdown() {
 // Reconcile receives the identity that the extension connects as, or the error of resolving it, and
 // starts the attempt that is due: a connect, a probe, or none. It never blocks. The result is the
 // delay until the next call, or 0 if only a Wake or a change of the extension leads to one.
-func (s *Set) Reconcile(object client.Object, resolution credential.Resolution, err error) time.Duration {
+func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)
 	if ok && found.(*identityAccessor).belongsTo(object) {
 		return found.(*identityAccessor).reconcile(object, resolution, err)
 	}
 	if ok {
-		s.Remove(key, Deleted) // the object was deleted and created again between two reconciles
+		s.Remove(key, connstate.ReasonDeleted) // the object was deleted and created again between two reconciles
 	}
 	a := newAccessor(s, key)
 	s.byKey.Store(key, a)
@@ -129,7 +130,7 @@ func (s *Set) Reconcile(object client.Object, resolution credential.Resolution, 
 }
 
 // Remove ends the extension's connection and deletes all state of the extension.
-func (s *Set) Remove(key client.ObjectKey, reason Reason) {
+func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.LoadAndDelete(key); ok {
 		found.(*identityAccessor).remove(reason, nil)
 	}

@@ -36,22 +36,22 @@ type ConnectionState struct {
 	UID       types.UID // of the extension
 	// ObservedGeneration is the metadata.generation of the extension that the state is based on.
 	ObservedGeneration int64
-	Phase              Phase
-	Reason             Reason // why there is no connection; "" while connected
+	Phase              connstate.Phase
+	Reason             connstate.Reason // why there is no connection; "" while connected
 	// Message states why there is no connection or, while connected, why the newest credential is
 	// not in use. It is for people, and never contains a secret.
 	Message string
 	Since   time.Time // start of this phase
 	// Identity is the user as the API server stated it, or zero while not connected. Under
 	// impersonation the UID is that of the ServiceAccount.
-	Identity Identity
+	Identity connstate.Identity
 	Target   string // the API server's URL; empty while unknown
 	// Source is where the credential comes from: "serviceaccount ns/name" or "secret ns/name, key
 	// k". It is empty while unknown.
 	Source       string
 	Epoch        int64     // number of connects so far
 	TokenExpires time.Time // zero if the token does not expire
-	Health       HealthCheckingState
+	Health       connstate.Health
 	Watches      []WatchState // sorted by name, kind and scope
 	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
 	// not connected.
@@ -61,13 +61,13 @@ type ConnectionState struct {
 // snapshot is the state of an accessor that getters read. A snapshot is immutable; a transition
 // publishes another one.
 type snapshot struct {
-	phase  Phase
-	reason Reason
+	phase  connstate.Phase
+	reason connstate.Reason
 	since  time.Time
 	epoch  int64 // number of connects so far
 
-	conn *connection.Connection // not nil exactly if phase is Connected
-	err  *NotConnectedError     // not nil exactly if conn is nil
+	conn *connection.Connection       // not nil exactly if phase is Connected
+	err  *connstate.NotConnectedError // not nil exactly if conn is nil
 
 	// the clients of conn, once built; here too, to save getters one indirection
 	builtClients atomic.Pointer[connection.Clients]

@@ -12,15 +12,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/accessor"
-	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
-	"github.com/latchkey-dev/latchkey/internal/watches"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
 // method does I/O, and only Unwatch waits. Methods that return an error return a *NotConnectedError
-// (errors.Is ErrNotConnected) when the extension is not connected or not known; Unwatch does not.
+// (errors.Is ErrNotConnected) when the extension is not connected or not known.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
 	// and writes to the API server. A cached read takes at most Client.Timeout, or ends with its
@@ -81,8 +78,8 @@ type ClusterCache interface {
 	// When the last dependent is gone, the watch ends, and from then on neither its handler nor
 	// OnError is called. Unwatch therefore waits up to one second, and no longer than ctx, for a
 	// call in progress. Unwatch may be called inside a handler or OnError, and does not wait if it
-	// gets the context that they received. A name without a registration is no error.
-	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error
+	// gets the context that they received. A name without a registration is ignored.
+	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID)
 
 	// GetHealthCheckingState returns the results of the connection's probes, or zero if the
 	// extension is unknown.
@@ -113,113 +110,6 @@ type ClusterCache interface {
 	// mapFunc only. controllerName is for logs. WatchForProbeFailure adds events about probes that
 	// fail. TypedExtensionSource is for controllers with requests of other types.
 	GetExtensionSource(controllerName string, mapFunc handler.MapFunc, opts ...GetExtensionSourceOption) source.Source
-}
-
-// Public names of types that other packages declare, some of them internal. The fields are
-// documented in accessor/options.go, accessor/internal/connection/options.go and
-// internal/watches/watcher.go, which pkg.go.dev links.
-type (
-	// ConnectionState is a snapshot of one extension's connection.
-	ConnectionState = accessor.ConnectionState
-	// WatchState is a snapshot of one watch.
-	WatchState = accessor.WatchState
-	// HealthCheckingState has the results of a connection's probes.
-	HealthCheckingState = accessor.HealthCheckingState
-	// Identity is a user as the API server reports it.
-	Identity = accessor.Identity
-	// Phase is the phase of a connection.
-	Phase = accessor.Phase
-	// Reason is why an extension is not connected.
-	Reason = accessor.Reason
-	// NotConnectedError has the extension that is not connected, the reason, and since when.
-	NotConnectedError = accessor.NotConnectedError
-	// NoTokenError is the error of a request that was not sent because there was no valid token,
-	// although the extension is connected. Return the error and let your queue try again.
-	NoTokenError = credential.NoTokenError
-	// Watcher has the kind to watch and the controller to notify. NewWatcher returns one.
-	Watcher = watches.Watcher
-	// WatcherOptions are TypedWatcherOptions for ordinary controllers.
-	WatcherOptions = watches.WatcherOptions
-	// TypedWatcherOptions configure what to watch with an extension's connection, and which
-	// controller to notify.
-	TypedWatcherOptions[object client.Object, request comparable] = watches.TypedWatcherOptions[object, request]
-	// ContentWatch has the content whose kinds to watch and the controller to notify.
-	// NewContentWatch returns one.
-	ContentWatch = watches.ContentWatch
-	// ContentWatchOptions are TypedContentWatchOptions for ordinary controllers.
-	ContentWatchOptions = watches.ContentWatchOptions
-	// TypedContentWatchOptions configure an extension's content, and which controller to notify.
-	TypedContentWatchOptions[request comparable] = watches.TypedContentWatchOptions[request]
-	// WatchError is the report that OnError of a watch receives.
-	WatchError = watches.WatchError
-	// Scope is the part of a kind that a watch covers.
-	Scope = scopedcache.Scope
-	// ScopeState is a snapshot of one informer of a connection's cache.
-	ScopeState = scopedcache.ScopeState
-	// SourceWatcher is the part of a controller that a watch needs.
-	SourceWatcher[request comparable] = watches.SourceWatcher[request]
-	// CacheOptions configure the cache of every connection.
-	CacheOptions = accessor.CacheOptions
-	// CacheOptionsIndex is a field index of the caches.
-	CacheOptionsIndex = accessor.CacheOptionsIndex
-	// ClientOptions configure the clients of every connection.
-	ClientOptions = accessor.ClientOptions
-	// MetricsOptions enable Prometheus series in addition to the sums.
-	MetricsOptions = accessor.MetricsOptions
-	// ClientCacheOptions list the kinds whose reads bypass the cache.
-	ClientCacheOptions = accessor.ClientCacheOptions
-)
-
-// States of a scope, in ScopeState and WatchError.
-const (
-	ScopeSyncing   = scopedcache.Syncing   // the first list is in progress
-	ScopeSynced    = scopedcache.Synced    // the informer lists and watches
-	ScopeForbidden = scopedcache.Forbidden // the identity may not list and watch; latchkey checks again
-	ScopeNotServed = scopedcache.NotServed // the API server does not serve the kind; latchkey looks for it again
-	ScopeFailing   = scopedcache.Failing   // another error; reads still return the last known objects
-)
-
-// Phases of a connection.
-const (
-	Disconnected = accessor.Disconnected // there is no connection; see Reason
-	Connecting   = accessor.Connecting   // a connect is in progress; Reason is that of the last disconnect
-	Connected    = accessor.Connected    // there is a connection, and the API server reported its identity
-)
-
-// Reasons for not being connected. docs/operations.md says what to do for each.
-const (
-	NotStarted             = accessor.NotStarted             // no result yet, extension unknown here, or not the leader
-	InvalidReference       = accessor.InvalidReference       // names no ServiceAccount or Secret, or none that can exist
-	ServiceAccountNotFound = accessor.ServiceAccountNotFound // the ServiceAccount does not exist, or was just recreated
-	TokenRequestFailed     = accessor.TokenRequestFailed     // the API server issued no token
-	InvalidCredential      = accessor.InvalidCredential      // the provided data cannot be used as a credential
-	NotAllowed             = accessor.NotAllowed             // may not act as that ServiceAccount, or use that Secret
-	OperatorForbidden      = accessor.OperatorForbidden      // the host operator itself lacks a permission
-	Unauthorized           = accessor.Unauthorized           // the API server refuses the credential or impersonation
-	IdentityMismatch       = accessor.IdentityMismatch       // the API server or the extension states another identity
-	Unreachable            = accessor.Unreachable            // the API server does not answer
-	ProbeFailed            = accessor.ProbeFailed            // the API server answers, but does not report the identity
-	Filtered               = accessor.Filtered               // the options exclude it; only earlier handles return this
-	Deleted                = accessor.Deleted                // the extension is gone; only earlier handles return this
-)
-
-var (
-	// ErrNotConnected is in the chain of every error that occurs because an extension is not
-	// connected.
-	ErrNotConnected = accessor.ErrNotConnected
-	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
-	// kind or scope, or by the other method.
-	ErrWatchConflict = accessor.ErrWatchConflict
-)
-
-// NewWatcher returns a Watcher.
-func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
-	return watches.NewWatcher(options)
-}
-
-// NewContentWatch returns a ContentWatch.
-func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
-	return watches.NewContentWatch(options)
 }
 
 // clusterCache is the ClusterCache that SetupWithManager returns.
@@ -259,22 +149,25 @@ func (c *clusterCache) WatchContent(ctx context.Context, extension client.Object
 }
 
 func (c *clusterCache) Unwatch(ctx context.Context, extension client.ObjectKey, name string,
-	dependents ...types.UID) error {
+	dependents ...types.UID) {
 	c.set.Unwatch(ctx, extension, name, dependents...)
-	return nil
 }
 
 func (c *clusterCache) GetHealthCheckingState(_ context.Context, extension client.ObjectKey) HealthCheckingState {
 	state, _ := c.set.State(extension)
-	return state.Health
+	return HealthCheckingState(state.Health)
 }
 
 func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey) (ConnectionState, bool) {
-	return c.set.State(extension)
+	state, known := c.set.State(extension)
+	return connectionStateOf(state), known
 }
 
-func (c *clusterCache) ListConnectionStates(context.Context) []ConnectionState {
-	return c.set.States()
+func (c *clusterCache) ListConnectionStates(context.Context) (states []ConnectionState) {
+	for _, state := range c.set.States() {
+		states = append(states, connectionStateOf(state))
+	}
+	return states
 }
 
 // NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload

@@ -45,9 +45,7 @@
 //     within seconds with CacheOptions.WatchRBAC. The extension sources then deliver an event.
 //
 // [ConnectionState].Scopes has the state of each informer. Package scopedcache documents the
-// details. Some types of this package are aliases of types in internal packages. Their fields are
-// documented in accessor/options.go, accessor/internal/connection/options.go and
-// internal/watches/watcher.go, which pkg.go.dev links.
+// details.
 //
 // # Considerations
 //

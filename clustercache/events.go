@@ -27,7 +27,8 @@ const maxNote = 1024
 // connected for another reason, until ctx is done. recordEvents is a consumer like any source, so a
 // recorder that blocks delays no other consumer.
 func (c *clusterCache) recordEvents(ctx context.Context, recorder events.EventRecorder) {
-	w := eventWriter{state: c.set.State, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
+	state := func(key client.ObjectKey) (ConnectionState, bool) { return c.GetConnectionState(ctx, key) }
+	w := eventWriter{state: state, recorder: recorder, records: map[client.ObjectKey]*eventRecord{}}
 	c.sources.Listen(ctx, sourceAdapter{c.set}, 0, w.changed)
 }
 
@@ -89,11 +90,11 @@ func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) 
 	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason),
 		epoch: state.Epoch}
 	switch {
-	case state.Phase == Connected && state.Message != "":
+	case state.Phase == PhaseConnected && state.Message != "":
 		event.reason = credentialNotUsed
-	case state.Phase == Connected:
-		event.kind, event.reason = corev1.EventTypeNormal, string(Connected)
-	case state.Reason == NotStarted:
+	case state.Phase == PhaseConnected:
+		event.kind, event.reason = corev1.EventTypeNormal, string(PhaseConnected)
+	case state.Reason == ReasonNotStarted:
 		return last, false // the first connect is in progress
 	}
 	return event, event != last
@@ -102,7 +103,7 @@ func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) 
 // eventNote returns the text of the Event for a state.
 func eventNote(state ConnectionState) string {
 	note := state.Message
-	if state.Phase == Connected && note == "" {
+	if state.Phase == PhaseConnected && note == "" {
 		note = "Connected as " + state.Identity.Username + " to " + state.Target
 	} else if note == "" {
 		note = "Not connected"

@@ -15,8 +15,8 @@ import (
 )
 
 func TestNextEvent(t *testing.T) {
-	connected := ConnectionState{UID: "a", Phase: Connected, Epoch: 1}
-	missing := ConnectionState{UID: "a", Phase: Disconnected, Reason: ServiceAccountNotFound, Epoch: 1}
+	connected := ConnectionState{UID: "a", Phase: PhaseConnected, Epoch: 1}
+	missing := ConnectionState{UID: "a", Phase: PhaseDisconnected, Reason: ReasonServiceAccountNotFound, Epoch: 1}
 	event := func(state ConnectionState) recordedEvent { event, _ := nextEvent(state, recordedEvent{}); return event }
 	with := func(state ConnectionState, f func(*ConnectionState)) ConnectionState { f(&state); return state }
 	for name, tc := range map[string]struct {
@@ -32,10 +32,11 @@ func TestNextEvent(t *testing.T) {
 			"Normal Connected"},
 		"disconnected":  {missing, event(connected), "Warning ServiceAccountNotFound"},
 		"still missing": {missing, event(missing), ""},
-		"another reason": {with(missing, func(s *ConnectionState) { s.Reason = NotAllowed }), event(missing),
+		"another reason": {with(missing, func(s *ConnectionState) { s.Reason = ReasonNotAllowed }), event(missing),
 			"Warning NotAllowed"},
-		"connecting":            {with(missing, func(s *ConnectionState) { s.Phase = Connecting }), event(missing), ""},
-		"first one in progress": {ConnectionState{Phase: Connecting, Reason: NotStarted}, recordedEvent{}, ""},
+		"connecting": {with(missing, func(s *ConnectionState) { s.Phase = PhaseConnecting }), event(missing),
+			""},
+		"first one in progress": {ConnectionState{Phase: PhaseConnecting, Reason: ReasonNotStarted}, recordedEvent{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, news := nextEvent(tc.state, tc.last)
@@ -52,7 +53,7 @@ func TestNextEvent(t *testing.T) {
 // The API server accepts 1,024 bytes of valid text.
 func TestEventNote(t *testing.T) {
 	g := NewWithT(t)
-	g.Expect(eventNote(ConnectionState{Phase: Connected, Identity: Identity{Username: "u"}, Target: "t"})).
+	g.Expect(eventNote(ConnectionState{Phase: PhaseConnected, Identity: Identity{Username: "u"}, Target: "t"})).
 		To(Equal("Connected as u to t"))
 	g.Expect(eventNote(ConnectionState{})).To(Equal("Not connected"))
 	long := eventNote(ConnectionState{Message: strings.Repeat("\u00e4", 2000)})
@@ -74,7 +75,7 @@ func TestEventsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "a"}}
-		state, known := ConnectionState{UID: "a", Phase: Connected}, true
+		state, known := ConnectionState{UID: "a", Phase: PhaseConnected}, true
 		n := &noted{}
 		w := eventWriter{state: func(client.ObjectKey) (ConnectionState, bool) {
 			return state, known

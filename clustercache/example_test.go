@@ -112,7 +112,7 @@ func ExampleClusterCache_GetClient() {
 		_, err := cc.GetClient(ctx, extension)
 		var notConnected *clustercache.NotConnectedError
 		if errors.As(err, &notConnected) {
-			return fmt.Sprintf("%s since %s: %v", notConnected.Reason, notConnected.Since, notConnected.Cause)
+			return fmt.Sprintf("%s since %s: %v", notConnected.Reason, notConnected.Since, notConnected.Err)
 		}
 		return "connected"
 	}

@@ -24,6 +24,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -159,7 +161,7 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 	if o.Client.Burst == 0 {
 		o.Client.Burst = 30
 	}
-	o.HealthProbe = o.HealthProbe.WithDefaults()
+	o.HealthProbe = healthprobe.Options(connstate.ProbeOptions(o.HealthProbe).WithDefaults())
 	if o.ConnectBackoff == (wait.Backoff{}) {
 		o.ConnectBackoff = wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute}
 	}
@@ -217,8 +219,8 @@ func (o *Options) validateCacheOptions() error {
 }
 
 // kind requests the kind of the extensions from the API server.
-func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
-	kind, err := credential.KindOf(ctx, o.Cluster, o.Object)
+func (o *Options) kind(ctx context.Context) (identity.Kind, error) {
+	kind, err := identity.KindOf(ctx, o.Cluster, o.Object)
 	if !meta.IsNoMatchError(err) {
 		return kind, errors.WithMessage(err, "discovering the kind of the extensions")
 	}
@@ -243,8 +245,8 @@ func (o *Options) kind(ctx context.Context) (credential.Kind, error) {
 }
 
 // checkGuard returns the AllowIdentity to use.
-func (o *Options) checkGuard(resolver credential.Resolver,
-	kind credential.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
+func (o *Options) checkGuard(resolver identity.Resolver,
+	kind identity.Kind) (func(context.Context, client.Object, types.NamespacedName) error, error) {
 	if !resolver.UsesServiceAccounts() {
 		if o.AllowIdentity != nil {
 			return nil,

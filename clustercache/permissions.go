@@ -31,7 +31,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 					"similar role for another kind)", r.kind)
 			r.set.MayNotRead(err)
 			if !lacking {
-				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", OperatorForbidden, "error", err.Error())
+				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", ReasonOperatorForbidden, "error", err.Error())
 			}
 			lacking = true
 		case err == nil:

@@ -28,6 +28,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
@@ -41,7 +43,7 @@ type reconciler struct {
 	kind     schema.GroupKind
 	objects  informed.Reader // a cache
 	scheme   *runtime.Scheme
-	resolver credential.Resolver
+	resolver identity.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
 	labelled func(client.Object) bool // whether the label selects the object; cheap
 	matches  func(client.Object) bool // whether label and filter select the object
@@ -163,7 +165,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
 		case apierrors.IsNotFound(err):
-			r.forget(req.NamespacedName, Deleted)
+			r.forget(req.NamespacedName, ReasonDeleted)
 			return reconcile.Result{}, nil
 		case !apierrors.IsForbidden(err):
 			return reconcile.Result{}, errors.Wrap(err, "reading the extension")
@@ -184,18 +186,18 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	object := shared.DeepCopyObject().(client.Object) // Filter, AllowIdentity and Credentials get this copy
 	wanted, err := r.isWanted(object)
 	if !wanted {
-		r.forget(req.NamespacedName, Filtered)
+		r.forget(req.NamespacedName, ReasonFiltered)
 		return reconcile.Result{}, err
 	}
 	resolution, err := r.resolve(ctx, object)
-	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, credential.ErrOperatorForbidden)) {
+	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, identity.ErrOperatorForbidden)) {
 		r.wake(waiting) // a permission granted for this extension is usually granted for all
 	}
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolution, err)}, nil
 }
 
 // forget ends the extension's connection and removes all its data.
-func (r *reconciler) forget(key client.ObjectKey, reason accessor.Reason) {
+func (r *reconciler) forget(key client.ObjectKey, reason connstate.Reason) {
 	r.set.Remove(key, reason)
 	r.resolver.Forget(key)
 	r.references.set(key, types.NamespacedName{})
@@ -215,9 +217,9 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 }
 
 // resolve calls Options.AllowIdentity and Options.Credentials. A panic allows and provides nothing.
-func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolution credential.Resolution, err error) {
+func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolution identity.Resolution, err error) {
 	panicked := func(cause error) error {
-		return accessor.MarkNotAllowed(errors.WithMessage(cause, "Options.AllowIdentity panicked"))
+		return notAllowedError{errors.WithMessage(cause, "Options.AllowIdentity panicked")}
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -225,7 +227,7 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 			// The value of the panic may be secret, so only the log has it, and the state has not.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
 				klog.KObj(object), "stack", string(debug.Stack()))
-			resolution, err = credential.Resolution{}, panicked(errors.New("see the host operator's log"))
+			resolution, err = identity.Resolution{}, panicked(errors.New("see the host operator's log"))
 		}
 	}()
 	if r.resolver.UsesServiceAccounts() {
@@ -233,11 +235,11 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 		// before the ServiceAccount is read, see references
 		r.references.set(client.ObjectKeyFromObject(object), serviceAccount)
 		if err != nil {
-			return credential.Resolution{}, err
+			return identity.Resolution{}, err
 		}
 		if err := r.allow(ctx, object, serviceAccount); err != nil {
-			return credential.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
-				accessor.MarkNotAllowed(errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount))
+			return identity.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
+				notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount)}
 		}
 	}
 	panicked = func(cause error) error {
@@ -245,3 +247,9 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 	}
 	return r.resolver.Resolve(ctx, object)
 }
+
+// notAllowedError marks the verdict of AllowIdentity, whose text is shown without an addition.
+type notAllowedError struct{ error }
+
+func (e notAllowedError) Unwrap() error        { return e.error }
+func (e notAllowedError) Is(target error) bool { return target == credential.ErrNotAllowed }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // host is a cluster that has only a config.
@@ -24,7 +25,7 @@ func TestPanickingMapper(t *testing.T) {
 	resolver, err := credential.FromRESTConfigMapper(func(context.Context, client.Object, *rest.Config) (*rest.Config,
 		error) {
 		panic("no")
-	}).Bind(host{}, credential.Kind{})
+	}).Bind(host{}, identity.Kind{})
 	g.Expect(err).NotTo(HaveOccurred())
 	r := &reconciler{resolver: resolver}
 	_, err = r.resolve(t.Context(), &corev1.ConfigMap{})

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -21,8 +22,8 @@ import (
 //
 // ctx is used only during the call. A manager takes one ClusterCache. A process takes one too,
 // because controller-runtime requires unique names of controllers, unless controllerOptions set
-// SkipNameValidation. No other field of controllerOptions needs a value: the reconciler never dials,
-// so one worker suffices. controllerOptions.Reconciler is overwritten.
+// SkipNameValidation. No other field of controllerOptions needs a value: the reconciler never
+// dials, so one worker suffices. controllerOptions.Reconciler is overwritten.
 //
 // The call sends a request to the API server to discover the kind of the extensions. It fails if
 // the options cannot work with the kind. A kind that the API server does not serve, and no answer
@@ -62,9 +63,9 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	}
 	hub := &extensionsource.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
-		Scheme: options.Scheme, Cache: options.Cache, Client: options.Client, HealthProbe: options.HealthProbe,
-		ConnectBackoff: options.ConnectBackoff,
-		Metrics:        options.Metrics, RBACWatcher: rbacWatcher,
+		Scheme: options.Scheme, Cache: options.Cache.connections(), Client: options.Client.connections(),
+		HealthProbe: connstate.ProbeOptions(options.HealthProbe), ConnectBackoff: options.ConnectBackoff,
+		PerExtension: options.Metrics.PerExtension, RBACWatcher: rbacWatcher,
 		Logger: mgr.GetLogger().WithName(controllerName),
 		Wake:   r.wake, Changed: hub.Changed,
 	})

@@ -12,16 +12,22 @@ var files embed.FS
 // Folder names a folder of manifests in this package.
 type Folder struct{ name string }
 
-// The folders. Manifests returns the folders after Admission only on request. AdmissionOLM guards
-// another project's kind, and the other ones contain examples to edit.
+// The folders. Manifests returns the folders after Admission only on request.
 var (
-	CRD                  = Folder{"crd"}
-	RBAC                 = Folder{"rbac"}
-	Admission            = Folder{"admission"}
-	AdmissionOLM         = Folder{"admission-olm"}
-	AdmissionNamespaced  = Folder{"admission-namespaced"}
+	// CRD has the definition of ClusterExtensions.
+	CRD = Folder{"crd"}
+	// RBAC has the permissions of the host operator.
+	RBAC = Folder{"rbac"}
+	// Admission has the policy that guards ClusterExtensions.
+	Admission = Folder{"admission"}
+	// AdmissionOLM has the policy that guards Operator Lifecycle Manager's kind of that name.
+	AdmissionOLM = Folder{"admission-olm"}
+	// AdmissionNamespaced has an example of a policy for a namespaced kind. Edit it.
+	AdmissionNamespaced = Folder{"admission-namespaced"}
+	// AdmissionKubeconfigs has an example of a policy for a kind that names Secrets. Edit it.
 	AdmissionKubeconfigs = Folder{"admission-kubeconfigs"}
-	RBACExamples         = Folder{"rbac-examples"}
+	// RBACExamples has examples of narrower permissions of the host operator. Edit them.
+	RBACExamples = Folder{"rbac-examples"}
 )
 
 // Manifests returns the files of the given folders as one YAML stream, in the order to apply them.

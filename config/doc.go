@@ -15,15 +15,17 @@
 //
 // crd defines latchkey's own ClusterExtension (clusterextensions.latchkey.dev). rbac has the
 // permissions that a host operator itself needs. admission has a policy: users may name only
-// ServiceAccounts that they may impersonate. Programs read the same files from [Manifests].
+// ServiceAccounts that they may impersonate. Programs read the same files from [Manifests],
+// which returns [CRD], [RBAC] and [Admission] unless other folders are requested.
 //
-// admission-olm has the policy for Operator Lifecycle Manager's kind of the same name. Apply the
-// policy if your operator uses that kind through clustercache.OLMClusterExtension. The policy
-// permits objects that name no ServiceAccount.
+// admission-olm ([AdmissionOLM]) has the policy for Operator Lifecycle Manager's kind of the same
+// name. Apply the policy if your operator uses that kind through clustercache.OLMClusterExtension.
+// The policy permits objects that name no ServiceAccount.
 //
 // Three more folders have examples to copy and edit; nothing applies them by default.
-// admission-namespaced has the policy for namespaced kinds. admission-kubeconfigs has the policy
-// for references to Secrets. rbac-examples has roles of less privilege than those in rbac, one file
+// admission-namespaced ([AdmissionNamespaced]) has the policy for namespaced kinds.
+// admission-kubeconfigs ([AdmissionKubeconfigs]) has the policy for references to Secrets.
+// rbac-examples ([RBACExamples]) has roles of less privilege than those in rbac, one file
 // per way of acting as tenants. Bind one of these instead of latchkey-operator:
 //
 //	credential.ServiceAccountTokens  rbac-examples/tokens-by-name.yaml or tokens-in-a-namespace.yaml

@@ -20,19 +20,20 @@
 //
 // # Usage
 //
-// Package clustercache binds the provider to the cluster of the extensions. Each reconcile resolves
-// its extension, from caches only. A [Resolution] has:
+// Set clustercache.Options.Credentials to the [Provider]. Package clustercache binds the provider to
+// the cluster of the extensions, and resolves an extension at each reconcile, from caches only. A
+// connection continues when only the secret behind its identity changes: a rotated token, Secret or
+// certificate is used after the API server has stated the same identity for it. Another ServiceAccount,
+// Secret or API server is another connection.
 //
-//   - the target,
-//   - the expected identity,
-//   - a key that changes exactly when the connection must change,
-//   - a version that changes with the secret behind the same key.
-//
-// Resolution.Open returns the [Credential], whose RoundTripper authenticates requests.
+// KubeconfigOptions.Reference, KubeconfigOptions.Allow and the function for FromRESTConfigMapper may
+// wrap [ErrInvalidReference], [ErrNotAllowed] or [ErrInvalidCredential], to choose the Reason in the
+// extension's state. [SecretsGuardedByAdmission] is an Allow for extensions that an admission policy
+// guards.
 //
 // # Considerations
 //
-//   - Fail closed. A target's config starts from an allow-list of fields ([Anonymous]). The
+//   - Fail closed. A target's config starts from an allow-list of fields. The
 //     RoundTripper overwrites Authorization and removes every impersonation header. A request
 //     without a token fails here, and is not sent as another identity.
 //   - Tokens come from the TokenRequest API, with the UID of the ServiceAccount as a precondition.

@@ -6,26 +6,22 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
-// Reasons why an extension has no credential, for errors.Is.
+// Errors that functions in the options may return or wrap, to choose the Reason of an extension
+// without a connection. The text of such an error is shown to users.
 var (
-	// ErrInvalidReference: the extension names no ServiceAccount or Secret, or none that can exist.
+	// ErrInvalidReference (reason InvalidReference): the extension names no ServiceAccount or
+	// Secret, or none that can exist.
 	ErrInvalidReference = errors.New("invalid reference")
-	// ErrServiceAccountNotFound: the ServiceAccount does not exist, or has another UID than before.
-	ErrServiceAccountNotFound = errors.New("ServiceAccount not found")
-	// ErrTokenRequestFailed: the API server responded, but issued no token.
-	ErrTokenRequestFailed = errors.New("token request failed")
-	// ErrInvalidCredential: the provided token, certificate, kubeconfig or config cannot be used as
-	// a credential.
+	// ErrInvalidCredential (reason InvalidCredential): the provided token, certificate, kubeconfig
+	// or config cannot be used as a credential.
 	ErrInvalidCredential = errors.New("invalid credential")
-	// ErrNotAllowed: the extension may not use the ServiceAccount or Secret that it names.
+	// ErrNotAllowed (reason NotAllowed): the extension may not use the ServiceAccount or Secret
+	// that it names.
 	ErrNotAllowed = errors.New("not allowed")
-	// ErrOperatorForbidden: the host operator lacks a permission that it needs to read the
-	// credential or its ServiceAccount.
-	ErrOperatorForbidden = errors.New("the host operator lacks a permission")
-	// ErrPending: the Secret with the credential is not read yet. Another Resolve follows.
-	ErrPending = errors.New("not read yet")
 )
 
 // errClosed is the error of requests after Close of their credential.
@@ -65,7 +61,8 @@ func (j *classifiedError) Unwrap() []error { return []error{j.kind, j.cause} }
 // operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks) and
 // the role that grants it.
 func operatorForbidden(cause error, lacks, role string) error {
-	return errors.Wrapf(&classifiedError{kind: ErrOperatorForbidden, cause: cause}, "the host operator needs %s (%s)",
+	return errors.Wrapf(&classifiedError{kind: identity.ErrOperatorForbidden, cause: cause},
+		"the host operator needs %s (%s)",
 		lacks, role)
 }
 

@@ -19,6 +19,8 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 const (
@@ -120,7 +122,7 @@ func digest(contents ...[]byte) string {
 }
 
 // open returns a credential that uses the proof.
-func (p secretMaterial) open() Credential { return newStaticCredential(p) }
+func (p secretMaterial) open() identity.Credential { return newStaticCredential(p) }
 
 func newStaticCredential(p secretMaterial) *staticCredential {
 	f := &staticCredential{}
@@ -145,16 +147,15 @@ type staticCredential struct {
 	expires        time.Time
 }
 
-var _ Credential = (*staticCredential)(nil)
+var _ identity.Credential = (*staticCredential)(nil)
 
-func (*staticCredential) sealed()           {}
 func (*staticCredential) Discard(time.Time) {}
 func (f *staticCredential) Close()          { f.secretMaterial.Store(nil) }
-func (f *staticCredential) TransportRequirement() TransportRequirement {
+func (f *staticCredential) TransportRequirement() identity.TransportRequirement {
 	if p := f.secretMaterial.Load(); p != nil {
-		return TransportRequirement{Certificate: p.certificate}
+		return identity.TransportRequirement{Certificate: p.certificate}
 	}
-	return TransportRequirement{}
+	return identity.TransportRequirement{}
 }
 
 func (f *staticCredential) Prepare(context.Context) error {

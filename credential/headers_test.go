@@ -15,17 +15,18 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // credentials returns one credential of each kind, and the headers that its requests must carry at
 // the API server.
 func credentials() map[string]struct {
-	credential Credential
+	credential identity.Credential
 	carries    http.Header
 } {
 	return map[string]struct {
-		credential Credential
+		credential identity.Credential
 		carries    http.Header
 	}{
 		"token": {newStaticCredential(secretMaterial{token: newSecret("mine")}),
@@ -40,7 +41,7 @@ func credentials() map[string]struct {
 
 // certificateWithoutUser returns a credential with an empty client certificate, which is sufficient
 // for tests of headers.
-func certificateWithoutUser() Credential {
+func certificateWithoutUser() identity.Credential {
 	f := &staticCredential{}
 	f.secretMaterial.Store(&secretMaterial{certificate: func() *tls.Certificate { return &tls.Certificate{} }})
 	return f
@@ -48,7 +49,7 @@ func certificateWithoutUser() Credential {
 
 // throughProxy sends a request with the credential through a reverse proxy. The result is the
 // request that arrives behind the proxy, nil if none was sent.
-func throughProxy(credential Credential, req *http.Request) (arrived *http.Request, err error) {
+func throughProxy(credential identity.Credential, req *http.Request) (arrived *http.Request, err error) {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {},
 		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
@@ -126,7 +127,7 @@ func TestConnectionHeaders(t *testing.T) {
 
 // checkHeaders checks that a request arrives behind a proxy with the credential's identity and no
 // other, or does not arrive.
-func checkHeaders(t *testing.T, kind string, credential Credential, carries http.Header, req *http.Request) {
+func checkHeaders(t *testing.T, kind string, credential identity.Credential, carries http.Header, req *http.Request) {
 	t.Helper()
 	arrived, err := throughProxy(credential, req)
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // ImpersonationOptions configure Impersonation. The zero value is for ClusterExtensions.
@@ -51,7 +53,7 @@ type impersonation ImpersonationOptions
 
 func (impersonation) sealed() {}
 
-func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
+func (o impersonation) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
 	if configured := host.GetConfig().Impersonate; configured.UserName != "" || configured.UID != "" ||
 		len(configured.Groups)+len(configured.Extra) > 0 {
 		return nil,
@@ -65,7 +67,7 @@ func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolver.credential = func(id tokenID, resolved *Resolution) {
+	resolver.credential = func(id tokenID, resolved *identity.Resolution) {
 		resolved.Key = "impersonated\x00" + resolved.Key
 		resolved.Impersonated = true
 		headers := http.Header{transport.ImpersonateUserHeader: {resolved.Expected.Username}}
@@ -77,7 +79,9 @@ func (o impersonation) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
 				"system:serviceaccounts", "system:serviceaccounts:" + id.serviceAccount.Namespace, "system:authenticated",
 			}
 		}
-		resolved.open = func() Credential { return &impersonationCredential{headers: headers, carrier: carrier} }
+		resolved.OpenFunc = func() identity.Credential {
+			return &impersonationCredential{headers: headers, carrier: carrier}
+		}
 	}
 	return resolver, nil
 }
@@ -90,14 +94,11 @@ type impersonationCredential struct {
 	closed  atomic.Bool
 }
 
-var _ Credential = (*impersonationCredential)(nil)
-
-func (*impersonationCredential) sealed()            {}
 func (*impersonationCredential) Expires() time.Time { return time.Time{} }
 func (*impersonationCredential) Discard(time.Time)  {}
 func (i *impersonationCredential) Close()           { i.closed.Store(true) }
-func (i *impersonationCredential) TransportRequirement() TransportRequirement {
-	return TransportRequirement{Transport: i.carrier}
+func (i *impersonationCredential) TransportRequirement() identity.TransportRequirement {
+	return identity.TransportRequirement{Transport: i.carrier}
 }
 func (i *impersonationCredential) Prepare(context.Context) error {
 	switch {

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
@@ -50,7 +51,7 @@ func TestImpersonation(t *testing.T) {
 	})
 	headers := func(options ImpersonationOptions) http.Header {
 		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport},
-			Kind{})
+			identity.Kind{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
 		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
@@ -90,9 +91,10 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(err).To(MatchError(ErrInvalidCredential))
 	g.Expect(sent).To(BeNil(), "no request is sent")
 
-	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport}, Kind{})
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport},
+		identity.Kind{})
 	g.Expect(err).To(MatchError(ContainSubstring("config impersonates a user")))
-	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)}, Kind{})
+	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)}, identity.Kind{})
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
 }
 

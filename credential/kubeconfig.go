@@ -11,11 +11,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // SecretReference identifies a key of a Secret.
-type SecretReference struct{ Namespace, Name, Key string }
+type SecretReference struct {
+	// Namespace and Name of the Secret, and the Key of the data in it.
+	Namespace, Name, Key string
+}
 
 // String returns "<namespace>/<name>, key <key>".
 func (r SecretReference) String() string { return r.Namespace + "/" + r.Name + ", key " + r.Key }
@@ -104,11 +108,11 @@ type kubeconfigSecrets KubeconfigOptions
 
 func (kubeconfigSecrets) sealed() {}
 
-func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
+func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
 	r := &kubeconfigResolver{options: o}
 	if o.NamePath != "" {
 		var err error
-		if r.namePath, err = kind.path("NamePath", o.NamePath); err != nil {
+		if r.namePath, err = kind.Path("NamePath", o.NamePath); err != nil {
 			return nil, err
 		}
 	}
@@ -124,7 +128,7 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind Kind) (Resolver, erro
 	if o.Reference == nil && o.Namespace == "" && !kind.Namespaced {
 		return nil,
 			errors.Errorf("%s is cluster-scoped: set Namespace to the namespace of its Secrets, or set Reference",
-				kind.name())
+				kind.Name())
 	}
 	if o.MaxSize < 0 {
 		return nil, errors.New("MaxSize must not be negative")
@@ -145,8 +149,6 @@ type kubeconfigResolver struct {
 	secrets  *secrets
 }
 
-func (*kubeconfigResolver) sealed() {}
-
 func (*kubeconfigResolver) UsesServiceAccounts() bool { return false }
 
 func (*kubeconfigResolver) ServiceAccount(client.Object) (types.NamespacedName, error) {
@@ -159,7 +161,7 @@ func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey
 	r.secrets.run(ctx, wake)
 }
 
-func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
+func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	extension := client.ObjectKeyFromObject(object)
 	ref, err := r.reference(object)
 	if err == nil {
@@ -167,9 +169,9 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	}
 	if err != nil {
 		r.secrets.forget(extension)
-		return Resolution{Source: sourceOf(ref)}, err
+		return identity.Resolution{Source: sourceOf(ref)}, err
 	}
-	resolved := Resolution{Source: sourceOf(ref)}
+	resolved := identity.Resolution{Source: sourceOf(ref)}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
 		return resolved, errors.WithMessage(err, resolved.Source)
@@ -183,7 +185,7 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	resolved.Version = found.kubeconfig.secretMaterial.version
 	resolved.Target = found.kubeconfig.reach
 	resolved.UntrustedServer = true
-	resolved.open = found.kubeconfig.secretMaterial.open
+	resolved.OpenFunc = found.kubeconfig.secretMaterial.open
 	return resolved, nil
 }
 

@@ -29,6 +29,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // limits returns the default limits.
@@ -215,7 +217,7 @@ func TestSecretReference(t *testing.T) {
 	}
 	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
 		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			Kind{Namespaced: true})
+			identity.Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
 		return resolver.(*kubeconfigResolver).reference(object)
 	}
@@ -250,7 +252,7 @@ func TestSecretReference(t *testing.T) {
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
 		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			Kind{Namespaced: true})
+			identity.Kind{Namespaced: true})
 		g.Expect(err).To(HaveOccurred())
 	}
 }
@@ -261,7 +263,7 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	resolve := func(options KubeconfigOptions) error {
 		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			Kind{Namespaced: true})
+			identity.Kind{Namespaced: true})
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = resolver.Resolve(t.Context(),
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
@@ -271,11 +273,12 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	no := func(_ context.Context, object client.Object, secret SecretReference) error {
 		return errors.Errorf("%s is not for %s", secret, object.GetName())
 	}
-	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(ErrPending),
+	g.Expect(resolve(KubeconfigOptions{})).To(MatchError(identity.ErrPending),
 		"a Secret in the extension's namespace needs no Allow")
-	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).To(MatchError(ErrPending))
+	g.Expect(resolve(KubeconfigOptions{Namespace: "other", Allow: SecretsGuardedByAdmission})).
+		To(MatchError(identity.ErrPending))
 	g.Expect(resolve(KubeconfigOptions{Reference: elsewhere})).
-		To(MatchError(ErrPending), "the author's Reference chose the Secret")
+		To(MatchError(identity.ErrPending), "the author's Reference chose the Secret")
 	for _, options := range []KubeconfigOptions{{Allow: no}, {Namespace: "other", Allow: no},
 		{Reference: elsewhere, Allow: no},
 		{Reference: func(client.Object) (SecretReference, error) {
@@ -486,7 +489,7 @@ func FuzzResolve(f *testing.F) {
 			namePath:        []string{"spec", "serviceAccount", "name"},
 			serviceAccounts: allServiceAccounts{}, target: &rest.Config{
 				Host: "https://server",
-			}, credential: func(tokenID, *Resolution) {}}
+			}, credential: func(tokenID, *identity.Resolution) {}}
 		resolved, err := r.Resolve(t.Context(), object)
 		if err != nil {
 			if !errors.Is(err, ErrInvalidReference) {

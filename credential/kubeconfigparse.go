@@ -7,6 +7,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // kubeconfig has the parts of a kubeconfig that are used.
@@ -66,7 +68,7 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 			return kubeconfig{}, invalid(nil, "certificate-authority-data "+err.Error())
 		}
 	}
-	reach, err := Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
+	reach, err := identity.Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
 		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,
 	}})
 	if err != nil || !strings.HasPrefix(reach.Host, "https://") {

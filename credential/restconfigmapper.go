@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // FromRESTConfigMapper is the provider for credentials that no other provider supports. mapper sets
@@ -49,11 +51,11 @@ type restConfigMapper func(context.Context, client.Object, *rest.Config) (*rest.
 
 func (restConfigMapper) sealed() {}
 
-func (m restConfigMapper) Bind(host cluster.Cluster, _ Kind) (Resolver, error) {
+func (m restConfigMapper) Bind(host cluster.Cluster, _ identity.Kind) (identity.Resolver, error) {
 	if m == nil {
 		return nil, errors.New("FromRESTConfigMapper needs a function")
 	}
-	base, err := Anonymous(host.GetConfig())
+	base, err := identity.Anonymous(host.GetConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -72,56 +74,54 @@ func (*mapperResolver) Forget(client.ObjectKey) {}
 // Run implements Resolver. A mapper has no way to report changes.
 func (*mapperResolver) Run(context.Context, func(client.ObjectKey)) {}
 
-func (*mapperResolver) sealed() {}
-
 func (*mapperResolver) UsesServiceAccounts() bool { return false }
 
 func (*mapperResolver) ServiceAccount(client.Object) (types.NamespacedName, error) {
 	return types.NamespacedName{}, nil
 }
 
-func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
-	base, err := Anonymous(r.base)
+func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
+	base, err := identity.Anonymous(r.base)
 	if err != nil {
-		return Resolution{}, err
+		return identity.Resolution{}, err
 	}
 	mapped, err := r.mapper(ctx, object, base)
 	if err != nil {
-		return Resolution{}, invalid(err, "the RESTConfigMapper failed")
+		return identity.Resolution{}, invalid(err, "the RESTConfigMapper failed")
 	}
 	if mapped == nil {
-		return Resolution{}, invalid(nil, "the RESTConfigMapper returned no config")
+		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper returned no config")
 	}
 	fields := notAccepted(mapped)
 	if mapped.Insecure && !r.base.Insecure {
 		fields = append(fields, "TLSClientConfig.Insecure")
 	}
 	if len(fields) > 0 {
-		return Resolution{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
+		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper set "+strings.Join(fields, ", ")+
 			"; it may set Host, APIPath, TLSClientConfig.CAData, TLSClientConfig.ServerName, and BearerToken or "+
 			"TLSClientConfig.CertData and KeyData")
 	}
 	if r.hostCredential.matches(mapped) {
-		return Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
+		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper returned the host operator's own credential")
 	}
 	p, err := newSecretMaterial(mapped.BearerToken, mapped.CertData, mapped.KeyData)
 	if err != nil {
-		return Resolution{}, errors.WithMessage(err, "the RESTConfigMapper's config")
+		return identity.Resolution{}, errors.WithMessage(err, "the RESTConfigMapper's config")
 	}
 	if authorities := mapped.CAData; len(authorities) > 0 && !bytes.Equal(authorities, r.base.CAData) {
 		if err := checkAuthorities(authorities); err != nil {
-			return Resolution{}, invalid(nil, "the RESTConfigMapper's TLSClientConfig.CAData "+err.Error())
+			return identity.Resolution{}, invalid(nil, "the RESTConfigMapper's TLSClientConfig.CAData "+err.Error())
 		}
 	}
-	reach, err := Anonymous(mapped)
+	reach, err := identity.Anonymous(mapped)
 	switch {
 	case err != nil:
-		return Resolution{}, invalid(err, "the RESTConfigMapper's config")
+		return identity.Resolution{}, invalid(err, "the RESTConfigMapper's config")
 	case p.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
-		return Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
+		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return Resolution{Key: "mapped\x00" + targetKey(reach), Version: p.version, Target: reach,
-		UntrustedServer: reach.Host != r.base.Host, open: p.open}, nil
+	return identity.Resolution{Key: "mapped\x00" + targetKey(reach), Version: p.version, Target: reach,
+		UntrustedServer: reach.Host != r.base.Host, OpenFunc: p.open}, nil
 }
 
 // ownCredential recognizes the host operator's own credential: its token or client key, including

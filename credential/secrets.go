@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -97,7 +98,7 @@ func (s *secrets) get(extension client.ObjectKey, ref SecretReference) (secretCo
 	case watched.failure != nil && !watched.read:
 		return secretContent{}, watched.failure
 	case !watched.read:
-		return secretContent{}, ErrPending
+		return secretContent{}, identity.ErrPending
 	case watched.content == nil:
 		return secretContent{}, invalid(nil, "the Secret does not exist")
 	case watched.content.missing:

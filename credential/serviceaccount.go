@@ -19,7 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -58,7 +59,7 @@ type serviceAccountTokens ServiceAccountOptions
 
 func (serviceAccountTokens) sealed() {}
 
-func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, error) {
+func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
 	if o.Lifetime == 0 {
 		o.Lifetime = time.Hour
 	}
@@ -74,9 +75,9 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind Kind) (Resolver, e
 		return nil, err
 	}
 	all := &tokens{issue: issuer.issue, turns: semaphore.NewWeighted(requestsAtOnce)}
-	resolver.credential = func(id tokenID, resolved *Resolution) {
+	resolver.credential = func(id tokenID, resolved *identity.Resolution) {
 		resolved.Expected.UID = id.uid
-		resolved.open = func() Credential { return all.open(id) }
+		resolved.OpenFunc = func() identity.Credential { return all.open(id) }
 	}
 	return resolver, nil
 }
@@ -86,46 +87,44 @@ type serviceAccountResolver struct {
 	namespacePath, namePath []string
 	serviceAccounts         client.Reader // cached metadata
 	target                  *rest.Config
-	credential              func(tokenID, *Resolution) // adds the credential to the Resolution
+	credential              func(tokenID, *identity.Resolution) // adds the credential to the Resolution
 }
 
-func newServiceAccountResolver(host cluster.Cluster, kind Kind, namespacePath,
+func newServiceAccountResolver(host cluster.Cluster, kind identity.Kind, namespacePath,
 	namePath string) (*serviceAccountResolver, error) {
 	r := &serviceAccountResolver{}
 	if namespacePath == "" {
 		namespacePath = "spec.namespace"
 		if kind.Namespaced {
-			if spec, ok := kind.field("spec"); ok && spec == (anything{}) {
+			if spec, ok := kind.Field("spec"); ok && spec == (identity.Anything{}) {
 				return nil,
 					errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field "+
 						"spec.namespace too; "+
 						"set NamespacePath to the field with the "+
-						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.name())
+						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.Name())
 			}
-			if kind.declares("spec", "namespace") {
+			if kind.Declares("spec", "namespace") {
 				return nil,
 					errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
 						"set NamespacePath to the field with the "+
-						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.name())
+						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.Name())
 			}
 			namespacePath = "metadata.namespace"
 		}
 	}
 	var err error
-	if r.namespacePath, err = kind.path("NamespacePath", namespacePath); err != nil {
+	if r.namespacePath, err = kind.Path("NamespacePath", namespacePath); err != nil {
 		return nil, err
 	}
-	if r.namePath, err = kind.path("NamePath", cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
+	if r.namePath, err = kind.Path("NamePath", cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
 		return nil, err
 	}
-	if r.target, err = Anonymous(host.GetConfig()); err != nil {
+	if r.target, err = identity.Anonymous(host.GetConfig()); err != nil {
 		return nil, err
 	}
 	r.serviceAccounts = informed.NewReader(host.GetCache())
 	return r, nil
 }
-
-func (*serviceAccountResolver) sealed() {}
 
 func (*serviceAccountResolver) UsesServiceAccounts() bool { return true }
 
@@ -162,17 +161,17 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
 
-func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (Resolution, error) {
+func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	key, err := r.ServiceAccount(object)
 	if err != nil {
-		return Resolution{}, err
+		return identity.Resolution{}, err
 	}
-	resolved := Resolution{ServiceAccount: key, Source: "serviceaccount " + key.String()}
+	resolved := identity.Resolution{ServiceAccount: key, Source: "serviceaccount " + key.String()}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {
 		if apierrors.IsNotFound(err) {
-			return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s", key)
+			return resolved, errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
 		if apierrors.IsForbidden(err) {
 			err = operatorForbidden(err, "list and watch on serviceaccounts",
@@ -181,12 +180,12 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
 	}
 	if serviceAccount.UID == "" {
-		return resolved, errors.Wrapf(ErrServiceAccountNotFound, "serviceaccount %s has no UID", key)
+		return resolved, errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s has no UID", key)
 	}
 	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
 	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00")
 	resolved.Target = r.target
-	resolved.Expected = healthprobe.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name}
+	resolved.Expected = connstate.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name}
 	resolved.UID = id.uid
 	r.credential(id, &resolved)
 	return resolved, nil

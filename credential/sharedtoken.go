@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // sharedToken is the credential of one extension: a reference to a token that several extensions
@@ -15,9 +17,7 @@ type sharedToken struct {
 	closed atomic.Bool
 }
 
-var _ Credential = (*sharedToken)(nil)
-
-func (*sharedToken) sealed() {}
+var _ identity.Credential = (*sharedToken)(nil)
 
 func (s *sharedToken) Prepare(ctx context.Context) error {
 	if s.closed.Load() {
@@ -47,7 +47,9 @@ func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{tokens: s, next: next}
 }
 
-func (s *sharedToken) TransportRequirement() TransportRequirement { return TransportRequirement{} }
+func (s *sharedToken) TransportRequirement() identity.TransportRequirement {
+	return identity.TransportRequirement{}
+}
 
 func (s *sharedToken) Expires() time.Time { return s.token.current.Load().expires() }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -75,7 +76,7 @@ type tokens struct {
 	byID map[tokenID]*token // guarded by mu; only tokens with users
 }
 
-func (t *tokens) open(id tokenID) Credential {
+func (t *tokens) open(id tokenID) identity.Credential {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	shared, ok := t.byID[id]
@@ -233,9 +234,9 @@ func resultOf(err error) string {
 	switch {
 	case err == nil:
 		return "Issued"
-	case errors.Is(err, ErrServiceAccountNotFound):
+	case errors.Is(err, identity.ErrServiceAccountNotFound):
 		return "ServiceAccountNotFound"
-	case errors.Is(err, ErrTokenRequestFailed):
+	case errors.Is(err, identity.ErrTokenRequestFailed):
 		return "TokenRequestFailed"
 	default:
 		return "Unreachable"

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
@@ -44,7 +45,7 @@ func (i *issuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
 		return issuedToken{}, ctx.Err()
 	}
 	if i.fail.Load() {
-		return issuedToken{}, errors.Wrap(ErrTokenRequestFailed, id.serviceAccount.Name)
+		return issuedToken{}, errors.Wrap(identity.ErrTokenRequestFailed, id.serviceAccount.Name)
 	}
 	now := time.Now()
 	return issuedToken{value: newSecret(fmt.Sprintf("token-%d", n)), requestedAt: now, life: time.Hour,
@@ -55,7 +56,7 @@ func (i *issuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
 func pass(d time.Duration) { <-time.After(d) }
 
 // send sends a request and returns the Authorization that arrived; "" if none did.
-func send(t *testing.T, c Credential) (authorization string, err error) {
+func send(t *testing.T, c identity.Credential) (authorization string, err error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.invalid/", nil)
 	if err != nil {
@@ -115,7 +116,7 @@ func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		pass(2 * time.Minute)
 		authorization, err := send(t, c)
-		g.Expect(err).To(MatchError(ErrTokenRequestFailed))
+		g.Expect(err).To(MatchError(identity.ErrTokenRequestFailed))
 		g.Expect(authorization).To(BeEmpty(), "a request without a valid token is not sent")
 		var none *NoTokenError
 		g.Expect(errors.As(err, &none)).To(BeTrue())
@@ -123,7 +124,7 @@ func TestTokenThatCannotBeRenewedIsUsedUntilItExpires(t *testing.T) {
 		g.Expect(none.Expired).To(BeTemporally("<", time.Now()))
 		requests := source.issued.Load()
 		_, err = send(t, c)
-		g.Expect(err).To(MatchError(ErrTokenRequestFailed))
+		g.Expect(err).To(MatchError(identity.ErrTokenRequestFailed))
 		g.Expect(source.issued.Load()).To(Equal(requests), "not every request causes a TokenRequest")
 		source.fail.Store(false)
 		g.Expect(c.Prepare(t.Context())).To(Succeed(), "a connect does not wait for the backoff")
@@ -371,7 +372,7 @@ func TestADayOfTokens(t *testing.T) {
 					t.Errorf("%s tried again after %s", id.serviceAccount, since)
 				}
 				last[id] = now
-				return issuedToken{}, errors.Wrap(ErrTokenRequestFailed, "down")
+				return issuedToken{}, errors.Wrap(identity.ErrTokenRequestFailed, "down")
 			}
 			minutes[int(now.Sub(begin)/time.Minute)]++
 			value := fmt.Sprintf("%s-%d", id.serviceAccount.Name, now.UnixNano())
@@ -530,11 +531,11 @@ func TestRenewAfter(t *testing.T) {
 func TestClassify(t *testing.T) {
 	g := NewWithT(t)
 	resource := schema.GroupResource{Resource: "serviceaccounts"}
-	g.Expect(classify(apierrors.NewNotFound(resource, "red"))).To(MatchError(ErrServiceAccountNotFound))
+	g.Expect(classify(apierrors.NewNotFound(resource, "red"))).To(MatchError(identity.ErrServiceAccountNotFound))
 	g.Expect(classify(apierrors.NewConflict(resource, "red", errors.New("UID")))).
-		To(MatchError(ErrServiceAccountNotFound))
+		To(MatchError(identity.ErrServiceAccountNotFound))
 	forbidden := classify(apierrors.NewForbidden(resource, "red", nil))
-	g.Expect(forbidden).To(MatchError(ErrTokenRequestFailed))
+	g.Expect(forbidden).To(MatchError(identity.ErrTokenRequestFailed))
 	g.Expect(apierrors.IsForbidden(forbidden)).To(BeTrue(), "the API's error stays in the chain")
 	unreachable := errors.New("connection refused")
 	g.Expect(classify(unreachable)).To(BeIdenticalTo(unreachable))
@@ -558,7 +559,7 @@ func testSecretsAreNotPrinted(t *testing.T) {
 	current := shared.(*sharedToken).token.current.Load()
 	for _, value := range []any{shared, static, current, *current, shared.(*sharedToken).token, &all,
 		shared.RoundTripper(nil), static.RoundTripper(nil),
-		Resolution{open: func() Credential { return static }}} {
+		identity.Resolution{OpenFunc: func() identity.Credential { return static }}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 			printed := fmt.Sprintf(verb, value)
 			g.Expect(strings.Contains(printed, token)).To(BeFalse(), "%s of %T", verb, value)

@@ -13,6 +13,8 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // tokenIssuer requests tokens from the API server of the extensions, with the host operator's
@@ -65,13 +67,13 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 	if err := json.NewDecoder(body).Decode(&answer); err != nil || answer.Status.Token == "" {
 		// The error contains nothing of the response, because the response may contain a token.
 		return issuedToken{},
-			errors.Wrapf(ErrTokenRequestFailed, "the API server's response for serviceaccount %s has no token",
+			errors.Wrapf(identity.ErrTokenRequestFailed, "the API server's response for serviceaccount %s has no token",
 				id.serviceAccount)
 	}
 	life := lifeOf(&answer, requestedAt)
 	if life <= expiryMargin {
 		return issuedToken{},
-			errors.Wrapf(ErrTokenRequestFailed,
+			errors.Wrapf(identity.ErrTokenRequestFailed,
 				"the token of serviceaccount %s expires at %s, which has passed by the local clock; check both clocks",
 				id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
 	}
@@ -102,9 +104,9 @@ func classify(err error) error {
 	var status apierrors.APIStatus
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return &classifiedError{kind: ErrServiceAccountNotFound, cause: err}
+		return &classifiedError{kind: identity.ErrServiceAccountNotFound, cause: err}
 	case errors.As(err, &status):
-		return &classifiedError{kind: ErrTokenRequestFailed, cause: err}
+		return &classifiedError{kind: identity.ErrTokenRequestFailed, cause: err}
 	default:
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/drainedwatch"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 	"github.com/latchkey-dev/latchkey/internal/replay"
@@ -48,9 +49,9 @@ func newConnection(c client.Client, epoch int64, identity clustercache.Identity)
 	return conn
 }
 
-func (c *connection) Life() context.Context           { return c.life }
-func (c *connection) Epoch() int64                    { return c.epoch }
-func (c *connection) Identity() clustercache.Identity { return c.identity }
+func (c *connection) Life() context.Context        { return c.life }
+func (c *connection) Epoch() int64                 { return c.epoch }
+func (c *connection) Identity() connstate.Identity { return connstate.Identity(c.identity) }
 
 func (c *connection) Err() error {
 	if c.life.Err() == nil {
@@ -99,7 +100,7 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 	created, err := c.newInformer(object, scope, observe)
 	if meta.IsNoMatchError(err) {
 		if observe != nil {
-			observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: err})
+			observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: err})
 		}
 		return notServed{}, nil
 	}
@@ -184,15 +185,15 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 		observe = func(scopedcache.ScopeState) {}
 	}
 	lw := &listerWatcher{client: c.testClient, list: list, scope: scope, onList: func() {
-		observe(scopedcache.ScopeState{State: scopedcache.Synced})
+		observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
 	}}
 	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
 	// These calls fail only if the informer is running.
 	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.testClient.Scheme()) })
 	_ = shared.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
-		state := scopedcache.ScopeState{State: scopedcache.Failing, LastError: err}
+		state := scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: err}
 		if apierrors.IsForbidden(err) {
-			state.State = scopedcache.Forbidden
+			state.State = scopedcache.StateForbidden
 		}
 		observe(state)
 	})

@@ -12,7 +12,8 @@
 // Pass the Cache to the code under test. Then simulate events of a cluster: [Cache.Connect],
 // [Cache.Disconnect], [Cache.FailProbe] and [Cache.PassProbe] change the state of an extension.
 // Sources deliver to a real queue. Watches call their handlers for changes of the client's objects.
-// [Cache.Watches] returns the registered watches.
+// [Cache.Watches] returns the registered watches. Connections have the host [Target], and
+// FailProbe leaves [ErrProbe] in the state.
 //
 // # Considerations
 //

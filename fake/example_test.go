@@ -45,7 +45,7 @@ func TestReconcile(t *testing.T) {
 	if err := c.Get(t.Context(), content, &corev1.ConfigMap{}); err != nil {
 		t.Error(err) // it was not created
 	}
-	cc.Disconnect(red, clustercache.Unreachable)
+	cc.Disconnect(red, clustercache.ReasonUnreachable)
 	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: red}); err != nil {
 		t.Error(err) // not being connected is no error
 	}

@@ -39,7 +39,7 @@ type extension struct {
 
 func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []string) {
 	if c == nil {
-		f.disconnect(key, clustercache.NotStarted,
+		f.disconnect(key, clustercache.ReasonNotStarted,
 			"the fake was called with a nil client; to start without a client, use NewFakeEmptyCache")
 		return
 	}
@@ -51,15 +51,15 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	}
 	release := func() {}
 	if e.conn != nil {
-		release = f.endLocked(e, clustercache.IdentityMismatch, "the fake replaced the connection")
+		release = f.endLocked(e, clustercache.ReasonIdentityMismatch, "the fake replaced the connection")
 	}
 	e.state.Epoch++
 	e.conn = newConnection(c, e.state.Epoch, e.identity)
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()
-	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.Connected, "", "", now, now
+	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.PhaseConnected, "", "", now, now
 	e.state.Target = Target
-	e.state.Health = e.state.Health.After(now, nil)
+	e.state.Health = succeededAt(now)
 	e.registry.Connected(e.conn)
 	object := e.object
 	f.mu.Unlock()
@@ -72,7 +72,7 @@ func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason
 	e := f.getOrAddLocked(key)
 	release := f.endLocked(e, reason, message)
 	object, registry := e.object, e.registry
-	gone := reason == clustercache.Deleted || reason == clustercache.Filtered
+	gone := reason == clustercache.ReasonDeleted || reason == clustercache.ReasonFiltered
 	if gone {
 		delete(f.byKey, key)
 	}
@@ -87,10 +87,10 @@ func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason
 // endLocked ends the connection of an extension, if there is one. Call release after mu is
 // unlocked.
 func (f *extensions) endLocked(e *extension, reason clustercache.Reason, message string) (release func()) {
-	if e.conn != nil || e.state.Reason == clustercache.NotStarted {
+	if e.conn != nil || e.state.Reason == clustercache.ReasonNotStarted {
 		e.since = time.Now()
 	}
-	e.state.Phase, e.state.Reason, e.state.Since = clustercache.Disconnected, reason, e.since
+	e.state.Phase, e.state.Reason, e.state.Since = clustercache.PhaseDisconnected, reason, e.since
 	e.state.Message = message
 	conn, registry := e.conn, e.registry
 	e.conn = nil
@@ -113,7 +113,8 @@ func (f *extensions) getOrAddLocked(key client.ObjectKey) *extension {
 	object.SetUID(types.UID("fake-" + key.Name))
 	now := time.Now()
 	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
-		Extension: key, UID: object.GetUID(), Phase: clustercache.Disconnected, Reason: clustercache.NotStarted, Since: now,
+		Extension: key, UID: object.GetUID(), Phase: clustercache.PhaseDisconnected,
+		Reason: clustercache.ReasonNotStarted, Since: now,
 	},
 		identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name,
 			UID: types.UID("fake-" + key.Name)}}
@@ -130,8 +131,8 @@ func (f *extensions) connected(key client.ObjectKey) (extension, error) {
 	switch {
 	case !found:
 		return extension{},
-			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.NotStarted,
-				Cause: errors.New("the fake does not know the extension")}
+			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.ReasonNotStarted,
+				Err: errors.New("the fake does not know the extension")}
 	case e.conn == nil:
 		return extension{}, e.notConnected()
 	}
@@ -141,7 +142,7 @@ func (f *extensions) connected(key client.ObjectKey) (extension, error) {
 func (e *extension) notConnected() *clustercache.NotConnectedError {
 	err := &clustercache.NotConnectedError{Extension: e.state.Extension, Reason: e.state.Reason, Since: e.since}
 	if e.state.Message != "" {
-		err.Cause = errors.New(e.state.Message)
+		err.Err = errors.New(e.state.Message)
 	}
 	return err
 }
@@ -157,7 +158,9 @@ func (e *extension) snapshot() clustercache.ConnectionState {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})
 	}
 	if e.registry != nil {
-		state.Watches = append(state.Watches, e.registry.States()...)
+		for _, watch := range e.registry.States() {
+			state.Watches = append(state.Watches, clustercache.WatchState(watch))
+		}
 	}
 	slices.SortStableFunc(state.Watches, func(x, y clustercache.WatchState) int { return cmp.Compare(x.Name, y.Name) })
 	return state

@@ -71,7 +71,8 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 	if e.state.Health.ConsecutiveFailures == 0 {
 		e.state.Health.LastProbeSuccessTime = now.Add(-longAgo)
 	}
-	e.state.Health = e.state.Health.After(now, ErrProbe)
+	e.state.Health.LastProbeTime, e.state.Health.LastError = now, ErrProbe
+	e.state.Health.ConsecutiveFailures++
 	f.mu.Unlock()
 	f.hub.Look()
 }
@@ -81,9 +82,14 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.getOrAddLocked(key)
-	e.state.Health = e.state.Health.After(time.Now(), nil)
+	e.state.Health = succeededAt(time.Now())
 	f.mu.Unlock()
 	f.hub.Look()
+}
+
+// succeededAt returns the health after a probe that succeeded.
+func succeededAt(now time.Time) clustercache.HealthCheckingState {
+	return clustercache.HealthCheckingState{LastProbeTime: now, LastProbeSuccessTime: now}
 }
 
 // Watches returns the watches of an extension, sorted. Watches whose names were given to
@@ -120,7 +126,7 @@ func (f *Cache) Close() {
 	keys := slices.Collect(maps.Keys(f.byKey))
 	f.mu.Unlock()
 	for _, key := range keys {
-		f.Disconnect(key, clustercache.Deleted)
+		f.Disconnect(key, clustercache.ReasonDeleted)
 	}
 	f.mu.Lock()
 	conns := f.conns
@@ -189,7 +195,7 @@ func (f *Cache) WatchContent(ctx context.Context, extension client.ObjectKey, co
 }
 
 // Unwatch implements clustercache.ClusterCache.
-func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) error {
+func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID) {
 	f.mu.Lock()
 	var registry *watches.Registry
 	if e := f.byKey[extension]; e != nil {
@@ -202,7 +208,6 @@ func (f *Cache) Unwatch(ctx context.Context, extension client.ObjectKey, name st
 	if registry != nil {
 		registry.Unwatch(ctx, name, dependents...)
 	}
-	return nil
 }
 
 // GetHealthCheckingState implements clustercache.ClusterCache.

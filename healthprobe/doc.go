@@ -8,9 +8,9 @@
 //
 // # Usage
 //
-// [Ask] does I/O and returns an [Answer]; the other functions are pure. [State.After] adds the
-// answer to the health of a connection. [Options.Due] decides when to probe again, and
-// [Options.Failed] decides when to disconnect.
+// [Ask] sends one probe and returns an [Answer]. [Classify] returns the [Verdict] that the error of
+// any request stands for. [Options] set how often the connections of package clustercache are
+// probed, and [State] is what their probes found.
 //
 // # Considerations
 //

@@ -19,7 +19,7 @@ import (
 
 // Answer is the outcome of one probe.
 type Answer struct {
-	Verdict  Verdict
+	Verdict  Verdict  // what the answer means
 	Identity Identity // set exactly when Valid
 	Err      error    // nil exactly when Valid
 }

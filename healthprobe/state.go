@@ -1,15 +1,55 @@
 package healthprobe
 
-import "github.com/latchkey-dev/latchkey/internal/connstate"
+import (
+	"time"
 
-// State is the health of a connection, or of a target. State is a value, so copies are independent.
-type State = connstate.Health
+	"k8s.io/apimachinery/pkg/types"
 
-// Options configure how often to probe and when to disconnect.
-type Options = connstate.ProbeOptions
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// State has the results of the probes of a connection. State is a value; copies are independent.
+type State struct {
+	// LastProbeTime is when the last probe ended. A connect counts as a probe, and so does a
+	// successful request that the identity itself sent.
+	LastProbeTime time.Time
+	// LastProbeSuccessTime is when the server last served the identity: a probe, or a request that
+	// the identity itself sent.
+	LastProbeSuccessTime time.Time
+	// ConsecutiveFailures counts the probes and connects that failed since the last success. While
+	// connected, a review that is answered 403 is neither a failure nor a success: the answer sets
+	// LastProbeTime and LastError only. Under impersonation a 403 is a failure.
+	ConsecutiveFailures int
+	// LastError is why the last probe was no success, nil after a success. LastError never contains
+	// a secret.
+	LastError error
+}
+
+// Options configure how often to probe and when to disconnect. The zero value of each field is its
+// default.
+type Options struct {
+	// Interval is how long a target may be silent before a probe checks whether the target is up.
+	// Interval is also the time between probes while they fail. Defaults to 10 s.
+	Interval time.Duration
+	// IdentityInterval is how long an identity may go without a successful request before a probe
+	// verifies the identity. Defaults to 60 s.
+	IdentityInterval time.Duration
+	// Timeout bounds one probe. Defaults to 5 s.
+	Timeout time.Duration
+	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
+	// that is answered 401 disconnects at once.
+	FailureThreshold int
+}
 
 // Identity is a user as the API server states it. The zero value means "not known".
-type Identity = connstate.Identity
+type Identity struct {
+	// Username is the full name, such as "system:serviceaccount:ns:name".
+	Username string
+	// UID is empty for users that have none, such as those of client certificates.
+	UID types.UID
+	// Groups are the groups of the user, in the API server's order.
+	Groups []string
+}
 
 // Verdict classifies the outcome of a probe, for the API server and for the identity.
 type Verdict = connstate.Verdict

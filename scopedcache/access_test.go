@@ -29,7 +29,7 @@ import (
 func TestNotSyncedError(t *testing.T) {
 	g := NewWithT(t)
 	last := apierrors.NewInternalError(errors.New("a failure"))
-	err := error(&NotSyncedError{GVK: configMaps, State: Failing, Last: last, Cause: context.DeadlineExceeded})
+	err := error(&NotSyncedError{GVK: configMaps, State: StateFailing, Last: last, Cause: context.DeadlineExceeded})
 	g.Expect(apierrors.IsTimeout(err)).To(BeTrue())
 	g.Expect(err).To(MatchError(context.DeadlineExceeded))
 	g.Expect(errors.Is(err, last)).To(BeTrue())
@@ -139,11 +139,11 @@ func TestWhatIsAsked(t *testing.T) {
 		first      []string // in any order
 		afterwards string
 	}{
-		"both":                  {"list watch", false, Synced, []string{"list", "watch"}, "watch"},
-		"list only":             {"list", false, Forbidden, []string{"list", "watch"}, ""},
-		"watch only":            {"watch", false, Forbidden, []string{"list", "watch"}, ""},
-		"list only, allowed":    {"list", true, Synced, []string{"list", "watch", "list"}, "list"},
-		"watch only, list only": {"watch", true, Forbidden, []string{"list", "watch", "list"}, ""},
+		"both":                  {"list watch", false, StateSynced, []string{"list", "watch"}, "watch"},
+		"list only":             {"list", false, StateForbidden, []string{"list", "watch"}, ""},
+		"watch only":            {"watch", false, StateForbidden, []string{"list", "watch"}, ""},
+		"list only, allowed":    {"list", true, StateSynced, []string{"list", "watch", "list"}, "list"},
+		"watch only, list only": {"watch", true, StateForbidden, []string{"list", "watch", "list"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -164,7 +164,7 @@ func TestWhatIsAsked(t *testing.T) {
 				g.Eventually(func() int { return len(asked()) }).WithTimeout(patience).Should(BeNumerically(">", n+1))
 				g.Expect(asked()[n:]).To(HaveEach(tc.afterwards))
 			}
-			if tc.listOnly && tc.want == Synced {
+			if tc.listOnly && tc.want == StateSynced {
 				before := a.listed(inN)
 				g.Expect(before).To(BeNumerically("<", 5), "lists are rare")
 				g.Eventually(func() int { return a.listed(inN) }).WithTimeout(patience).Should(BeNumerically(">", before))

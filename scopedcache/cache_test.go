@@ -302,17 +302,17 @@ func TestObserve(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	var state ScopeState
 	g.Eventually(states).WithTimeout(patience).Should(Receive(&state))
-	g.Expect(state.State).To(Equal(Forbidden))
+	g.Expect(state.State).To(Equal(StateForbidden))
 	g.Expect(apierrors.IsForbidden(state.LastError)).To(BeTrue())
 	g.Expect(state.GVK).To(Equal(configMaps))
-	g.Expect(state.Representation).To(Equal(Unstructured))
+	g.Expect(state.Representation).To(Equal(RepresentationUnstructured))
 	g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	late := make(chan ScopeState, 100)
 	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
 		HoldOptions{OnStateChange: func(state ScopeState) { late <- state }})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(late).To(Receive(HaveField("State", Forbidden)), "a late observer receives the current state")
+	g.Expect(late).To(Receive(HaveField("State", StateForbidden)), "a late observer receives the current state")
 	other.Release()
 
 	a.deny(false)
@@ -326,17 +326,19 @@ func TestObserve(t *testing.T) {
 			}
 		}
 	}
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
 	g.Expect(c.States()).
-		To(HaveExactElements(And(HaveField("State", Synced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
+		To(
+			HaveExactElements(And(HaveField("State", StateSynced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
 
 	a.deny(true)
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(Forbidden), "only the answer to the review shows the denial")
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateForbidden),
+		"only the answer to the review shows the denial")
 	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
 	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
 	a.deny(false)
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
 	g.Expect(late).NotTo(Receive(), "an observer receives nothing after Release")
 	handle.Release()
 }

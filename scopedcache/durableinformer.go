@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -82,7 +83,7 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	result := &registrations{done: make(chan struct{})}
 	result.left.Store(int64(len(f.entries)))
 	for _, s := range f.entries {
-		r, err := s.add(handler, options, replay.Options{}, func() {
+		r, err := s.add(handler, options, func() {
 			if result.left.Add(-1) == 0 {
 				close(result.done)
 			}
@@ -94,6 +95,17 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 		result.each = append(result.each, r)
 	}
 	return result, nil
+}
+
+var _ replay.Resumable = (*registrations)(nil)
+
+// Seen implements replay.Resumable.
+func (r *registrations) Seen() replay.Seen {
+	seen := replay.Seen{}
+	for _, one := range r.each {
+		maps.Copy(seen, one.feed.Seen())
+	}
+	return seen
 }
 
 // RemoveEventHandler implements cache.Informer. A call of the handler that is in progress

@@ -45,7 +45,7 @@ type entry struct {
 }
 
 func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
-	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: Syncing, since: time.Now(),
+	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: StateSyncing, since: time.Now(),
 		gone: make(chan struct{}), mail: newMailbox(),
 		changed: make(chan struct{}), settled: make(chan struct{}),
 		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{},
@@ -65,9 +65,9 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 		switch {
 		case running != nil:
 			return running, nil
-		case state == Forbidden:
+		case state == StateForbidden:
 			return nil, lastError
-		case state == NotServed:
+		case state == StateNotServed:
 			s.mail.markRead()
 			return nil, lastError
 		}

@@ -14,7 +14,7 @@ import (
 // setState records a state and notifies the observers.
 func (s *entry) setState(e monitor.SetState) {
 	state, err := State(e.State), e.Err
-	if state == NotServed && !meta.IsNoMatchError(err) {
+	if state == StateNotServed && !meta.IsNoMatchError(err) {
 		// The 404 of a list must not look as if one object did not exist.
 		err = errors.WithMessage(&meta.NoKindMatchError{
 			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
@@ -64,7 +64,7 @@ func (s *entry) observe(handle *Handle, observe func(ScopeState)) {
 	s.observers[handle] = observe
 	snapshot := s.snapshotLocked()
 	s.mu.Unlock()
-	if snapshot.State != Syncing {
+	if snapshot.State != StateSyncing {
 		observe(snapshot)
 	}
 }
@@ -100,9 +100,9 @@ func logChange(logger logr.Logger, before State, now ScopeState) {
 	switch {
 	case now.State == before:
 		return // the state is the same as before the failure
-	case now.State == Failing:
+	case now.State == StateFailing:
 		verbosity = 1
-	case now.State == Syncing, now.State == Synced && before == Syncing:
+	case now.State == StateSyncing, now.State == StateSynced && before == StateSyncing:
 		return
 	}
 	reason := []any{}

@@ -23,9 +23,10 @@ var (
 // NotSyncedError is returned when a read or a wait ends before the informer has synced.
 // apierrors.IsTimeout returns true for it, and errors.Is finds the cause of the context.
 type NotSyncedError struct {
+	// GVK and Scope are what the informer watches.
 	GVK   schema.GroupVersionKind
 	Scope Scope
-	State State     // at the end of the wait: Syncing or Failing
+	State State     // at the end of the wait: StateSyncing or StateFailing
 	Since time.Time // when that state began
 	Last  error     // why the informer does not sync, nil if unknown
 	Cause error     // why the wait ended

@@ -41,19 +41,19 @@ func TestEventsCauseReviews(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer handle.Release()
 	state := func() State { return handle.State().State }
-	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
 	for _, late := range []time.Duration{0, soonest} {
 		c.accessMayHaveChanged("n") // without a change of permissions
 		a.quiet(t)
 		c.accessMayHaveChanged("n")
 		<-time.After(late) // the first review is answered as before the change
 		a.deny(true)
-		g.Eventually(state).WithTimeout(patience).Should(Equal(Forbidden))
+		g.Eventually(state).WithTimeout(patience).Should(Equal(StateForbidden))
 		a.quiet(t)
 		c.accessMayHaveChanged("n")
 		<-time.After(late)
 		a.deny(false)
-		g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+		g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
 	}
 }
 
@@ -69,7 +69,7 @@ func TestEventsPutOffNothing(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer handle.Release()
 	state := func() State { return handle.State().State }
-	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
 	const soon = 10 * time.Second // a third of the gap between reviews caused by events
 	storm := func() {
 		for range 10 {
@@ -81,11 +81,11 @@ func TestEventsPutOffNothing(t *testing.T) {
 	storm()
 	a.deny(true)
 	c.accessMayHaveChanged("n")
-	g.Eventually(state).WithTimeout(soon).Should(Equal(Forbidden))
+	g.Eventually(state).WithTimeout(soon).Should(Equal(StateForbidden))
 	storm()
 	a.deny(false)
 	c.accessMayHaveChanged("n")
-	g.Eventually(state).WithTimeout(soon).Should(Equal(Synced))
+	g.Eventually(state).WithTimeout(soon).Should(Equal(StateSynced))
 }
 
 // A change in a namespace concerns the scopes that select it, by Namespace or by FieldSelector.
@@ -107,7 +107,7 @@ func TestReadOfWhatIsNotServed(t *testing.T) {
 	kind, err := c.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
 	e := newEntry(c, kind, Scope{})
-	e.state, e.lastError = NotServed, ErrReleased
+	e.state, e.lastError = StateNotServed, ErrReleased
 	_, err = e.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))
 	g.Expect(e.mail.take()).To(Equal([]monitor.Event{monitor.Read{}}))

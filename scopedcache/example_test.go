@@ -64,7 +64,7 @@ func ExampleHandle() {
 		},
 			scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red",
 				OnStateChange: func(state scopedcache.ScopeState) {
-					if state.State == scopedcache.Forbidden {
+					if state.State == scopedcache.StateForbidden {
 						fmt.Println("no access:", state.LastError) // do not call the cache here
 					}
 				}})
@@ -99,7 +99,7 @@ func ExampleCache() {
 	use := func(mgr ctrl.Manager) error {
 		return mgr.AddReadyzCheck("permissions", func(*http.Request) error {
 			for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
-				if scope.State == scopedcache.Forbidden || scope.State == scopedcache.NotServed {
+				if scope.State == scopedcache.StateForbidden || scope.State == scopedcache.StateNotServed {
 					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State,
 						scope.Since.Format(time.RFC3339), scope.LastError)
 				}

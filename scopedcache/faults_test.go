@@ -104,7 +104,7 @@ func TestLostPath(t *testing.T) {
 		return true
 	})
 	handle := hold(t, c, HoldOptions{})
-	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(NotServed))
+	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(StateNotServed))
 	err := c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())
 	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
 	g.Expect(apierrors.IsNotFound(err)).To(BeFalse())
@@ -118,7 +118,7 @@ func TestLostPath(t *testing.T) {
 		<-time.After(50 * time.Millisecond)
 	}
 	a.answers(nil)
-	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(StateSynced))
 }
 
 // An identity that may still watch, but not list any more, does not read the old objects for ever.
@@ -370,7 +370,7 @@ func TestHideServerMessages(t *testing.T) {
 		return false
 	})
 	handle := hold(t, a.newCache(t, func(o *Options) { o.HideServerMessages = true }), HoldOptions{})
-	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(Failing))
+	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(StateFailing))
 	g.Expect(handle.State().LastError).To(MatchError("the API server answered I'm a teapot"))
 
 	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
@@ -382,7 +382,7 @@ func TestHideServerMessages(t *testing.T) {
 		return true
 	})
 	handle = hold(t, a.newCache(t, func(o *Options) { o.HideServerMessages = true }), HoldOptions{})
-	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(Failing))
+	g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(StateFailing))
 	lastError := handle.State().LastError
 	g.Expect(lastError).To(MatchError("reviewing access: Internal Server Error"))
 	var status apierrors.APIStatus
@@ -426,7 +426,7 @@ func TestStoppedInformersReportNothing(t *testing.T) {
 	c := a.newCache(t, func(o *Options) {
 		o.AccessReviewInterval = 100 * time.Millisecond
 		o.OnStateChange = func(before State, now ScopeState) {
-			if before == Synced && now.State == Forbidden {
+			if before == StateSynced && now.State == StateForbidden {
 				served <- observed.Load().current.Load() != nil
 			}
 		}
@@ -435,14 +435,14 @@ func TestStoppedInformersReportNothing(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	observed.Store(handle.entry)
 	state := func() State { return handle.State().State }
-	g.Eventually(state).WithTimeout(patience).Should(Equal(Synced))
+	g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
 	stopped := handle.entry.mail.life
 	a.deny(true)
 	g.Eventually(served).WithTimeout(patience).Should(Receive(BeFalse()))
 	handle.entry.mail.reportServed(stopped)
 	handle.entry.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
 	g.Consistently(func() ScopeState { return handle.State() }, 300*time.Millisecond).
-		Should(And(HaveField("State", Forbidden), HaveField("LastError", Not(MatchError("late")))))
+		Should(And(HaveField("State", StateForbidden), HaveField("LastError", Not(MatchError("late")))))
 }
 
 // If one informer refuses an index, later informers do not get that index. Other indexes still

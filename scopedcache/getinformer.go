@@ -34,7 +34,7 @@ func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVe
 	if !ok {
 		return nil, errors.Errorf("%T is no client.Object", object)
 	}
-	if representationOf(typed) != Typed {
+	if representationOf(typed) != RepresentationTyped {
 		typed.GetObjectKind().SetGroupVersionKind(gvk)
 	}
 	return s.GetInformer(ctx, typed, opts...)

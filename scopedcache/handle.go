@@ -8,10 +8,7 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
 // HoldOptions identify the holder of a scope.
@@ -144,28 +141,4 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 		return nil, err
 	}
 	return running.cache, nil
-}
-
-// Subscribe is AddEventHandler for a handler that received events from another cache before.
-// options.Seen lists the objects that the handler has received. Once the informer has synced, the
-// handler receives a delete event for each of these objects that does not exist any more. Package
-// internal/watches uses Subscribe.
-func (h *Handle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (*Subscription, error) {
-	r, err := h.entry.add(handler, toolscache.HandlerOptions{}, options, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &Subscription{registration: r}, nil
-}
-
-// Subscription is a handler that receives events through [Handle.Subscribe].
-type Subscription struct{ registration *registration }
-
-// Seen returns the objects that the handler has received. The handler receives no events after
-// that.
-func (f *Subscription) Seen() replay.Seen { return f.registration.feed.Seen() }
-
-// Remove ends the subscription. A call of the handler that is in progress continues.
-func (f *Subscription) Remove() {
-	_ = f.registration.entry.remove(f.registration) // fails only for unknown handlers
 }

@@ -52,11 +52,11 @@ func (k *kind) countLocked(change int) {
 // example returns a new object of the kind.
 func (k *kind) example() client.Object {
 	switch k.representation {
-	case Unstructured:
+	case RepresentationUnstructured:
 		object := &unstructured.Unstructured{}
 		object.SetGroupVersionKind(k.gvk)
 		return object
-	case Metadata:
+	case RepresentationMetadata:
 		object := &metav1.PartialObjectMetadata{}
 		object.SetGroupVersionKind(k.gvk)
 		return object
@@ -82,7 +82,7 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	if known, ok := (*types)[goType]; ok {
 		return known, nil
 	}
-	if representation := representationOf(object); representation != Typed {
+	if representation := representationOf(object); representation != RepresentationTyped {
 		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()),
 			representation: representation}, nil)
 	}
@@ -98,7 +98,7 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	if _, ok := example.(client.Object); !ok {
 		return nil, errors.Errorf("%T is no client.Object", example)
 	}
-	k, err := s.kind(kindKey{gvk: gvk, representation: Typed}, reflect.TypeOf(example).Elem())
+	k, err := s.kind(kindKey{gvk: gvk, representation: RepresentationTyped}, reflect.TypeOf(example).Elem())
 	if err != nil {
 		return nil, err
 	}

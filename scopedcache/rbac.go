@@ -80,9 +80,9 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		handle, err := result.cache.Hold(context.Background(), kind, Scope{},
 			HoldOptions{Name: "RBAC events", OnStateChange: func(state ScopeState) {
 				switch state.State {
-				case Forbidden, NotServed:
+				case StateForbidden, StateNotServed:
 					unseen = true
-				case Synced:
+				case StateSynced:
 					if unseen {
 						result.mayHaveMissed()
 					}
@@ -127,14 +127,14 @@ func (e *RBACWatcher) observe(before State, now ScopeState) {
 		e.observer(before, now)
 	}
 	switch now.State {
-	case Forbidden, NotServed:
+	case StateForbidden, StateNotServed:
 		if !e.silent.Swap(true) {
 			e.logger.Info(
 				"Cannot watch RBAC, so access is reviewed every AccessReviewInterval only; "+
 					"config/rbac/rbac-events.yaml has the missing permissions", "kind", now.GVK.Kind, "error",
 				now.LastError.Error())
 		}
-	case Synced:
+	case StateSynced:
 		e.silent.Store(false)
 	}
 }

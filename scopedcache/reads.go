@@ -218,7 +218,8 @@ func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 		if mapping, err = r.mapping(ctx, k.gvk); err != nil && r.check() != nil {
 			return false, r.check()
 		} else if err != nil && ctx.Err() != nil {
-			return false, &NotSyncedError{GVK: k.gvk, State: Syncing, Since: time.Now(), Last: err, Cause: context.Cause(ctx)}
+			return false,
+				&NotSyncedError{GVK: k.gvk, State: StateSyncing, Since: time.Now(), Last: err, Cause: context.Cause(ctx)}
 		}
 		if err != nil {
 			return false, err

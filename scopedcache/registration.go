@@ -22,14 +22,16 @@ type registration struct {
 
 // add registers a handler, and feeds it if an informer runs.
 func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
-	feeding replay.Options, settled func()) (*registration, error) {
+	settled func()) (*registration, error) {
+	var feeding replay.Options
+	if resumed, ok := handler.(replay.ResumedHandler); ok {
+		handler, feeding = resumed.ResourceEventHandler, resumed.Options
+	}
 	r := &registration{entry: s, feed: replay.New(handler, s.kind.example(), feeding), options: options,
 		done: make(chan struct{})}
 	r.settle = sync.OnceFunc(func() {
 		close(r.done)
-		if settled != nil {
-			settled()
-		}
+		settled()
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()

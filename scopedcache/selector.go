@@ -123,11 +123,11 @@ func andFields(one, other fields.Selector) fields.Selector {
 func representationOf(object runtime.Object) Representation {
 	switch object.(type) {
 	case runtime.Unstructured:
-		return Unstructured
+		return RepresentationUnstructured
 	case *metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList:
-		return Metadata
+		return RepresentationMetadata
 	default:
-		return Typed
+		return RepresentationTyped
 	}
 }
 

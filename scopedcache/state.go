@@ -10,40 +10,43 @@ import (
 type Representation string
 
 const (
-	// Typed objects have the Go type that the scheme has for the kind.
-	Typed Representation = "Typed"
-	// Unstructured objects are of type unstructured.Unstructured.
-	Unstructured Representation = "Unstructured"
-	// Metadata objects are of type metav1.PartialObjectMetadata.
-	Metadata Representation = "Metadata"
+	// RepresentationTyped means that objects have the Go type that the scheme has for the kind.
+	RepresentationTyped Representation = "Typed"
+	// RepresentationUnstructured means that objects are of type unstructured.Unstructured.
+	RepresentationUnstructured Representation = "Unstructured"
+	// RepresentationMetadata means that objects are of type metav1.PartialObjectMetadata.
+	RepresentationMetadata Representation = "Metadata"
 )
 
 // State is the state of a scope and its informer.
 type State string
 
 const (
-	// Syncing means that nothing is known yet, or the first list is in progress. Reads wait.
-	Syncing State = "Syncing"
-	// Synced means that the informer has the objects of the API server, and receives changes. Reads
-	// return these objects.
-	Synced State = "Synced"
-	// Forbidden means that the API server denies the identity list or watch. There is no informer,
-	// and there are no objects. Reads return Forbidden. The cache keeps asking the API server.
-	Forbidden State = "Forbidden"
-	// NotServed means that the API server does not serve the kind. There is no informer, and there
-	// are no objects. Reads return meta.NoKindMatchError. The cache keeps asking the API server.
-	NotServed State = "NotServed"
-	// Failing means another error, which may or may not be temporary. Reads return what the
+	// StateSyncing means that nothing is known yet, or the first list is in progress. Reads wait.
+	StateSyncing State = "Syncing"
+	// StateSynced means that the informer has the objects of the API server, and receives changes.
+	// Reads return these objects.
+	StateSynced State = "Synced"
+	// StateForbidden means that the API server denies the identity list or watch. There is no
+	// informer, and there are no objects. Reads return Forbidden. The cache keeps asking the API
+	// server.
+	StateForbidden State = "Forbidden"
+	// StateNotServed means that the API server does not serve the kind. There is no informer, and
+	// there are no objects. Reads return meta.NoKindMatchError. The cache keeps asking the API
+	// server.
+	StateNotServed State = "NotServed"
+	// StateFailing means another error, which may or may not be temporary. Reads return what the
 	// informer had before. Reads wait if the informer had nothing yet.
-	Failing State = "Failing"
+	StateFailing State = "Failing"
 )
 
 // settled reports whether the result of a read is known.
-func (s State) settled() bool { return s == Synced || s == Forbidden || s == NotServed }
+func (s State) settled() bool { return s == StateSynced || s == StateForbidden || s == StateNotServed }
 
 // ScopeState is a snapshot of one scope. LastError and the selectors are shared with the cache: do
 // not change them.
 type ScopeState struct {
+	// GVK, Representation and Scope are what the informer watches.
 	GVK            schema.GroupVersionKind
 	Representation Representation
 	Scope          Scope

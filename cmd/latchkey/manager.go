@@ -194,9 +194,9 @@ func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
 		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
 			switch {
 			case scope.GVK.GroupKind() != kind:
-			case scope.State == scopedcache.Syncing:
+			case scope.State == scopedcache.StateSyncing:
 				return errors.Errorf("waiting for the first list of %s", kind)
-			case scope.State == scopedcache.NotServed:
+			case scope.State == scopedcache.StateNotServed:
 				return errors.Wrapf(scope.LastError, "%s is not served; install its CustomResourceDefinition", kind)
 			case apierrors.IsForbidden(scope.LastError):
 				return errors.Wrapf(scope.LastError,

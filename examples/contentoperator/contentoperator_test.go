@@ -210,7 +210,7 @@ func TestConditions(t *testing.T) {
 		reason               string
 	}{
 		"installed": {nil, metav1.ConditionTrue, metav1.ConditionTrue, "Applied"},
-		"not connected": {errors.WithMessage(&clustercache.NotConnectedError{Reason: clustercache.Unreachable}, "x"),
+		"not connected": {errors.WithMessage(&clustercache.NotConnectedError{Reason: clustercache.ReasonUnreachable}, "x"),
 			metav1.ConditionFalse, metav1.ConditionUnknown, "NotConnected"},
 		"forbidden": {errors.WithMessage(apierrors.NewForbidden(configMaps, "x", nil), "x"), metav1.ConditionTrue,
 			metav1.ConditionFalse, "Forbidden"},

@@ -19,6 +19,22 @@ type Options struct {
 	Call func(note func() bool, f func())
 }
 
+// ResumedHandler is a handler that received events from an earlier informer. A scopedcache.Handle
+// whose AddEventHandler gets a ResumedHandler feeds it with these Options: once the informer has
+// synced, the handler receives a delete event for each object of Options.Seen that does not exist
+// any more. The registration that AddEventHandler returns is a Resumable.
+type ResumedHandler struct {
+	toolscache.ResourceEventHandler
+	Options Options
+}
+
+// Resumable is the registration of a ResumedHandler.
+type Resumable interface {
+	toolscache.ResourceEventHandlerRegistration
+	// Seen ends the events and returns the objects that the handler has received.
+	Seen() Seen
+}
+
 // Feed passes the events of one informer after another to one handler, one call at a time. Its
 // methods may be called from any goroutine, and do not wait for the handler.
 type Feed struct {

@@ -12,7 +12,7 @@ import (
 )
 
 // register adds and ends watches of a name until they match wanted.
-func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) error {
+func (r *Registry) register(ctx context.Context, conn Connection, wanted Spec) error {
 	for {
 		reg, err := r.takeTurn(ctx, conn, wanted)
 		if err != nil {
@@ -27,7 +27,7 @@ func (r *Registry) register(ctx context.Context, conn Connection, wanted spec) e
 
 // takeTurn returns the registration of the wanted name, after it has created the registration if
 // necessary. The caller then has the registration's turn: only the caller may add watches.
-func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (*registration, error) {
+func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted Spec) (*registration, error) {
 	for {
 		r.mu.Lock()
 		if err := r.checkLocked(conn); err != nil {
@@ -49,7 +49,8 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (
 		select {
 		case reg.turn <- struct{}{}:
 		case <-ctx.Done():
-			return nil, errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", connstate.KeyString(r.Extension), wanted.name)
+			return nil,
+				errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", connstate.KeyString(r.Extension), wanted.name)
 		}
 		if r.isCurrent(reg) {
 			return reg, nil
@@ -60,7 +61,7 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted spec) (
 
 // conflictLocked returns an ErrConflict that describes the registered watch, the requested watch,
 // and a solution. The registry's mu is held.
-func (reg *registration) conflictLocked(wanted spec) error {
+func (reg *registration) conflictLocked(wanted Spec) error {
 	switch {
 	case reg.content:
 		return errors.WithMessage(ErrConflict, "WatchContent registered the name; call Unwatch first, or use another name")
@@ -81,7 +82,7 @@ func (reg *registration) conflictLocked(wanted spec) error {
 // registerInTurn ends watches that are not wanted any more, starts missing watches, and gives the
 // controller its source if the controller has none. retry is true if the registration ended in the
 // meantime.
-func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted spec) (retry bool,
+func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted Spec) (retry bool,
 	err error) {
 	failed := true // stays true on a panic
 	defer func() {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -45,7 +45,7 @@ type Connection interface {
 	// extension.
 	Epoch() int64
 	// Identity returns the identity that watches.
-	Identity() healthprobe.Identity
+	Identity() connstate.Identity
 }
 
 // Informer has the methods of an informer that a watch needs.
@@ -162,7 +162,7 @@ func (r *Registry) watchesLocked() (all []*watch) {
 // Watch registers a watch, or adds its dependent to the registered watch of that name. conn is the
 // connection that the caller has seen. An error means that nothing was registered.
 func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) error {
-	wanted, err := watcher.spec(r.Scheme)
+	wanted, err := watcher.Spec(r.Scheme)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (r *Registry) Watch(ctx context.Context, conn Connection, watcher Watcher) 
 // parts that are no longer in the content end, even if new parts fail. The error describes each
 // kind that could not be watched.
 func (r *Registry) WatchContent(ctx context.Context, conn Connection, content ContentWatch) error {
-	wanted, err := content.spec(r.Scheme)
+	wanted, err := content.Spec(r.Scheme)
 	if err != nil {
 		return err
 	}

@@ -29,9 +29,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
+)
+
+type (
+	watcherOptions = WatcherOptions[client.Object, reconcile.Request]
+	contentOptions = ContentWatchOptions[reconcile.Request]
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -107,8 +112,8 @@ func (c *connection) Go(f func()) {
 		c.running.Go(f)
 	}
 }
-func (c *connection) Epoch() int64                   { return c.epoch }
-func (c *connection) Identity() healthprobe.Identity { return healthprobe.Identity{Username: "red"} }
+func (c *connection) Epoch() int64                 { return c.epoch }
+func (c *connection) Identity() connstate.Identity { return connstate.Identity{Username: "red"} }
 
 // heldInformers returns the names of the held informers.
 func (c *connection) heldInformers() (names []string) {
@@ -231,7 +236,7 @@ func newRegistry() *Registry {
 func nothing(context.Context, string) {}
 
 func configMaps(c *ctl, f func(context.Context, string), dependent types.UID) Watcher {
-	return NewWatcher(WatcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(f),
+	return NewWatcher(watcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(f),
 		Dependent: dependent})
 }
 
@@ -389,7 +394,7 @@ func TestConflict(t *testing.T) {
 	g.Expect(r.Watch(ctx, conn, configMaps(c, nothing, ""))).To(Succeed())
 	g.Expect(r.Watch(ctx, conn, configMaps(&ctl{}, nothing, "b"))).To(Succeed(), "the controller does not matter")
 	g.Expect(c.sources).To(Equal(1), "a controller gets one source per name")
-	for what, other := range map[string]WatcherOptions{
+	for what, other := range map[string]watcherOptions{
 		"kind":  {Kind: &corev1.Secret{}},
 		"scope": {Kind: &corev1.ConfigMap{}, Scope: scopedcache.Scope{Namespace: "n"}},
 		"representation": {Kind: &metav1.PartialObjectMetadata{
@@ -407,7 +412,7 @@ func TestConflict(t *testing.T) {
 			g.Expect(err).To(MatchError(ContainSubstring("the requested watch is ConfigMap (*v1.ConfigMap) in namespace n")))
 		}
 	}
-	content := NewContentWatch(ContentWatchOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing),
+	content := NewContentWatch(contentOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing),
 		Objects: []client.Object{&corev1.ConfigMap{}}})
 	err := r.WatchContent(ctx, conn, content)
 	g.Expect(err).To(MatchError(ErrConflict), "WatchContent conflicts with Watch")
@@ -424,13 +429,13 @@ func TestWatchIsChecked(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	conn := connect(r, 1)
-	good := WatcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing)}
-	for problem, spoil := range map[string]func(*WatcherOptions){
-		"a watch needs a Name":            func(o *WatcherOptions) { o.Name = "" },
-		`watch "w" needs a Watcher`:       func(o *WatcherOptions) { o.Watcher = nil },
-		`watch "w" needs a Kind`:          func(o *WatcherOptions) { o.Kind = nil },
-		`watch "w" needs an EventHandler`: func(o *WatcherOptions) { o.EventHandler = nil },
-		`watch "w": `:                     func(o *WatcherOptions) { o.Kind = &metav1.PartialObjectMetadata{} },
+	good := watcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing)}
+	for problem, spoil := range map[string]func(*watcherOptions){
+		"a watch needs a Name":            func(o *watcherOptions) { o.Name = "" },
+		`watch "w" needs a Watcher`:       func(o *watcherOptions) { o.Watcher = nil },
+		`watch "w" needs a Kind`:          func(o *watcherOptions) { o.Kind = nil },
+		`watch "w" needs an EventHandler`: func(o *watcherOptions) { o.EventHandler = nil },
+		`watch "w": `:                     func(o *watcherOptions) { o.Kind = &metav1.PartialObjectMetadata{} },
 	} {
 		options := good
 		spoil(&options)
@@ -458,7 +463,7 @@ func TestWatchContent(t *testing.T) {
 	var received []string
 	watch := func(dependent types.UID, objects ...client.Object) error {
 		return r.WatchContent(t.Context(), conn,
-			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
+			NewContentWatch(contentOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
 				EventHandler: onAdd(func(_ context.Context, name string) { received = append(received, name) })}))
 	}
 	g.Expect(watch("a", object("ConfigMap", "n"), object("ConfigMap", "n"), object("Secret", "n"))).To(Succeed())
@@ -503,7 +508,7 @@ func TestWatchContentInPart(t *testing.T) {
 	c := &ctl{}
 	watch := func(objects ...client.Object) error {
 		return r.WatchContent(t.Context(), conn,
-			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
+			NewContentWatch(contentOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
 	}
 	err := watch(object("Gadget", "n"))
 	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
@@ -531,7 +536,7 @@ func TestWatchContentWhileTheConnectionEnds(t *testing.T) {
 	c := &ctl{}
 	watch := func(conn *connection, objects ...client.Object) error {
 		return r.WatchContent(t.Context(), conn,
-			NewContentWatch(ContentWatchOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
+			NewContentWatch(contentOptions{Name: "c", Watcher: c, Objects: objects, EventHandler: onAdd(nothing)}))
 	}
 	endsAt := func(conn *connection, last string) {
 		conn.hold = func(kind string) error {
@@ -568,7 +573,7 @@ func TestReconnect(t *testing.T) {
 		onEvent := func(_ context.Context, name string) { received = append(received, name) }
 		g.Expect(r.Watch(t.Context(), first, configMaps(started, onEvent, ""))).To(Succeed())
 		g.Expect(r.Watch(t.Context(), first,
-			NewWatcher(WatcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(onEvent)}))).
+			NewWatcher(watcherOptions{Name: "late", Watcher: late, Kind: &corev1.Secret{}, EventHandler: onAdd(onEvent)}))).
 			To(Succeed())
 		old := first.informer("ConfigMap/")
 		first.disconnect(r)
@@ -663,10 +668,10 @@ func TestControllerThatRefuses(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	conn := connect(r, 1)
-	refusing := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{},
+	refusing := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{},
 		EventHandler: onAdd(nothing)})
 	g.Expect(r.Watch(t.Context(), conn, refusing)).To(MatchError(ContainSubstring("adding a source to the controller")))
-	panicking := NewWatcher(WatcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{},
+	panicking := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{},
 		EventHandler: onAdd(nothing)})
 	g.Expect(func() { _ = r.Watch(t.Context(), conn, panicking) }).To(Panic())
 	g.Expect(r.names).To(BeEmpty())
@@ -694,44 +699,47 @@ func TestOnError(t *testing.T) {
 		conn := connect(r, 1)
 		var received []WatchError
 		release := make(chan struct{})
-		g.Expect(r.Watch(t.Context(), conn, NewWatcher(WatcherOptions{
+		g.Expect(r.Watch(t.Context(), conn, NewWatcher(watcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing), Scope: scopedcache.Scope{
 				Namespace: "n",
 			},
 			OnError: func(ctx context.Context, err WatchError) {
 				<-release
 				received = append(received, err)
-				if err.State == scopedcache.NotServed {
+				if err.State == scopedcache.StateNotServed {
 					r.Unwatch(ctx, "w")
 				}
 			},
 		}))).To(Succeed())
 		denied, failing := errors.New("denied"), errors.New("failing")
 		observe := conn.informer("ConfigMap/n").observe
-		observe(scopedcache.ScopeState{State: scopedcache.Synced}) // a first state without an error is not reported
-		observe(scopedcache.ScopeState{State: scopedcache.Forbidden, LastError: denied})
+		observe(scopedcache.ScopeState{State: scopedcache.StateSynced}) // a first state without an error is not reported
+		observe(scopedcache.ScopeState{State: scopedcache.StateForbidden, LastError: denied})
 		synctest.Wait()
-		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: failing}) // observe does not wait for OnError
-		observe(scopedcache.ScopeState{State: scopedcache.Synced})
+		// observe does not wait for OnError
+		observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: failing})
+		observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
 		release <- struct{}{}
 		release <- struct{}{}
 		synctest.Wait()
 		expected := WatchError{Extension: r.Extension, Name: "w", Kind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
-			Scope: scopedcache.Scope{Namespace: "n"}, Identity: conn.Identity(), State: scopedcache.Forbidden, Err: denied}
+			Scope: scopedcache.Scope{
+				Namespace: "n",
+			}, Identity: conn.Identity(), State: scopedcache.StateForbidden, Err: denied}
 		recovered := expected
-		recovered.State, recovered.Err = scopedcache.Synced, nil
+		recovered.State, recovered.Err = scopedcache.StateSynced, nil
 		g.Expect(received).To(Equal([]WatchError{expected, recovered}))
 
 		close(release)
-		observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: denied})
-		observe(scopedcache.ScopeState{State: scopedcache.Synced})
+		observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: denied})
+		observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
 		synctest.Wait()
 		g.Expect(received).To(HaveLen(2), "only the latest state is reported, and Synced is not a change")
-		observe(scopedcache.ScopeState{State: scopedcache.NotServed, LastError: denied})
+		observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: denied})
 		synctest.Wait()
 		g.Expect(received).To(HaveLen(3))
 		g.Expect(r.Len()).To(BeZero(), "OnError has called Unwatch")
-		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: failing})
+		observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: failing})
 		synctest.Wait()
 		g.Expect(received).To(HaveLen(3), "nothing is reported after Unwatch")
 		conn.disconnect(r)
@@ -746,20 +754,21 @@ func TestOnErrorAfterReconnect(t *testing.T) {
 		r := newRegistry()
 		first := connect(r, 1)
 		var received []scopedcache.State
-		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{
+		g.Expect(r.Watch(t.Context(), first, NewWatcher(watcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
 			OnError: func(_ context.Context, err WatchError) { received = append(received, err.State) },
 		}))).To(Succeed())
 		observe := first.informer("ConfigMap/").observe
 		first.end()
 		// the goroutine for OnError never runs
-		observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errEnded})
+		observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: errEnded})
 		first.disconnect(r)
 		second := connect(r, 2)
 		synctest.Wait()
-		second.informer("ConfigMap/").observe(scopedcache.ScopeState{State: scopedcache.Forbidden, LastError: errEnded})
+		second.informer("ConfigMap/").
+			observe(scopedcache.ScopeState{State: scopedcache.StateForbidden, LastError: errEnded})
 		synctest.Wait()
-		g.Expect(received).To(Equal([]scopedcache.State{scopedcache.Forbidden}))
+		g.Expect(received).To(Equal([]scopedcache.State{scopedcache.StateForbidden}))
 		r.End()
 		second.disconnect(r)
 	})
@@ -786,7 +795,7 @@ func TestHandlersGetCopies(t *testing.T) {
 		}
 	}
 	g.Expect(r.Watch(t.Context(), conn,
-		NewWatcher(WatcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
+		NewWatcher(watcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 				rename(e.Object)
 			},
@@ -852,7 +861,7 @@ func TestInformerThatRefuses(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
 	conn := connect(r, 1)
-	w := newWatch(newRegistration(r, spec{name: "w"}), partObject{object: &corev1.ConfigMap{}}, "")
+	w := newWatch(newRegistration(r, Spec{name: "w"}), partObject{object: &corev1.ConfigMap{}}, "")
 	var h toolscache.ResourceEventHandler = toolscache.ResourceEventHandlerFuncs{}
 	w.reg.handler.Store(&h)
 	released := false
@@ -893,12 +902,12 @@ func TestOnErrorReceivesErrors(t *testing.T) {
 		first := connect(r, 1)
 		var received []string
 		release := make(chan struct{})
-		g.Expect(r.Watch(t.Context(), first, NewWatcher(WatcherOptions{
+		g.Expect(r.Watch(t.Context(), first, NewWatcher(watcherOptions{
 			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
 			OnError: func(_ context.Context, err WatchError) { <-release; received = append(received, err.Err.Error()) },
 		}))).To(Succeed())
 		report := func(observe func(scopedcache.ScopeState), what string) {
-			observe(scopedcache.ScopeState{State: scopedcache.Failing, LastError: errors.New(what)})
+			observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: errors.New(what)})
 			synctest.Wait()
 		}
 		old := first.informer("ConfigMap/").observe
@@ -952,7 +961,7 @@ func TestMissedDeletions(t *testing.T) {
 		type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 		c := &ctl{}
 		g.Expect(r.Watch(t.Context(), first,
-			NewWatcher(WatcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
+			NewWatcher(watcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
 				CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
 				DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
 			}}))).To(Succeed())

@@ -35,7 +35,7 @@ type registration struct {
 	handler atomic.Pointer[toolscache.ResourceEventHandler]
 }
 
-func newRegistration(registry *Registry, wanted spec) *registration {
+func newRegistration(registry *Registry, wanted Spec) *registration {
 	return &registration{registry: registry, name: wanted.name, content: wanted.content, onError: wanted.onError,
 		turn: make(chan struct{}, 1), parts: map[part]*watch{}}
 }

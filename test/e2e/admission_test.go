@@ -519,9 +519,9 @@ func TestAllowIdentity(t *testing.T) {
 			return state
 		}
 	}
-	g.Eventually(stateOf("own")).WithTimeout(patience).Should(HaveField("Phase", clustercache.Connected))
+	g.Eventually(stateOf("own")).WithTimeout(patience).Should(HaveField("Phase", clustercache.PhaseConnected))
 	g.Eventually(stateOf("foreign")).WithTimeout(patience).Should(And(
-		HaveField("Reason", clustercache.NotAllowed), HaveField("Message", ContainSubstring("its own namespace"))))
+		HaveField("Reason", clustercache.ReasonNotAllowed), HaveField("Message", ContainSubstring("its own namespace"))))
 }
 
 func grantOperatorConfigMaps(t *testing.T) {

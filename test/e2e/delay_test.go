@@ -102,7 +102,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { <-release; return nil })
 	sourceOf(func(context.Context, client.Object) []ctrl.Request { panic("this map function panics") })
 	recorder := listen(t, o, "")
-	g.Eventually(func() int { return o.countPhase(clustercache.Connected)() }).WithTimeout(patience).
+	g.Eventually(func() int { return o.countPhase(clustercache.PhaseConnected)() }).WithTimeout(patience).
 		Should(BeNumerically(">=", healthy+1))
 	hang := newFakeController(t)
 	hangs := hang.watch("hangs", &corev1.ConfigMap{}, ns)
@@ -123,7 +123,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 			clustercache.NewWatcher(controllers[name].watch("watch", &corev1.ConfigMap{}, ns)))).To(Succeed())
 	}
 	for i := 0; ; i++ {
-		g.Expect(o.countPhase(clustercache.Connecting)()).
+		g.Expect(o.countPhase(clustercache.PhaseConnecting)()).
 			To(BeNumerically(">", 60), "more than the number of slots for attempts that hang")
 		createConfigMaps(t, ns, fmt.Sprintf("event-%d", i))
 		for name, c := range controllers {
@@ -154,7 +154,7 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 		break
 	}
 	g.Eventually(recorder.heard).WithTimeout(patience).Should(ContainElements(connectedOnes(names)))
-	g.Expect(o.countPhase(clustercache.Connected)()).To(Equal(healthy + 1))
+	g.Expect(o.countPhase(clustercache.PhaseConnected)()).To(Equal(healthy + 1))
 
 	probes := map[string][]time.Time{}
 	for _, event := range auditLog(t, begin) {

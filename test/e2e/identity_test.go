@@ -239,7 +239,7 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	// The test recreates one ServiceAccount. Between deletion and creation no identity may act for
 	// ann. Afterwards only the new ServiceAccount may act for ann.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "ann"))).To(Succeed())
-	o.waitReason(t, "ann", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "ann", clustercache.ReasonServiceAccountNotFound)
 	extensions["ann"][0].end = time.Now()
 	recreateTime := time.Now()
 	create(t, serviceAccount(ns, "ann"))
@@ -259,7 +259,7 @@ func TestEveryRequestActsAsItsIdentity(t *testing.T) {
 	})
 	extensions["eve"][0].end = time.Now()
 	extensions["eve"] = append(extensions["eve"], identityOf("bob", changeTime))
-	old.expectDead(t, ns, clustercache.IdentityMismatch)
+	old.expectDead(t, ns, clustercache.ReasonIdentityMismatch)
 	use("eve")
 
 	violations, requests := checkIdentities(auditLog(t, begin), extensions)

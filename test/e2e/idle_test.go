@@ -79,7 +79,7 @@ func BenchmarkIdleExtension(b *testing.B) {
 		startBytes, startGoroutines := inUse()
 		g.Eventually(func() (connected int) {
 			for _, state := range o.ListConnectionStates(ctx) {
-				if state.Phase == clustercache.Connected {
+				if state.Phase == clustercache.PhaseConnected {
 					connected++
 				}
 			}

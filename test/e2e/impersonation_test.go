@@ -53,10 +53,10 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(before.Identity.UID).To(Equal(uidOf(t, ns, "worn")), "from the watch of ServiceAccounts")
 	g.Expect(before.Identity.Groups).To(ContainElements("system:serviceaccounts", "system:serviceaccounts:"+ns))
 	g.Expect(before.TokenExpires).To(BeZero())
-	absent := o.waitReason(t, "absent", clustercache.ServiceAccountNotFound)
+	absent := o.waitReason(t, "absent", clustercache.ReasonServiceAccountNotFound)
 	g.Expect(absent.Message).To(ContainSubstring(ns + "/absent"))
 	g.Expect(absent.Source).To(Equal("serviceaccount "+ns+"/absent"), "also if the ServiceAccount does not exist")
-	g.Expect(o.waitReason(t, "not-allowed", clustercache.Unauthorized).Message).
+	g.Expect(o.waitReason(t, "not-allowed", clustercache.ReasonUnauthorized).Message).
 		To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
 			ContainSubstring("needs impersonate on serviceaccount "+ns+
 				"/not-allowed (config/rbac-examples/impersonation.yaml)")))
@@ -95,9 +95,9 @@ func TestImpersonation(t *testing.T) {
 	// Impersonation would continue without the ServiceAccount: the API server does not check that
 	// the ServiceAccount exists.
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "worn"))).To(Succeed())
-	o.waitReason(t, "worn", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "worn", clustercache.ReasonServiceAccountNotFound)
 	disconnectTime := time.Now()
-	h.expectDead(t, ns, clustercache.ServiceAccountNotFound)
+	h.expectDead(t, ns, clustercache.ReasonServiceAccountNotFound)
 	for _, event := range auditLog(t, disconnectTime) {
 		g.Expect(event.UserAgent).NotTo(HaveSuffix(" extension/worn"), event.String())
 	}
@@ -158,8 +158,8 @@ func TestImpersonationThatIsRevoked(t *testing.T) {
 	bystander := o.waitConnected(t, "bystander")
 	h := handlesOf(t, o, "worn")
 	g.Expect(admin.Delete(t.Context(), roleBinding(ns, "may-impersonate"))).To(Succeed())
-	g.Expect(o.waitReason(t, "worn", clustercache.Unauthorized).Message).To(ContainSubstring("cannot impersonate"))
-	h.expectDead(t, ns, clustercache.Unauthorized)
+	g.Expect(o.waitReason(t, "worn", clustercache.ReasonUnauthorized).Message).To(ContainSubstring("cannot impersonate"))
+	h.expectDead(t, ns, clustercache.ReasonUnauthorized)
 	g.Expect(o.state("bystander").Since).To(Equal(bystander.Since))
 	create(t, roleBinding(ns, "may-impersonate", rbacv1.Subject{Kind: "User", Name: operatorUser}))
 	o.waitConnected(t, "worn")

@@ -230,10 +230,11 @@ func TestBrokenKubeconfig(t *testing.T) {
 	create(t, extension(ns, "forbidden")) // the operator may not read its Secret
 	o := startRemoteOperator(t, ns)
 
-	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
+	g.Expect(o.waitReason(t, "far", clustercache.ReasonInvalidCredential).Message).
 		To(ContainSubstring("refused fields: exec"))
-	g.Expect(o.waitReason(t, "absent", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
-	g.Expect(o.waitReason(t, "forbidden", clustercache.OperatorForbidden).Message).
+	g.Expect(o.waitReason(t, "absent", clustercache.ReasonInvalidCredential).Message).
+		To(ContainSubstring("does not exist"))
+	g.Expect(o.waitReason(t, "forbidden", clustercache.ReasonOperatorForbidden).Message).
 		To(ContainSubstring("the host operator needs list and watch on that secret"))
 
 	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
@@ -241,7 +242,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 	g.Expect(first.Identity.Username).To(HaveSuffix(":one"))
 	sameConnection := func(message string) func(clustercache.ConnectionState) bool {
 		return func(s clustercache.ConnectionState) bool {
-			return s.Phase == clustercache.Connected && s.Epoch == first.Epoch &&
+			return s.Phase == clustercache.PhaseConnected && s.Epoch == first.Epoch &&
 				strings.Contains(s.Message, message) && (message == "") == (s.Message == "")
 		}
 	}
@@ -263,31 +264,31 @@ func TestBrokenKubeconfig(t *testing.T) {
 	// server.
 	setKubeconfig(t, ns, "far", kubeconfigFor("two"))
 	second := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Connected && strings.HasSuffix(s.Identity.Username, ":two")
+		return s.Phase == clustercache.PhaseConnected && strings.HasSuffix(s.Identity.Username, ":two")
 	})
 	g.Expect(second.Epoch).To(Equal(first.Epoch + 1))
-	h.expectDead(t, ns, clustercache.IdentityMismatch)
+	h.expectDead(t, ns, clustercache.ReasonIdentityMismatch)
 	setKubeconfig(t, ns, "far",
 		kubeconfigOf(t, clientcmdapi.AuthInfo{Token: token(t, ns, "two")}, func(server *clientcmdapi.Cluster) {
 			server.Server = strings.Replace(server.Server, "127.0.0.1", "localhost", 1)
 		}))
 	third := o.waitFor(t, "far", func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Connected && strings.Contains(s.Target, "localhost")
+		return s.Phase == clustercache.PhaseConnected && strings.Contains(s.Target, "localhost")
 	})
 	g.Expect(third.Epoch).To(Equal(second.Epoch + 1))
 
 	// The removal of the key or of the Secret ends the connection.
 	h = handlesOf(t, o, "far")
 	setKubeconfig(t, ns, "far", nil)
-	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).
+	g.Expect(o.waitReason(t, "far", clustercache.ReasonInvalidCredential).Message).
 		To(ContainSubstring("does not have this key, or the key is empty"))
-	h.expectDead(t, ns, clustercache.InvalidCredential)
+	h.expectDead(t, ns, clustercache.ReasonInvalidCredential)
 	setKubeconfig(t, ns, "far", kubeconfigFor("one"))
 	g.Expect(o.waitConnected(t, "far").Source).To(Equal("secret " + ns + "/far-kubeconfig, key value"))
 	h = handlesOf(t, o, "far")
 	g.Expect(admin.Delete(t.Context(), kubeconfigSecret(ns, "far", nil))).To(Succeed())
-	g.Expect(o.waitReason(t, "far", clustercache.InvalidCredential).Message).To(ContainSubstring("does not exist"))
-	h.expectDead(t, ns, clustercache.InvalidCredential)
+	g.Expect(o.waitReason(t, "far", clustercache.ReasonInvalidCredential).Message).To(ContainSubstring("does not exist"))
+	h.expectDead(t, ns, clustercache.ReasonInvalidCredential)
 	create(t, kubeconfigSecret(ns, "far", kubeconfigFor("one")))
 	o.waitConnected(t, "far")
 }

@@ -49,7 +49,7 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 	for i := range extensions {
 		name := fmt.Sprintf("logged-%d", i)
 		g.Expect(admin.Delete(t.Context(), serviceAccount(ns, name))).To(Succeed())
-		o.waitReason(t, name, clustercache.ServiceAccountNotFound)
+		o.waitReason(t, name, clustercache.ReasonServiceAccountNotFound)
 	}
 	var logs []string
 	g.Eventually(func() []string { // the state is published before the line is logged
@@ -67,7 +67,7 @@ func TestLogsOfDisconnectAndStop(t *testing.T) {
 		synced := 0
 		for i := range extensions {
 			for _, scope := range o.state(fmt.Sprintf("logged-%d", i)).Scopes {
-				if scope.State == clustercache.ScopeSynced {
+				if scope.State == clustercache.StateSynced {
 					synced++
 				}
 			}

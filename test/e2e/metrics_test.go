@@ -57,7 +57,7 @@ func TestMetrics(t *testing.T) {
 	o := startOperator(t,
 		clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}, ConnectBackoff: never()})
 	o.waitConnected(t, "counted")
-	o.waitReason(t, "missing", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "missing", clustercache.ReasonServiceAccountNotFound)
 	c := newFakeController(t)
 	createConfigMaps(t, ns, "a", "b")
 	g.Expect(o.Watch(t.Context(), key("counted"),
@@ -108,7 +108,7 @@ func TestEvents(t *testing.T) {
 		options.EventRecorder = o.mgr.GetEventRecorder("latchkey-e2e")
 		options.ConnectBackoff = never()
 	}).start(t)
-	o.waitReason(t, "eventful", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "eventful", clustercache.ReasonServiceAccountNotFound)
 	e := extension(ns, "eventful")
 	g.Expect(admin.Get(t.Context(), key("eventful"), e)).To(Succeed())
 	recorded := func() (list []string) {

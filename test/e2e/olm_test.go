@@ -181,7 +181,7 @@ func TestBesideOLM(t *testing.T) {
 	g.Eventually(func() string { return state("guarded").Identity.Username }).WithTimeout(patience).
 		Should(Equal("system:serviceaccount:default:installer"))
 	g.Eventually(func() clustercache.Reason { return state("modern").Reason }).WithTimeout(patience).
-		Should(Equal(clustercache.InvalidReference))
+		Should(Equal(clustercache.ReasonInvalidReference))
 	stop()
 	g.Eventually(managerErr).WithTimeout(patience).Should(Receive(BeNil()))
 }

@@ -106,7 +106,7 @@ func TestOperatorForbidden(t *testing.T) {
 		g := NewWithT(t)
 		connected := func() (n int) {
 			for _, name := range names {
-				if o.state(name).Phase == clustercache.Connected {
+				if o.state(name).Phase == clustercache.PhaseConnected {
 					n++
 				}
 			}
@@ -139,14 +139,14 @@ func TestOperatorForbidden(t *testing.T) {
 			return notConnected
 		}
 		g.Eventually(func() clustercache.Reason { return connectError().Reason }).WithTimeout(patience).
-			Should(Equal(clustercache.OperatorForbidden))
+			Should(Equal(clustercache.ReasonOperatorForbidden))
 		g.Expect(connectError()).
 			To(
 				MatchError(And(ContainSubstring("the host operator needs list and watch on ClusterExtension.latchkey.dev"),
 					ContainSubstring("config/rbac"), ContainSubstring(user))))
 
 		grantCluster(t, user, "extensions", readExtensions)
-		state := o.waitReason(t, names[0], clustercache.OperatorForbidden)
+		state := o.waitReason(t, names[0], clustercache.ReasonOperatorForbidden)
 		g.Expect(state.Message).
 			To(And(ContainSubstring("the host operator needs list and watch on serviceaccounts"),
 				ContainSubstring("latchkey-operator")))
@@ -164,13 +164,13 @@ func TestOperatorForbidden(t *testing.T) {
 		unreadable := func() bool {
 			_, err := o.GetClient(t.Context(), key("unknown"))
 			var notConnected *clustercache.NotConnectedError
-			return errors.As(err, &notConnected) && notConnected.Reason == clustercache.OperatorForbidden
+			return errors.As(err, &notConnected) && notConnected.Reason == clustercache.ReasonOperatorForbidden
 		}
 		g.Eventually(unreadable).WithTimeout(patience).Should(BeTrue())
-		g.Expect(o.state(names[0]).Phase).To(Equal(clustercache.Connected))
+		g.Expect(o.state(names[0]).Phase).To(Equal(clustercache.PhaseConnected))
 		g.Expect(admin.Delete(t.Context(), serviceAccount(ns, names[0]))).To(Succeed())
-		o.waitReason(t, names[0], clustercache.ServiceAccountNotFound)
-		g.Expect(o.state(names[1]).Phase).To(Equal(clustercache.Connected))
+		o.waitReason(t, names[0], clustercache.ReasonServiceAccountNotFound)
+		g.Expect(o.state(names[1]).Phase).To(Equal(clustercache.PhaseConnected))
 	})
 
 	t.Run("Secrets", func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestOperatorForbidden(t *testing.T) {
 				}),
 			})
 		for _, name := range names {
-			o.waitReason(t, name, clustercache.OperatorForbidden)
+			o.waitReason(t, name, clustercache.ReasonOperatorForbidden)
 		}
 		g.Expect(o.state(names[0]).Message).
 			To(And(ContainSubstring("the host operator needs list and watch on that secret"),
@@ -230,14 +230,14 @@ func TestDeniedTokensAndImpersonation(t *testing.T) {
 	grantCluster(t, user, "reads", readExtensions, readAccounts)
 	o := newOperatorAt(t, userWithout(t, user), clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission}).
 		start(t)
-	g.Expect(o.waitReason(t, "lacking", clustercache.TokenRequestFailed).Message).To(And(
+	g.Expect(o.waitReason(t, "lacking", clustercache.ReasonTokenRequestFailed).Message).To(And(
 		ContainSubstring("the host operator needs create on serviceaccounts/token"), ContainSubstring(
 			"config/rbac-examples/tokens-by-name.yaml"), ContainSubstring(ns+"/lacking")))
 	o.end(t)
 	o = newOperatorAt(t, userWithout(t, user),
 		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
 			AllowIdentity: clustercache.GuardedByAdmission}).start(t)
-	g.Expect(o.waitReason(t, "lacking", clustercache.Unauthorized).Message).To(And(
+	g.Expect(o.waitReason(t, "lacking", clustercache.ReasonUnauthorized).Message).To(And(
 		ContainSubstring("the host operator needs impersonate on serviceaccount "+ns+
 			"/lacking"), ContainSubstring("config/rbac-examples/impersonation.yaml")))
 }

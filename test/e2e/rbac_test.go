@@ -83,7 +83,7 @@ func TestRBACExamples(t *testing.T) {
 				}).start(t)
 			o.waitConnected(t, "blue")
 			refused := func(s clustercache.ConnectionState) bool {
-				return s.Phase == clustercache.Disconnected && strings.Contains(s.Message, tc.refusal)
+				return s.Phase == clustercache.PhaseDisconnected && strings.Contains(s.Message, tc.refusal)
 			}
 			if tc.oneNamespace {
 				o.waitConnected(t, "green")

@@ -102,11 +102,11 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	deletedAt := time.Now()
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "again"))).To(Succeed())
 	g.Eventually(func() error { return cached(old.client) }).WithTimeout(3 * time.Second).WithPolling(time.Millisecond).
-		Should(MatchError(ContainSubstring(string(clustercache.ServiceAccountNotFound))))
+		Should(MatchError(ContainSubstring(string(clustercache.ReasonServiceAccountNotFound))))
 	g.Eventually(func() bool { return ended(stream) }).WithTimeout(3*time.Second-time.Since(deletedAt)).
 		Should(BeTrue(), "latchkey ends the stream, which the API server would keep open")
-	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
-	o.waitReason(t, "again", clustercache.ServiceAccountNotFound)
+	old.expectDead(t, ns, clustercache.ReasonServiceAccountNotFound)
+	o.waitReason(t, "again", clustercache.ReasonServiceAccountNotFound)
 	disconnectedAt := time.Now()
 
 	// The new ServiceAccount has no permissions. Anything that it could read would come from the
@@ -120,7 +120,7 @@ func TestServiceAccountOfTheSameName(t *testing.T) {
 	g.Eventually(func() error { return cached(fresh.client) }).WithTimeout(patience).Should(Satisfy(isForbidden))
 	g.Expect(cached(fresh.reader)).To(Satisfy(isForbidden))
 	g.Expect(cached(fresh.whole.GetCache())).To(Satisfy(isForbidden))
-	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
+	old.expectDead(t, ns, clustercache.ReasonServiceAccountNotFound)
 	served := 0
 	for _, event := range auditLog(t, disconnectedAt) {
 		if event.Stage == "ResponseComplete" && event.User.Username == after.Identity.Username {

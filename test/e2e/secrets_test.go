@@ -225,7 +225,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		o.start(t)
 		for _, extension := range provider.broken {
 			o.waitFor(t, extension, func(s clustercache.ConnectionState) bool {
-				return s.Reason != clustercache.NotStarted && s.Message != ""
+				return s.Reason != clustercache.ReasonNotStarted && s.Message != ""
 			})
 		}
 		for _, extension := range provider.use {
@@ -282,7 +282,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		f.answer.Store(&all)
 		for _, extension := range provider.use {
 			state := o.waitFor(t, extension, func(s clustercache.ConnectionState) bool {
-				return s.Phase == clustercache.Disconnected
+				return s.Phase == clustercache.PhaseDisconnected
 			})
 			_, err := o.GetClient(t.Context(), key(extension))
 			seeAll(state, err, errors.Unwrap(err))

@@ -61,7 +61,7 @@ func TestSelection(t *testing.T) {
 			o := startOperator(t, tc.options)
 			o.waitConnected(t, "ours")
 			g.Expect(o.known("theirs")()).To(BeFalse())
-			expectNotConnected(t, o, "theirs", clustercache.NotStarted)
+			expectNotConnected(t, o, "theirs", clustercache.ReasonNotStarted)
 			events := listen(t, o, "")
 			old := handlesOf(t, o, "ours")
 			c := newFakeController(t)
@@ -70,7 +70,7 @@ func TestSelection(t *testing.T) {
 
 			label(t, "ours", tc.label, "")
 			g.Eventually(o.known("ours")).WithTimeout(patience).Should(BeFalse())
-			old.expectDead(t, ns, clustercache.Filtered)
+			old.expectDead(t, ns, clustercache.ReasonFiltered)
 			g.Eventually(events.heard).WithTimeout(patience).Should(ContainElement(HavePrefix("ours deleted")))
 			label(t, "theirs", tc.label, "ours")
 			o.waitConnected(t, "theirs")
@@ -78,7 +78,7 @@ func TestSelection(t *testing.T) {
 			state := o.waitConnected(t, "ours")
 			g.Expect(state.Epoch).To(BeEquivalentTo(1), "the epoch starts again")
 			g.Expect(state.Watches).To(BeEmpty(), "no watch outlives the selection")
-			old.expectDead(t, ns, clustercache.Filtered)
+			old.expectDead(t, ns, clustercache.ReasonFiltered)
 		})
 	}
 }
@@ -114,7 +114,7 @@ func TestSharedServiceAccount(t *testing.T) {
 	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2), "each extension has a cache of its own")
 	g.Expect(admin.Delete(t.Context(), extension(ns, "one"))).To(Succeed())
 	g.Eventually(o.known("one")).WithTimeout(patience).Should(BeFalse())
-	first.expectDead(t, ns, clustercache.Deleted)
+	first.expectDead(t, ns, clustercache.ReasonDeleted)
 	g.Expect(read(second)).To(Succeed())
 	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).
 		To(Succeed(), "the token stays in use while any extension needs it")
@@ -151,7 +151,7 @@ func TestClusterAndScheme(t *testing.T) {
 	g.Expect(c.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 	g.Expect(runtime.IsNotRegisteredError(c.List(t.Context(), &unregisteredList{}))).To(BeTrue())
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "elsewhere"))).To(Succeed())
-	o.waitReason(t, "elsewhere", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "elsewhere", clustercache.ReasonServiceAccountNotFound)
 }
 
 // unregisteredList is registered in no scheme.
@@ -175,12 +175,13 @@ func TestPanickingOptions(t *testing.T) {
 		options clustercache.Options
 		reason  clustercache.Reason
 	}{
-		"Filter": {clustercache.Options{Filter: func(o client.Object) bool { bad(o); return true }}, clustercache.Filtered},
+		"Filter": {clustercache.Options{Filter: func(o client.Object) bool { bad(o); return true }},
+			clustercache.ReasonFiltered},
 		"AllowIdentity": {clustercache.Options{AllowIdentity: func(_ context.Context, o client.Object,
 			_ types.NamespacedName) error {
 			bad(o)
 			return nil
-		}}, clustercache.NotAllowed},
+		}}, clustercache.ReasonNotAllowed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -47,11 +47,11 @@ func TestMissingServiceAccount(t *testing.T) {
 	tenant(t, ns, "bystander")
 	o := startOperator(t, clustercache.Options{})
 
-	state := o.waitReason(t, "missing", clustercache.ServiceAccountNotFound)
+	state := o.waitReason(t, "missing", clustercache.ReasonServiceAccountNotFound)
 	g.Expect(state.Message).To(ContainSubstring(ns + "/missing"))
 	g.Expect(state.Identity).To(BeZero())
 	g.Expect(state.Epoch).To(BeZero())
-	expectNotConnected(t, o, "missing", clustercache.ServiceAccountNotFound)
+	expectNotConnected(t, o, "missing", clustercache.ReasonServiceAccountNotFound)
 	o.waitConnected(t, "bystander")
 }
 
@@ -61,7 +61,7 @@ func TestLateServiceAccount(t *testing.T) {
 	create(t, extension(ns, "late"))
 	// only the ServiceAccount's event can start a connect
 	o := startOperator(t, clustercache.Options{ConnectBackoff: never()})
-	o.waitReason(t, "late", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "late", clustercache.ReasonServiceAccountNotFound)
 
 	create(t, serviceAccount(ns, "late"))
 	state := o.waitConnected(t, "late")
@@ -88,9 +88,9 @@ func TestDeletedServiceAccount(t *testing.T) {
 		To(Or(Succeed(), Satisfy(func(err error) bool { return client.IgnoreNotFound(err) == nil })), "the informer runs")
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "deleted"))).To(Succeed())
 
-	o.waitReason(t, "deleted", clustercache.ServiceAccountNotFound)
-	expectNotConnected(t, o, "deleted", clustercache.ServiceAccountNotFound)
-	old.expectDead(t, ns, clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "deleted", clustercache.ReasonServiceAccountNotFound)
+	expectNotConnected(t, o, "deleted", clustercache.ReasonServiceAccountNotFound)
+	old.expectDead(t, ns, clustercache.ReasonServiceAccountNotFound)
 	g.Expect(o.state("bystander").Since).To(Equal(bystander.Since), "the other extension is not affected")
 }
 
@@ -106,7 +106,7 @@ func TestRecreatedServiceAccount(t *testing.T) {
 	create(t, serviceAccount(ns, "recreated"))
 	uid := uidOf(t, ns, "recreated")
 	after := o.waitFor(t, "recreated", func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Connected && s.Identity.UID == uid
+		return s.Phase == clustercache.PhaseConnected && s.Identity.UID == uid
 	})
 	g.Expect(after.Identity.Username).To(Equal(before.Identity.Username))
 	g.Expect(after.Identity.UID).NotTo(Equal(before.Identity.UID))
@@ -133,9 +133,9 @@ func TestChangedReference(t *testing.T) {
 	g.Expect(unstructured.SetNestedField(e.Object, "second", "spec", "serviceAccount", "name")).To(Succeed())
 	g.Expect(admin.Update(t.Context(), e)).To(Succeed())
 	o.waitFor(t, "first", func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Connected && s.Identity.Username == "system:serviceaccount:"+ns+":second"
+		return s.Phase == clustercache.PhaseConnected && s.Identity.Username == "system:serviceaccount:"+ns+":second"
 	})
-	old.expectDead(t, ns, clustercache.IdentityMismatch)
+	old.expectDead(t, ns, clustercache.ReasonIdentityMismatch)
 }
 
 // TestDeletedNamespace relies on the namespace controller, which deletes ServiceAccounts with their
@@ -148,7 +148,7 @@ func TestDeletedNamespace(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
 	o.waitConnected(t, "homeless")
 	g.Expect(admin.Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})).To(Succeed())
-	o.waitReason(t, "homeless", clustercache.ServiceAccountNotFound)
+	o.waitReason(t, "homeless", clustercache.ReasonServiceAccountNotFound)
 }
 
 func TestDeletedExtension(t *testing.T) {
@@ -163,13 +163,13 @@ func TestDeletedExtension(t *testing.T) {
 	g.Eventually(func() bool { _, known := o.GetConnectionState(t.Context(), key("gone")); return known }).
 		WithTimeout(patience).Should(BeFalse())
 	g.Expect(o.ListConnectionStates(t.Context())).NotTo(ContainElement(HaveField("Extension", key("gone"))))
-	old.expectDead(t, ns, clustercache.Deleted)
-	expectNotConnected(t, o, "gone", clustercache.NotStarted)
+	old.expectDead(t, ns, clustercache.ReasonDeleted)
+	expectNotConnected(t, o, "gone", clustercache.ReasonNotStarted)
 }
 
 func TestUnknownExtension(t *testing.T) {
 	o := startOperator(t, clustercache.Options{})
-	expectNotConnected(t, o, "unknown", clustercache.NotStarted)
+	expectNotConnected(t, o, "unknown", clustercache.ReasonNotStarted)
 }
 
 func TestInvalidReference(t *testing.T) {
@@ -177,7 +177,7 @@ func TestInvalidReference(t *testing.T) {
 	e := extension("not a namespace", "invalid")
 	create(t, e)
 	o := startOperator(t, clustercache.Options{})
-	state := o.waitReason(t, "invalid", clustercache.InvalidReference)
+	state := o.waitReason(t, "invalid", clustercache.ReasonInvalidReference)
 	g.Expect(state.Message).To(ContainSubstring("spec.namespace"))
 	g.Expect(state.UID).To(Equal(types.UID(e.GetUID())))
 }

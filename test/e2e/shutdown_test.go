@@ -41,7 +41,7 @@ func TestStopInTheMiddleOfConnects(t *testing.T) {
 	})
 	connecting := func() (n int) {
 		for _, state := range o.ListConnectionStates(t.Context()) {
-			if state.Phase == clustercache.Connecting {
+			if state.Phase == clustercache.PhaseConnecting {
 				n++
 			}
 		}
@@ -52,8 +52,8 @@ func TestStopInTheMiddleOfConnects(t *testing.T) {
 	begin := time.Now()
 	o.end(t)
 	g.Expect(time.Since(begin)).To(BeNumerically("<", 8*time.Second))
-	expectNotConnected(t, o, "stop-00", clustercache.NotStarted)
-	expectNotConnected(t, o, "stop-01", clustercache.NotStarted)
+	expectNotConnected(t, o, "stop-00", clustercache.ReasonNotStarted)
+	expectNotConnected(t, o, "stop-01", clustercache.ReasonNotStarted)
 }
 
 // TestNotStarted covers a manager that was never started or does not lead. Such a manager connects
@@ -62,7 +62,7 @@ func TestNotStarted(t *testing.T) {
 	ns := namespace(t)
 	tenant(t, ns, "waiting")
 	o := newOperator(t, clustercache.Options{})
-	expectNotConnected(t, o, "waiting", clustercache.NotStarted)
+	expectNotConnected(t, o, "waiting", clustercache.ReasonNotStarted)
 }
 
 // TestStopWithHandlersThatHang checks that hanging handlers and OnErrors do not prevent a manager
@@ -99,7 +99,7 @@ func TestStopWithHandlersThatHang(t *testing.T) {
 	o.stopManager(t)
 	g.Expect(time.Since(begin)).To(BeNumerically("<", 20*time.Second),
 		"the manager itself would wait for 30 s and then give up")
-	expectNotConnected(t, o, "hangs", clustercache.NotStarted)
+	expectNotConnected(t, o, "hangs", clustercache.ReasonNotStarted)
 	free()
 	c.close()
 	o.leftNothing(t)

@@ -66,7 +66,7 @@ func TestReconnectStorm(t *testing.T) {
 		// the default backoff
 		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute},
 	}).start(t)
-	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(Equal(extensions))
+	g.Eventually(o.countPhase(clustercache.PhaseConnected)).WithTimeout(patience).Should(Equal(extensions))
 	before := map[string]clustercache.ConnectionState{}
 	for _, state := range o.ListConnectionStates(t.Context()) {
 		before[state.Extension.Name] = state
@@ -98,7 +98,7 @@ func TestReconnectStorm(t *testing.T) {
 	restart := sync.OnceValue(func() error { return cp.StartAPIServer(context.Background()) })
 	t.Cleanup(func() { g.Expect(restart()).To(Succeed()) }) // also if the test fails
 	p.counts()
-	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(patience).Should(BeZero())
+	g.Eventually(o.countPhase(clustercache.PhaseConnected)).WithTimeout(patience).Should(BeZero())
 	<-isDown.C
 	mostDown, dials := p.counts()
 	t.Logf("while the API server was down for %s: %d dials, at most %d at a time", down, dials, mostDown)
@@ -108,7 +108,7 @@ func TestReconnectStorm(t *testing.T) {
 	restarted := time.Now()
 	g.Expect(restart()).To(Succeed())
 	answers := time.Now()
-	g.Eventually(o.countPhase(clustercache.Connected)).WithTimeout(2 * back).Should(Equal(extensions))
+	g.Eventually(o.countPhase(clustercache.PhaseConnected)).WithTimeout(2 * back).Should(Equal(extensions))
 	took := time.Since(answers)
 	most, dials := p.counts()
 	t.Logf("all %d extensions are connected again %s after the API server answered: %d dials, at most %d connections "+

@@ -264,13 +264,13 @@ func (o *operator) waitFor(t *testing.T, name string,
 
 func (o *operator) waitConnected(t *testing.T, name string) clustercache.ConnectionState {
 	t.Helper()
-	return o.waitFor(t, name, func(s clustercache.ConnectionState) bool { return s.Phase == clustercache.Connected })
+	return o.waitFor(t, name, func(s clustercache.ConnectionState) bool { return s.Phase == clustercache.PhaseConnected })
 }
 
 func (o *operator) waitReason(t *testing.T, name string, reason clustercache.Reason) clustercache.ConnectionState {
 	t.Helper()
 	return o.waitFor(t, name, func(s clustercache.ConnectionState) bool {
-		return s.Phase == clustercache.Disconnected && s.Reason == reason
+		return s.Phase == clustercache.PhaseDisconnected && s.Reason == reason
 	})
 }
 

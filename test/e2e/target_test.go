@@ -92,10 +92,10 @@ func TestUnreachableAPIServer(t *testing.T) {
 	o := startOperator(t,
 		clustercache.Options{Credentials: elsewhere(token(t, ns, "fine"), map[string]string{"nowhere": nobodyListens(t)})})
 
-	state := o.waitReason(t, "nowhere", clustercache.Unreachable)
+	state := o.waitReason(t, "nowhere", clustercache.ReasonUnreachable)
 	g.Expect(state.Message).To(ContainSubstring("connection refused"))
 	g.Expect(state.Target).NotTo(Equal(cp.Config().Host))
-	expectNotConnected(t, o, "nowhere", clustercache.Unreachable)
+	expectNotConnected(t, o, "nowhere", clustercache.ReasonUnreachable)
 	var opError *net.OpError
 	_, err := o.GetClient(t.Context(), key("nowhere"))
 	g.Expect(errors.As(err, &opError)).To(BeTrue(), "the error chain contains the cause: %v", err)
@@ -118,9 +118,9 @@ func TestHangingAPIServer(t *testing.T) {
 
 	expectUnaffected(t, o, "fine", "also-fine")
 	for name := range hosts {
-		state := o.waitReason(t, name, clustercache.Unreachable)
+		state := o.waitReason(t, name, clustercache.ReasonUnreachable)
 		g.Expect(state.Health.ConsecutiveFailures).To(BeNumerically(">", 0))
-		expectNotConnected(t, o, name, clustercache.Unreachable)
+		expectNotConnected(t, o, name, clustercache.ReasonUnreachable)
 	}
 	expectUnaffected(t, o, "fine", "also-fine")
 }
@@ -145,9 +145,9 @@ func TestRejectedCredential(t *testing.T) {
 			}
 			return base, nil
 		})})
-	state := o.waitReason(t, "rejected", clustercache.Unauthorized)
+	state := o.waitReason(t, "rejected", clustercache.ReasonUnauthorized)
 	g.Expect(state.Message).NotTo(ContainSubstring("not-a-token"))
-	state = o.waitReason(t, "broken", clustercache.InvalidCredential)
+	state = o.waitReason(t, "broken", clustercache.ReasonInvalidCredential)
 	g.Expect(state.Message).To(ContainSubstring("BearerTokenFile"))
 	expectUnaffected(t, o, "fine")
 }
@@ -172,11 +172,11 @@ func TestAPIServerRestart(t *testing.T) {
 	restart := sync.OnceValue(func() error { return cp.StartAPIServer(context.Background()) })
 	t.Cleanup(func() { g.Expect(restart()).To(Succeed()) }) // also if the test fails
 	for name := range before {
-		state := o.waitReason(t, name, clustercache.Unreachable)
+		state := o.waitReason(t, name, clustercache.ReasonUnreachable)
 		g.Expect(state.Health.ConsecutiveFailures).To(BeNumerically(">=", 2))
 		g.Expect(state.Health.LastError).To(HaveOccurred())
 	}
-	expectNotConnected(t, o, "one", clustercache.Unreachable)
+	expectNotConnected(t, o, "one", clustercache.ReasonUnreachable)
 
 	restarted := time.Now()
 	g.Expect(restart()).To(Succeed())

@@ -177,7 +177,7 @@ func TestAggregatedAPIThatRefusesEveryone(t *testing.T) {
 	}
 	for _, name := range names {
 		after := o.state(name)
-		g.Expect(after.Phase).To(Equal(clustercache.Connected), name)
+		g.Expect(after.Phase).To(Equal(clustercache.PhaseConnected), name)
 		g.Expect(after.Since).To(Equal(before[name].Since), name)
 		g.Expect(tokensIssued(events, ns, name)).
 			To(And(BeNumerically(">=", 1), BeNumerically("<=", int(took/(10*time.Second))+1)), name+": refreshes")

@@ -87,8 +87,9 @@ func rbacWatcher(c *Connection) *scopedcache.RBACWatcher {
 func notifyAccessChanged(notify func()) func(scopedcache.State, scopedcache.ScopeState) {
 	return func(previous scopedcache.State, now scopedcache.ScopeState) {
 		switch {
-		case previous == now.State || previous == scopedcache.Syncing:
-		case now.State == scopedcache.Synced, now.State == scopedcache.Forbidden, now.State == scopedcache.NotServed:
+		case previous == now.State || previous == scopedcache.StateSyncing:
+		case now.State == scopedcache.StateSynced, now.State == scopedcache.StateForbidden,
+			now.State == scopedcache.StateNotServed:
 			notify()
 		}
 	}

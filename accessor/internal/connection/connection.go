@@ -21,8 +21,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
-	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/internal/watches"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -40,7 +40,7 @@ type Connection struct {
 	statedIdentity connstate.Identity // as the API server stated it; set before publishing
 	// statedIdentity, with fields that the API server cannot know; set before publishing
 	identity   connstate.Identity
-	resolution credential.Resolution // that the connection was created for
+	resolution identity.Resolution // that the connection was created for
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
@@ -170,7 +170,7 @@ func (c *Connection) Use(credential *Credential) { c.credential.Store(credential
 func (c *Connection) Credential() *Credential { return c.credential.Load() }
 
 // Resolution returns what the connection was created for. It cannot be opened again.
-func (c *Connection) Resolution() credential.Resolution { return c.resolution }
+func (c *Connection) Resolution() identity.Resolution { return c.resolution }
 
 // Host returns the URL of the API server.
 func (c *Connection) Host() string { return c.config.Host }
@@ -210,12 +210,21 @@ type watchHandle struct{ *scopedcache.Handle }
 
 func (w watchHandle) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
 	error) {
-	subscription, err := w.Handle.Subscribe(handler, options)
+	registration, err := w.Handle.AddEventHandler(replay.ResumedHandler{ResourceEventHandler: handler, Options: options})
 	if err != nil {
 		return nil, err
 	}
-	return subscription, nil
+	return subscription{Resumable: registration.(replay.Resumable), handle: w.Handle}, nil
 }
+
+// subscription is a handler that receives events from a handle.
+type subscription struct {
+	replay.Resumable
+	handle *scopedcache.Handle
+}
+
+// Remove implements watches.Subscription.
+func (s subscription) Remove() { _ = s.handle.RemoveEventHandler(s.Resumable) } // fails only for unknown handlers
 
 // Life implements watches.Connection.
 func (c *Connection) Life() context.Context { return c.life }
@@ -255,7 +264,7 @@ func newClients(c *Connection) (*Clients, error) {
 		return nil, errors.Wrap(err, "creating a client")
 	}
 	bound := newBoundCache(c)
-	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.Cache.DisableFor, Unstructured: true}
+	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.DisableFor, Unstructured: true}
 	cached, err := client.New(c.config, options)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a cached client")

@@ -6,14 +6,14 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
-	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // Credential is an open credential together with the transport that carries its requests to a
 // target. A Credential is immutable.
 type Credential struct {
-	resolution credential.Resolution
-	credential.Credential
+	resolution identity.Resolution
+	identity.Credential
 	target    *targets.Target
 	carrier   http.RoundTripper  // nil for the transport that the target's members share
 	transport *targets.Transport // below carrier; nil unless close must close it
@@ -22,7 +22,7 @@ type Credential struct {
 // Bind binds a credential that was opened for resolution to a target. The caller closes or retires
 // the result. Bind does not keep the means to open the credential again, because they may hold the
 // secret.
-func Bind(opened credential.Credential, resolution credential.Resolution, t *targets.Target) *Credential {
+func Bind(opened identity.Credential, resolution identity.Resolution, t *targets.Target) *Credential {
 	b := &Credential{Credential: opened, resolution: resolution.WithoutOpen(), target: t}
 	switch carrier := opened.TransportRequirement(); {
 	case carrier.Transport != nil:

@@ -9,12 +9,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
-	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // unusableCredential is a credential that fails the test if a request uses it.
 type unusableCredential struct {
-	credential.Credential
+	identity.Credential
 	t *testing.T
 }
 

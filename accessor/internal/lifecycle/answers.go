@@ -33,7 +33,7 @@ var errLate = errors.New("the connect came too late")
 
 // discard makes the driver close the connection of a late connect.
 func (s *step) discard(e AttemptFinished) {
-	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: connstate.NotStarted, Cause: errLate})
+	s.emit(DiscardConnection{Attempt: e.Attempt, Reason: connstate.ReasonNotStarted, Cause: errLate})
 }
 
 // conclusion is a step that handles the end of an attempt.
@@ -48,9 +48,9 @@ func (s conclusion) connectFinished() {
 	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	switch {
 	case answer.Verdict == connstate.Valid && !s.resolution.Expected.Matches(answer.Identity):
-		answer, reason = mismatch(s.resolution.Expected, answer.Identity), connstate.IdentityMismatch
+		answer, reason = mismatch(s.resolution.Expected, answer.Identity), connstate.ReasonIdentityMismatch
 	case answer.Verdict == connstate.Denied && s.resolution.Impersonated:
-		reason = connstate.UnauthorizedCredential // the server denies the impersonation itself
+		reason = connstate.ReasonUnauthorized // the server denies the impersonation itself
 	}
 	if reason == "" {
 		s.connected()
@@ -61,25 +61,26 @@ func (s conclusion) connectFinished() {
 	}
 	s.health = s.health.After(s.now, answer.Err)
 	s.backOff()
-	s.publish(connstate.Disconnected, reason, answer.Err)
+	s.publish(connstate.PhaseDisconnected, reason, answer.Err)
 	s.emit(DiscardConnection{Attempt: s.e.Attempt, Reason: reason, Cause: answer.Err})
 	s.emit(Record{Counter: Connects, Result: string(reason)})
 	s.emit(Log{Message: MessageConnectFail, Verbose: true, Epoch: s.epoch, Reason: reason, Err: answer.Err})
-	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.Unreachable, Asked: s.e.Asked, Err: answer.Err})
+	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.ReasonUnreachable, Asked: s.e.Asked,
+		Err: answer.Err})
 }
 
 // connected begins the connection that the attempt created.
 func (s conclusion) connected() {
 	s.epoch++
-	s.phase, s.reason, s.cause, s.since, s.disconnectedSince = connstate.Connected, "", nil, s.now, time.Time{}
+	s.phase, s.reason, s.cause, s.since, s.disconnectedSince = connstate.PhaseConnected, "", nil, s.now, time.Time{}
 	s.connection, s.stated = s.e.Attempt, s.e.Answer.Identity
 	s.health = connstate.Health{}.After(s.now, nil)
 	s.resetBackoff()
 	s.probeReason, s.announced = byClock, announcement{}
 	s.emit(BeginConnection{Attempt: s.e.Attempt})
-	s.emit(Publish{Phase: connstate.Connected, Since: s.now, Epoch: s.epoch})
+	s.emit(Publish{Phase: connstate.PhaseConnected, Since: s.now, Epoch: s.epoch})
 	s.notify()
-	s.emit(Record{Counter: Connects, Result: string(connstate.Connected)})
+	s.emit(Record{Counter: Connects, Result: string(connstate.PhaseConnected)})
 	s.emit(Log{Message: MessageConnected, Epoch: s.epoch})
 	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 }
@@ -87,14 +88,14 @@ func (s conclusion) connected() {
 // isUnaccepted reports whether the server rejected the credential, or stated another identity for
 // it.
 func isUnaccepted(reason connstate.Reason) bool {
-	return reason == connstate.UnauthorizedCredential || reason == connstate.IdentityMismatch
+	return reason == connstate.ReasonUnauthorized || reason == connstate.ReasonIdentityMismatch
 }
 
 // probeFinished decides whether the connection continues.
 func (s conclusion) probeFinished() {
 	answer, reason := s.e.Answer, reasonOf(s.e.Answer)
 	if answer.Verdict == connstate.Valid && !s.stated.Same(answer.Identity) {
-		answer, reason = mismatch(s.stated, answer.Identity), connstate.IdentityMismatch
+		answer, reason = mismatch(s.stated, answer.Identity), connstate.ReasonIdentityMismatch
 	}
 	s.emit(Record{Counter: Probes, Result: resultOf(answer, reason)})
 	s.reportProbe(answer)
@@ -112,7 +113,7 @@ func (s conclusion) probeFinished() {
 	case answer.Verdict == connstate.Denied:
 		// The server denies the impersonation itself. One denial may come from its first moments.
 		s.health = s.health.After(s.now, answer.Err)
-		s.giveUpIfFailed(connstate.UnauthorizedCredential, answer.Err)
+		s.giveUpIfFailed(connstate.ReasonUnauthorized, answer.Err)
 	default:
 		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
 		s.giveUpIfFailed(reason, answer.Err)
@@ -150,7 +151,7 @@ func (s conclusion) verifyFinished() {
 	case s.stated.Same(answer.Identity) && s.stated.SameGroups(answer.Identity):
 		result = "TakenUp"
 	default: // also for other groups: the cache was filled with the old ones
-		answer, reason = mismatch(s.stated, answer.Identity), connstate.IdentityMismatch
+		answer, reason = mismatch(s.stated, answer.Identity), connstate.ReasonIdentityMismatch
 		result = string(reason)
 	}
 	s.emit(Record{Counter: Rotations, Result: result})
@@ -159,7 +160,7 @@ func (s conclusion) verifyFinished() {
 	case "":
 		rotating{s.step}.takeUp()
 		s.health = s.health.After(s.now, nil)
-	case connstate.IdentityMismatch:
+	case connstate.ReasonIdentityMismatch:
 		// The newest credential belongs to another identity. The extension gets a new connection,
 		// which shares nothing with the old one.
 		s.disconnect(reason, answer.Err)

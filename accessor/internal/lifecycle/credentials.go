@@ -12,7 +12,7 @@ func (s *step) resolved(e Resolved) {
 	switch {
 	case e.Err != nil && s.canGoOnUnread(e):
 		// A cache could not be read. The credential in use may still be valid.
-	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.Connected &&
+	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.PhaseConnected &&
 		e.Resolution.Source == s.resolution.Source:
 		// The newest credential cannot be used. The one in use stays while it works.
 		rotating{s}.dropRotation()
@@ -37,7 +37,8 @@ func (s *step) resolved(e Resolved) {
 // read. Without the permission to watch ServiceAccounts, the machine would not notice the deletion
 // of an impersonated ServiceAccount. A token ends with its ServiceAccount.
 func (m *Machine) canGoOnUnread(e Resolved) bool {
-	unread := e.Reason == connstate.Unreachable || e.Reason == connstate.OperatorForbidden && !m.resolution.Impersonated
+	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden &&
+		!m.resolution.Impersonated
 	return unread && m.credential != 0 &&
 		e.Resolution.ServiceAccount == m.resolution.ServiceAccount && e.Resolution.Source == m.resolution.Source
 }
@@ -55,11 +56,11 @@ func (s *step) dropAndBackOff(reason connstate.Reason, cause error) {
 // connect with.
 func (s *step) adopt(e Resolved) bool {
 	if s.credential != 0 {
-		s.drop(connstate.IdentityMismatch,
+		s.drop(connstate.ReasonIdentityMismatch,
 			errors.New("the extension refers to another identity, API server or certificate authority now"))
 	}
 	if e.TargetErr != nil {
-		s.dropAndBackOff(connstate.InvalidCredential, e.TargetErr)
+		s.dropAndBackOff(connstate.ReasonInvalidCredential, e.TargetErr)
 		return false
 	}
 	s.target, s.resolution, s.credential = e.Target, e.Resolution, CredentialID(s.newID())
@@ -89,7 +90,7 @@ func (s *step) start() {
 	s.attempt.credential = create.Credential
 	s.emit(create)
 	if kind == Connect {
-		s.publish(connstate.Connecting, s.reason, s.cause)
+		s.publish(connstate.PhaseConnecting, s.reason, s.cause)
 	}
 	s.emit(SubmitAttempt{Attempt: s.attempt.id})
 }

@@ -51,21 +51,21 @@ var invariants = []struct {
 		return count[CreateAttempt](t.effects) == count[SubmitAttempt](t.effects)
 	}},
 	{"a newer credential exists only while connected", func(t *transition) bool {
-		return t.current.rotation == nil || t.current.phase == connstate.Connected
+		return t.current.rotation == nil || t.current.phase == connstate.PhaseConnected
 	}},
 	{"the phase is Connecting exactly while a connect is under way", func(t *transition) bool {
-		return (t.current.phase == connstate.Connecting) == (t.current.attempt.kind == Connect)
+		return (t.current.phase == connstate.PhaseConnecting) == (t.current.attempt.kind == Connect)
 	}},
 	{"probes and verifies run only while connected, verifies only with a newer credential", func(t *transition) bool {
 		kind := t.current.attempt.kind
-		return (kind != Probe && kind != Verify || t.current.phase == connstate.Connected) &&
+		return (kind != Probe && kind != Verify || t.current.phase == connstate.PhaseConnected) &&
 			(kind != Verify || t.current.rotation != nil)
 	}},
 	{"there is a reason exactly while not connected", func(t *transition) bool {
-		return (t.current.phase == connstate.Connected) == (t.current.reason == "")
+		return (t.current.phase == connstate.PhaseConnected) == (t.current.reason == "")
 	}},
 	{"while connected there is a connection, a credential and no time of disconnect", func(t *transition) bool {
-		connected := t.current.phase == connstate.Connected
+		connected := t.current.phase == connstate.PhaseConnected
 		return connected == (t.current.connection != 0) && connected == t.current.disconnectedSince.IsZero() &&
 			(!connected || t.current.credential != 0)
 	}},
@@ -80,7 +80,7 @@ var invariants = []struct {
 		return last.Phase == t.current.phase && last.Reason == t.current.reason
 	}},
 	{"sources are notified of every connect and disconnect, once per step", func(t *transition) bool {
-		changed := (t.previous.phase == connstate.Connected) != (t.current.phase == connstate.Connected)
+		changed := (t.previous.phase == connstate.PhaseConnected) != (t.current.phase == connstate.PhaseConnected)
 		n := count[Notify](t.effects)
 		return n <= 1 && (!changed || n == 1)
 	}},
@@ -290,7 +290,8 @@ func (t *transition) attemptsAddUp() bool {
 
 // connectionsAddUp reports whether the effects on connections lead to the machine's connection.
 func (t *transition) connectionsAddUp() bool {
-	connected, published, begins := t.previous.phase == connstate.Connected, t.previous.phase == connstate.Connected,
+	connected, published, begins := t.previous.phase == connstate.PhaseConnected,
+		t.previous.phase == connstate.PhaseConnected,
 		int64(0)
 	for _, e := range t.effects {
 		switch e := e.(type) {
@@ -301,7 +302,7 @@ func (t *transition) connectionsAddUp() bool {
 			connected = true
 			begins++
 		case Publish:
-			published = e.Phase == connstate.Connected
+			published = e.Phase == connstate.PhaseConnected
 			if published && !connected || !published && e.DisconnectedSince.IsZero() {
 				return false
 			}
@@ -313,7 +314,7 @@ func (t *transition) connectionsAddUp() bool {
 		}
 	}
 	ended := count[EndConnection](t.effects)
-	return connected == published && connected == (t.current.phase == connstate.Connected) &&
+	return connected == published && connected == (t.current.phase == connstate.PhaseConnected) &&
 		t.current.epoch == t.previous.epoch+begins && ended == count[PauseWatches](t.effects)
 }
 

@@ -99,7 +99,7 @@ type Observed struct {
 func New(config *Config, now time.Time, jitter float64) Machine {
 	return Machine{
 		config: config, createdAt: now, jitter: jitter,
-		phase: connstate.Disconnected, reason: connstate.NotStarted, since: now, disconnectedSince: now,
+		phase: connstate.PhaseDisconnected, reason: connstate.ReasonNotStarted, since: now, disconnectedSince: now,
 		backoff: config.Backoff,
 	}
 }
@@ -161,7 +161,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	switch {
 	case m.removed || m.attempt.id != 0:
 		return 0, time.Time{}
-	case m.phase != connstate.Connected:
+	case m.phase != connstate.PhaseConnected:
 		if m.credential == 0 || now.Before(m.nextConnect) {
 			return 0, m.nextConnect
 		}
@@ -218,7 +218,7 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 	if m.credential != 0 {
 		s.Source = m.resolution.Source
 	}
-	if m.phase == connstate.Connected {
+	if m.phase == connstate.PhaseConnected {
 		s.Health = m.health.Served(seen.Served).WithTarget(seen.Target)
 		s.Err = m.rotationErr
 		s.Healthy = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
@@ -233,15 +233,15 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 // probed, and until when the machine waits because the target did not answer (zero if it does not
 // wait).
 func (m *Machine) Standing() (connected bool, lastProbe, waitsUntil time.Time) {
-	if m.phase == connstate.Disconnected && m.reason == connstate.Unreachable && m.target != 0 {
+	if m.phase == connstate.PhaseDisconnected && m.reason == connstate.ReasonUnreachable && m.target != 0 {
 		waitsUntil = m.nextConnect
 	}
-	return m.phase == connstate.Connected, m.health.LastProbeTime, waitsUntil
+	return m.phase == connstate.PhaseConnected, m.health.LastProbeTime, waitsUntil
 }
 
 // AcceptsProbe reports whether the connection can probe on behalf of all members now.
 func (m *Machine) AcceptsProbe(e ProbeRequested) bool {
-	return m.phase == connstate.Connected && e.Target == m.target && !m.isBusy()
+	return m.phase == connstate.PhaseConnected && e.Target == m.target && !m.isBusy()
 }
 
 // isBusy reports whether an attempt is under way whose answer concerns the connection. The answer

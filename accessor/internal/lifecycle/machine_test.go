@@ -15,7 +15,7 @@ func TestDue(t *testing.T) {
 	silent := connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: 1, LastError: errServer}
 	connected := func(change func(*Machine)) Machine {
 		m := New(scenarioConfig, epoch0, 0)
-		m.phase, m.credential, m.health = connstate.Connected, 1, healthy
+		m.phase, m.credential, m.health = connstate.PhaseConnected, 1, healthy
 		change(&m)
 		return m
 	}
@@ -112,17 +112,19 @@ func TestSnapshot(t *testing.T) {
 		return p.machine.Snapshot(p.seen)
 	}
 	g.Expect(p.machine.Snapshot(Observed{})).
-		To(Equal(Snapshot{Phase: connstate.Disconnected, Reason: connstate.NotStarted, Since: epoch0, LastSuccess: epoch0}))
+		To(
+			Equal(Snapshot{Phase: connstate.PhaseDisconnected, Reason: connstate.ReasonNotStarted, Since: epoch0,
+				LastSuccess: epoch0}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
 	g.Expect(s.Source).To(Equal("elsewhere"), "the source is known without a credential")
 	g.Expect(s.Err).To(MatchError("failed"))
 	s = do("resolved", "source=here")
-	g.Expect(s.Phase).To(Equal(connstate.Connecting))
+	g.Expect(s.Phase).To(Equal(connstate.PhaseConnecting))
 	g.Expect(s.Healthy).To(BeFalse())
 	do("wait", "1s")
 	s = do("answer", "user=red")
 	g.Expect(s).
-		To(Equal(Snapshot{Phase: connstate.Connected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
+		To(Equal(Snapshot{Phase: connstate.PhaseConnected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
 			Credential: s.Credential,
 			Health:     connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Healthy: true}))
 	g.Expect(s.Credential).NotTo(BeZero())

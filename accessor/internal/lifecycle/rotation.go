@@ -13,7 +13,7 @@ type rotating struct{ *step }
 // credential is tried at once, and further ones not before an Interval has passed. A provider that
 // returns another credential with every call thus causes no burst of requests.
 func (s rotating) newVersion(resolution Resolution) {
-	connected := s.phase == connstate.Connected
+	connected := s.phase == connstate.PhaseConnected
 	if connected && s.rotation != nil && s.rotation.resolution.Version == resolution.Version {
 		return
 	}

@@ -225,7 +225,7 @@ func describe(effect Effect) string {
 	case BeginConnection:
 		return fmt.Sprintf("begin the connection of attempt %d", e.Attempt)
 	case Publish:
-		if e.Phase == connstate.Connected {
+		if e.Phase == connstate.PhaseConnected {
 			return fmt.Sprintf("publish Connected, epoch %d, since %s", e.Epoch, e.Since.Sub(epoch0))
 		}
 		return fmt.Sprintf("publish %s (%s), since %s, down since %s", e.Phase, formatReason(e.Reason, e.Cause),

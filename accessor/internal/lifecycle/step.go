@@ -40,7 +40,7 @@ func (s *step) resetBackoff() { s.backoff, s.nextConnect = s.config.Backoff, tim
 // publish records that the machine is not connected. publish notifies the sources, and logs, if the
 // disconnect or its reason is new.
 func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause error) {
-	wasConnected := s.phase == connstate.Connected
+	wasConnected := s.phase == connstate.PhaseConnected
 	if s.phase != phase {
 		s.since = s.now
 	}
@@ -51,12 +51,12 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch,
 		Cause: cause})
 	news := announcement{reason: reason, generation: s.generation}
-	if phase != connstate.Disconnected || !wasConnected && s.announced == news {
+	if phase != connstate.PhaseDisconnected || !wasConnected && s.announced == news {
 		return
 	}
 	s.announced = news
 	s.notify()
-	if s.removed && reason == connstate.NotStarted {
+	if s.removed && reason == connstate.ReasonNotStarted {
 		return // the manager stops, which the driver logs once for all extensions
 	}
 	s.emit(Log{Message: MessageNotConnected, Epoch: s.epoch, Reason: reason, Err: cause})
@@ -74,13 +74,14 @@ func (s *step) cancelAttempt() {
 // the newer one takes its place, for there is no connection left to be kept.
 func (s *step) disconnect(reason connstate.Reason, cause error) {
 	s.cancelAttempt()
-	wasConnected := s.phase == connstate.Connected
-	s.publish(connstate.Disconnected, reason, cause)
+	wasConnected := s.phase == connstate.PhaseConnected
+	s.publish(connstate.PhaseDisconnected, reason, cause)
 	s.rotationErr = nil
 	if newer := s.rotation; newer != nil {
 		s.emit(CloseCredential{Credential: s.credential})
 		s.credential, s.resolution, s.rotation = newer.credential, newer.resolution, nil
-		if reason != connstate.Unreachable && reason != connstate.ProbeFailed { // the server fails with any credential
+		// the server fails with any credential
+		if reason != connstate.ReasonUnreachable && reason != connstate.ReasonProbeFailed {
 			s.resetBackoff()
 			s.connectNow()
 		}
@@ -113,7 +114,7 @@ func (s *step) remove(e Removed) {
 // requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API
 // says nothing about the credential. One probe per Interval is enough.
 func (s *step) requestUnauthorized(e RequestUnauthorized) {
-	if s.phase != connstate.Connected || e.Attempt != s.connection || s.probeReason != byClock || s.isBusy() ||
+	if s.phase != connstate.PhaseConnected || e.Attempt != s.connection || s.probeReason != byClock || s.isBusy() ||
 		s.now.Before(s.health.LastProbeTime.Add(s.config.Probe.Interval)) {
 		return
 	}
@@ -128,12 +129,12 @@ func (s *step) probeRequested(e ProbeRequested) {
 
 // targetDown ends the connection, because no member of the target gets an answer.
 func (s *step) targetDown(e TargetDown) {
-	if s.phase != connstate.Connected || e.Target != s.target {
+	if s.phase != connstate.PhaseConnected || e.Target != s.target {
 		return
 	}
 	s.health = s.health.Served(s.seen.Served).WithTarget(s.seen.Target)
 	s.backOff()
-	s.disconnect(connstate.Unreachable, e.Err)
+	s.disconnect(connstate.ReasonUnreachable, e.Err)
 }
 
 // retryAt: the target answers again, so a connect that waits need not wait for its whole backoff.
@@ -149,7 +150,7 @@ func resultOf(answer Answer, reason connstate.Reason) string {
 	switch {
 	case answer.NotSent != "":
 		return "NoCredential"
-	case reason == connstate.IdentityMismatch:
+	case reason == connstate.ReasonIdentityMismatch:
 		return string(reason)
 	default:
 		return answer.Verdict.String()

@@ -35,11 +35,13 @@ var (
 )
 
 // reasons are the reasons that occur in the exploration. A world holds a reason as its index.
-var reasons = []connstate.Reason{"", connstate.NotStarted, connstate.Unreachable, connstate.UnauthorizedCredential,
-	connstate.IdentityMismatch, connstate.ProbeFailed, connstate.InvalidCredential, connstate.NotAllowed,
-	connstate.TokenRequestFailed, connstate.Deleted}
+var reasons = []connstate.Reason{"", connstate.ReasonNotStarted, connstate.ReasonUnreachable,
+	connstate.ReasonUnauthorized,
+	connstate.ReasonIdentityMismatch, connstate.ReasonProbeFailed, connstate.ReasonInvalidCredential,
+	connstate.ReasonNotAllowed,
+	connstate.ReasonTokenRequestFailed, connstate.ReasonDeleted}
 
-var phases = []connstate.Phase{connstate.Disconnected, connstate.Connecting, connstate.Connected}
+var phases = []connstate.Phase{connstate.PhaseDisconnected, connstate.PhaseConnecting, connstate.PhaseConnected}
 
 // world is the state of a machine and its driver, in a canonical form: equal states are equal
 // values. Times are relative to now, and IDs are replaced by the values that they identify.
@@ -126,7 +128,7 @@ func (w *world) machine() *Machine {
 	m := New(exploreConfig, epoch0, 0)
 	m.removed, m.generation, m.source = w.removed, 1, "source"
 	m.phase, m.reason = phases[w.phase], reasons[w.reason]
-	if m.phase == connstate.Connected {
+	if m.phase == connstate.PhaseConnected {
 		m.connection, m.stated, m.disconnectedSince = connectionID, ours, time.Time{}
 	}
 	if w.announced > 0 {
@@ -277,15 +279,15 @@ var inputs = func() (list []input) {
 		}}
 	}
 	return append(list,
-		resolveErr(connstate.Unreachable, false), resolveErr(connstate.InvalidCredential,
-			true), resolveErr(connstate.NotAllowed, false),
+		resolveErr(connstate.ReasonUnreachable, false), resolveErr(connstate.ReasonInvalidCredential,
+			true), resolveErr(connstate.ReasonNotAllowed, false),
 		answer("valid", connstate.Valid, ours, ""), answer("other identity", connstate.Valid, others, ""),
 		answer("other groups", connstate.Valid, ourGroups, ""), answer("other UID", connstate.Valid, recreated,
 			""), answer("401", connstate.Unauthorized, connstate.Identity{}, ""),
 		answer("403", connstate.Denied, connstate.Identity{}, ""), answer("500", connstate.Failing, connstate.Identity{},
 			""),
 		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing,
-			connstate.Identity{}, connstate.TokenRequestFailed),
+			connstate.Identity{}, connstate.ReasonTokenRequestFailed),
 		input{name: "late answer", event: func(*world) Event {
 			return AttemptFinished{Attempt: staleID, Asked: epoch0, Answer: Answer{Verdict: connstate.Valid, Identity: ours}}
 		}},
@@ -301,7 +303,7 @@ var inputs = func() (list []input) {
 		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
-		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.Deleted} }},
+		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
 		input{name: "a request is served", possible: func(w *world) bool {
 			return w.phase == 2
 		}, change: func(w world) world { w.served = 0; return w }},

@@ -136,11 +136,11 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 	t.did("created 5 namespaces with Roles and content, and 5 ClusterExtensions")
 	if err := t.until(ctx, "five extensions to report ServiceAccountNotFound",
 		t.allAre(func(state clustercache.ConnectionState) bool {
-			return state.Reason == clustercache.ServiceAccountNotFound
+			return state.Reason == clustercache.ReasonServiceAccountNotFound
 		})); err != nil {
 		return err
 	}
-	t.saw("5 extensions not connected: %s", clustercache.ServiceAccountNotFound)
+	t.saw("5 extensions not connected: %s", clustercache.ReasonServiceAccountNotFound)
 	for _, tenant := range tenants {
 		create := func() error { return t.admin.Create(ctx, tenant.serviceAccount()) }
 		what := fmt.Sprintf("created serviceaccount %s/%s", tenant.namespace(), tenant.name)
@@ -223,7 +223,7 @@ func (t *tour) recreate(ctx context.Context, cause causer) error {
 	t.did("deleted serviceaccount team-blue/blue (uid %s)", oldState.Identity.UID)
 	if err := t.until(ctx, "blue to be disconnected", func() (bool, string) {
 		state := t.state("blue")
-		return state.Reason == clustercache.ServiceAccountNotFound, describe(state)
+		return state.Reason == clustercache.ReasonServiceAccountNotFound, describe(state)
 	}); err != nil {
 		return err
 	}
@@ -310,11 +310,11 @@ func (t *tour) restart(ctx context.Context, cause causer) error {
 	t.did("killed kube-apiserver")
 	if err := t.until(ctx, "five extensions to report Unreachable",
 		t.allAre(func(state clustercache.ConnectionState) bool {
-			return state.Phase != clustercache.Connected && state.Reason == clustercache.Unreachable
+			return state.Phase != clustercache.PhaseConnected && state.Reason == clustercache.ReasonUnreachable
 		})); err != nil {
 		return err
 	}
-	t.saw("5 extensions not connected: %s (after %s)", clustercache.Unreachable, since(start))
+	t.saw("5 extensions not connected: %s (after %s)", clustercache.ReasonUnreachable, since(start))
 
 	if err := cause("started kube-apiserver", func() error { return t.cp.StartAPIServer(ctx) }); err != nil {
 		return err
@@ -386,7 +386,7 @@ func (t *tour) state(name string) clustercache.ConnectionState {
 }
 
 func isConnected(state clustercache.ConnectionState) bool {
-	return state.Phase == clustercache.Connected
+	return state.Phase == clustercache.PhaseConnected
 }
 
 func describe(state clustercache.ConnectionState) string {

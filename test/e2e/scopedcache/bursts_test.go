@@ -191,7 +191,7 @@ func TestBurstsOfErrors(t *testing.T) {
 		g.Expect(admin.Update(ctx, first)).To(Succeed())
 		g.Eventually(count).WithTimeout(patience).Should(BeNumerically(">", 1))
 		g.Eventually(handle.State).WithTimeout(patience).
-			Should(And(HaveField("State", scopedcache.Failing), HaveField("LastError", HaveOccurred())))
+			Should(And(HaveField("State", scopedcache.StateFailing), HaveField("LastError", HaveOccurred())))
 		for range 100 { // all of these reads must succeed during the burst
 			inTime, cancel := context.WithTimeout(ctx, 5*time.Second)
 			g.Expect(handle.Get(inTime, client.ObjectKey{Namespace: ns, Name: "first"}, &corev1.ConfigMap{})).To(Succeed())
@@ -207,8 +207,8 @@ func TestBurstsOfErrors(t *testing.T) {
 	defer mu.Unlock()
 	t.Logf("Requests of the informer that got 500, 429, 410, 504 and connection resets: %v; states: %v", answered,
 		states)
-	g.Expect(states).NotTo(HaveKey(scopedcache.Forbidden))
-	g.Expect(states).NotTo(HaveKey(scopedcache.NotServed))
+	g.Expect(states).NotTo(HaveKey(scopedcache.StateForbidden))
+	g.Expect(states).NotTo(HaveKey(scopedcache.StateNotServed))
 	g.Expect(handle.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
 	handle.Release()
 }

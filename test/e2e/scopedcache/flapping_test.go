@@ -35,10 +35,10 @@ func TestFlappingPermissions(t *testing.T) {
 		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second,
 			OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 				switch {
-				case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
+				case before == scopedcache.StateSynced && now.State == scopedcache.StateForbidden:
 					revoked.Add(1)
 					revokedIn.Store(now.Scope.Namespace, true)
-				case before == scopedcache.Forbidden && now.State == scopedcache.Synced:
+				case before == scopedcache.StateForbidden && now.State == scopedcache.StateSynced:
 					restored.Add(1)
 				}
 			}}, cache.Options{})

@@ -121,7 +121,7 @@ func TestKindsComeAndGo(t *testing.T) {
 
 	// The kind is installed late.
 	g.Expect(notServed()).To(BeTrue())
-	g.Expect(handle.State().State).To(Equal(scopedcache.NotServed))
+	g.Expect(handle.State().State).To(Equal(scopedcache.StateNotServed))
 	g.Expect(handle.HasSynced()).To(BeTrue(), "the state is known, so the handle has synced")
 	w.define(t, "Namespaced", "v1")
 	createWithNewClient(t, w.object("v1", ns, "a"))
@@ -133,7 +133,7 @@ func TestKindsComeAndGo(t *testing.T) {
 	// The kind is deleted.
 	w.remove(t)
 	g.Eventually(notServed).WithTimeout(patience).Should(BeTrue())
-	g.Expect(handle.State()).To(And(HaveField("State", scopedcache.NotServed), HaveField("Objects", 0)))
+	g.Expect(handle.State()).To(And(HaveField("State", scopedcache.StateNotServed), HaveField("Objects", 0)))
 
 	// The kind is recreated without namespaces.
 	w.define(t, "Cluster", "v1")

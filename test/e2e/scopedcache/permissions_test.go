@@ -47,7 +47,7 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	}
 	g.Expect(c.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})).
 		To(Satisfy(apierrors.IsForbidden))
-	g.Expect(c.state(ns)).To(Equal(scopedcache.Forbidden))
+	g.Expect(c.state(ns)).To(Equal(scopedcache.StateForbidden))
 	g.Expect(u.requests.lists("/configmaps")).To(BeZero(), "the cache sends access reviews, and does not try to list")
 	g.Expect(handle.HasSynced()).To(BeTrue(), "the state is known, so no caller has to wait")
 
@@ -56,7 +56,7 @@ func TestForbiddenAtStartThenGranted(t *testing.T) {
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a"}))
 	create(t, configMap(ns, "b"))
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(Equal([]string{"add a", "add b"}))
-	g.Expect(c.state(ns)).To(Equal(scopedcache.Synced))
+	g.Expect(c.state(ns)).To(Equal(scopedcache.StateSynced))
 	handle.Release()
 }
 
@@ -74,7 +74,8 @@ func TestRevokedWhileWatchingByInterval(t *testing.T) {
 	last := c.readUntilForbidden(t, ns)
 	t.Logf("The last stale read was %s after the revocation", last.Round(10*time.Millisecond))
 	g.Expect(last).To(BeNumerically("<", 10*time.Second))
-	g.Expect(c.States()).To(HaveExactElements(And(HaveField("State", scopedcache.Forbidden), HaveField("Objects", 0))))
+	g.Expect(c.States()).
+		To(HaveExactElements(And(HaveField("State", scopedcache.StateForbidden), HaveField("Objects", 0))))
 }
 
 // TestRevokedWhileWatchingByEvent checks the same without waiting for AccessReviewInterval. The
@@ -167,9 +168,9 @@ func TestEventsOfRBAC(t *testing.T) {
 			scopedcache.Options{AccessReviewInterval: shortInterval,
 				OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 					switch {
-					case before == scopedcache.Syncing && now.State == scopedcache.Synced:
+					case before == scopedcache.StateSyncing && now.State == scopedcache.StateSynced:
 						synced.Add(1)
-					case before == scopedcache.Synced && now.State == scopedcache.Forbidden:
+					case before == scopedcache.StateSynced && now.State == scopedcache.StateForbidden:
 						forbidden.Add(1)
 					}
 				}})
@@ -363,7 +364,7 @@ func TestListOnlyAllowed(t *testing.T) {
 	create(t, configMap(ns, "b"))
 	remove(t, configMap(ns, "a"))
 	g.Eventually(func() ([]string, error) { return c.names(ctx, ns) }).WithTimeout(patience).Should(Equal([]string{"b"}))
-	g.Expect(c.state(ns)).To(Equal(scopedcache.Synced))
+	g.Expect(c.state(ns)).To(Equal(scopedcache.StateSynced))
 	grant.revoke(t)
 	g.Eventually(func() bool { return c.isForbidden(ctx, ns) }).WithTimeout(patience).Should(BeTrue())
 }

@@ -20,8 +20,8 @@ import (
 
 var restarts = flag.Int("restarts", 5, "how many times TestRestartsOfTheAPIServer restarts the API server")
 
-// TestRestartsOfTheAPIServer restarts the API server several times under load, with caches that send
-// access reviews all the time. In its first moments the API server denies requests that RBAC
+// TestRestartsOfTheAPIServer restarts the API server several times under load, with caches that
+// send access reviews all the time. In its first moments the API server denies requests that RBAC
 // allows, access reviews too. No cache may conclude that a permission was revoked, and handlers may
 // miss no event.
 func TestRestartsOfTheAPIServer(t *testing.T) {
@@ -54,7 +54,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					states[now.State]++
-					if now.State == scopedcache.Forbidden || now.State == scopedcache.NotServed {
+					if now.State == scopedcache.StateForbidden || now.State == scopedcache.StateNotServed {
 						wrongStates = append(wrongStates,
 							fmt.Sprintf("%s of %s changed from %s to %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
 					}
@@ -125,7 +125,7 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 	g.Expect(forbidden.Load()).To(BeZero())
 	g.Expect(denialCount).To(BeNumerically(">", 0), "without denials this test proves nothing")
 	g.Expect(failed.Load()).To(BeZero(), "reads return the cached objects")
-	g.Expect(states[scopedcache.Failing]).To(BeNumerically(">=", caches), "each cache noticed a restart")
+	g.Expect(states[scopedcache.StateFailing]).To(BeNumerically(">=", caches), "each cache noticed a restart")
 	for _, m := range members {
 		m.handle.Release()
 	}

@@ -1,4 +1,4 @@
-package credential
+package identity
 
 import (
 	"reflect"
@@ -6,10 +6,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
 )
 
 // published is the schema of a CustomResourceDefinition as an API server publishes it.
@@ -38,11 +36,11 @@ var tenants = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind:
 func TestFieldPathsAreChecked(t *testing.T) {
 	inOpenAPI, err := fieldsInOpenAPI([]byte(published), tenants)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	custom := Kind{GroupVersionKind: tenants, fields: inOpenAPI}
+	custom := Kind{GroupVersionKind: tenants, Fields: inOpenAPI}
 	pods := Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
-		fields: fieldsOf(reflect.TypeFor[*corev1.Pod]())}
-	metadata := Kind{GroupVersionKind: tenants, fields: fieldsOf(reflect.TypeFor[*metav1.PartialObjectMetadata]())}
-	configMaps := Kind{fields: fieldsOf(reflect.TypeFor[*corev1.ConfigMap]())}
+		Fields: FieldsOf(reflect.TypeFor[*corev1.Pod]())}
+	metadata := Kind{GroupVersionKind: tenants, Fields: FieldsOf(reflect.TypeFor[*metav1.PartialObjectMetadata]())}
+	configMaps := Kind{Fields: FieldsOf(reflect.TypeFor[*corev1.ConfigMap]())}
 	for name, tc := range map[string]struct {
 		kind    Kind
 		path    string
@@ -77,7 +75,7 @@ func TestFieldPathsAreChecked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			_, err := tc.kind.path("NamePath", tc.path)
+			_, err := tc.kind.Path("NamePath", tc.path)
 			if tc.problem == "" {
 				g.Expect(err).NotTo(HaveOccurred())
 				return
@@ -89,57 +87,4 @@ func TestFieldPathsAreChecked(t *testing.T) {
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("does not have")))
 	_, err = fieldsInOpenAPI([]byte("["), tenants)
 	NewWithT(t).Expect(err).To(HaveOccurred())
-}
-
-// The field with a ServiceAccount's namespace must not be guessed.
-func TestDefaultOfNamespacePath(t *testing.T) {
-	inBoth := knownFields{byName: map[string]func() fieldSchema{"spec": func() fieldSchema {
-		return knownFields{
-			byName: map[string]func() fieldSchema{"namespace": func() fieldSchema { return knownFields{text: true} }},
-		}
-	}, "metadata": func() fieldSchema { return anything{} }}}
-	inMetadata := knownFields{
-		byName: map[string]func() fieldSchema{"metadata": func() fieldSchema {
-			return anything{}
-		}, "spec": func() fieldSchema { return knownFields{} }},
-	}
-	for name, tc := range map[string]struct {
-		kind    Kind
-		path    string
-		want    []string
-		problem string
-	}{
-		"cluster-scoped": {Kind{}, "", []string{"spec", "namespace"}, ""},
-		"namespaced": {Kind{Namespaced: true, fields: inMetadata}, "",
-			[]string{"metadata", "namespace"}, ""},
-		"namespaced, unknown fields": {Kind{Namespaced: true, GroupVersionKind: tenants}, "", nil,
-			"its schema does not say whether it has a field spec.namespace too"},
-		"namespaced, unknown fields, metadata.namespace set": {Kind{Namespaced: true}, "metadata.namespace",
-			[]string{"metadata", "namespace"}, ""},
-		"namespaced, with spec.namespace": {Kind{Namespaced: true, fields: inBoth, GroupVersionKind: tenants}, "", nil,
-			"set NamespacePath to the field with the ServiceAccount's namespace: metadata.namespace or spec.namespace"},
-		"namespaced, with spec.namespace, spec.namespace set": {Kind{Namespaced: true, fields: inBoth}, "spec.namespace",
-			[]string{"spec", "namespace"}, ""},
-		"namespaced, with spec.namespace, metadata.namespace set": {Kind{Namespaced: true, fields: inBoth},
-			"metadata.namespace",
-			[]string{"metadata", "namespace"}, ""},
-		"cluster-scoped without such fields": {Kind{fields: fieldsOf(reflect.TypeFor[*rbacv1.ClusterRole]()),
-			GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			namePath := "metadata.name"
-			if tc.kind.fields == nil {
-				namePath = ""
-			}
-			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind, tc.path,
-				namePath)
-			if tc.problem != "" {
-				g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
-				return
-			}
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(r.namespacePath).To(Equal(tc.want))
-		})
-	}
 }

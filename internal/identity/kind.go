@@ -1,4 +1,4 @@
-package credential
+package identity
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type Kind struct {
 	// Namespaced reports whether the kind is namespaced.
 	Namespaced bool
 
-	fields fieldSchema // of the kind's objects; nil or anything if unknown
+	Fields FieldSchema // of the kind's objects; nil or anything if unknown
 }
 
 // KindOf returns the Kind of object, which it requests from the API server. The fields come from
@@ -46,14 +46,14 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 	}
 	kind := Kind{GroupVersionKind: gvk, Namespaced: mapping.Scope.Name() == meta.RESTScopeNameNamespace}
 	if _, ok := object.(runtime.Unstructured); !ok {
-		kind.fields = fieldsOf(reflect.TypeOf(object))
+		kind.Fields = FieldsOf(reflect.TypeOf(object))
 		return kind, nil
 	}
-	if kind.fields, err = publishedFields(ctx, host, gvk); err != nil {
+	if kind.Fields, err = publishedFields(ctx, host, gvk); err != nil {
 		ctrl.LoggerFrom(ctx).Info("Field paths are not checked: the kind's schema is not available", "kind", gvk,
 			"error", err.Error())
-		kind.fields = anything{}
-	} else if spec, _ := kind.fields.field("spec"); spec == (anything{}) {
+		kind.Fields = Anything{}
+	} else if spec, _ := kind.Fields.field("spec"); spec == (Anything{}) {
 		ctrl.LoggerFrom(ctx).Info("Field paths are not checked: the kind's schema accepts any field",
 			"kind", gvk)
 	}
@@ -64,7 +64,7 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 const schemaTimeout = 10 * time.Second
 
 // publishedFields returns the fields of a kind from the API server's OpenAPI document.
-func publishedFields(ctx context.Context, host cluster.Cluster, gvk schema.GroupVersionKind) (fieldSchema, error) {
+func publishedFields(ctx context.Context, host cluster.Cluster, gvk schema.GroupVersionKind) (FieldSchema, error) {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
 	client, err := discovery.NewDiscoveryClientForConfigAndClient(host.GetConfig(), host.GetHTTPClient())
@@ -83,7 +83,7 @@ func publishedFields(ctx context.Context, host cluster.Cluster, gvk schema.Group
 }
 
 // fieldsInOpenAPI returns the fields of a kind from an OpenAPI v3 document.
-func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (fieldSchema, error) {
+func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (FieldSchema, error) {
 	var document struct {
 		Components struct{ Schemas map[string]map[string]any }
 	}
@@ -102,44 +102,44 @@ func fieldsInOpenAPI(content []byte, gvk schema.GroupVersionKind) (fieldSchema, 
 	return nil, errors.Errorf("/openapi/v3 does not have %s", gvk)
 }
 
-// fieldSchema describes a value in API objects.
-type fieldSchema interface {
+// FieldSchema describes a value in API objects.
+type FieldSchema interface {
 	// field returns the schema of the named field, false if there is no such field.
-	field(name string) (fieldSchema, bool)
+	field(name string) (FieldSchema, bool)
 	// names returns the names of all known fields, sorted.
 	names() []string
 	// isText reports whether the value is a string.
 	isText() bool
 }
 
-// anything describes a value with an unknown schema.
-type anything struct{}
+// Anything describes a value with an unknown schema.
+type Anything struct{}
 
-func (anything) field(string) (fieldSchema, bool) { return anything{}, true }
-func (anything) names() []string                  { return nil }
-func (anything) isText() bool                     { return true }
+func (Anything) field(string) (FieldSchema, bool) { return Anything{}, true }
+func (Anything) names() []string                  { return nil }
+func (Anything) isText() bool                     { return true }
 
-// knownFields describes a value with a known schema.
-type knownFields struct {
-	text   bool
-	byName map[string]func() fieldSchema
-	rest   func() fieldSchema // fields with any other name; nil if not allowed
+// KnownFields describes a value with a known schema.
+type KnownFields struct {
+	Text   bool
+	ByName map[string]func() FieldSchema
+	Rest   func() FieldSchema // fields with any other name; nil if not allowed
 }
 
-func (k knownFields) isText() bool { return k.text }
+func (k KnownFields) isText() bool { return k.Text }
 
-func (k knownFields) field(name string) (fieldSchema, bool) {
-	if value, ok := k.byName[name]; ok {
+func (k KnownFields) field(name string) (FieldSchema, bool) {
+	if value, ok := k.ByName[name]; ok {
 		return value(), true
 	}
-	if k.rest != nil {
-		return k.rest(), true
+	if k.Rest != nil {
+		return k.Rest(), true
 	}
 	return nil, false
 }
 
-func (k knownFields) names() (names []string) {
-	for name := range k.byName {
+func (k KnownFields) names() (names []string) {
+	for name := range k.ByName {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -148,28 +148,28 @@ func (k knownFields) names() (names []string) {
 
 var marshaler = reflect.TypeFor[json.Marshaler]()
 
-// fieldsOf returns the fields of a Go type as encoding/json names them.
-func fieldsOf(goType reflect.Type) fieldSchema {
+// FieldsOf returns the fields of a Go type as encoding/json names them.
+func FieldsOf(goType reflect.Type) FieldSchema {
 	for goType.Kind() == reflect.Pointer {
 		goType = goType.Elem()
 	}
 	switch {
 	case goType.Implements(marshaler), reflect.PointerTo(goType).Implements(marshaler),
 		goType.Kind() == reflect.Interface:
-		return anything{}
+		return Anything{}
 	case goType.Kind() == reflect.String:
-		return knownFields{text: true}
+		return KnownFields{Text: true}
 	case goType.Kind() == reflect.Map:
-		return knownFields{rest: func() fieldSchema { return fieldsOf(goType.Elem()) }}
+		return KnownFields{Rest: func() FieldSchema { return FieldsOf(goType.Elem()) }}
 	case goType.Kind() == reflect.Struct:
-		k := knownFields{byName: map[string]func() fieldSchema{}}
+		k := KnownFields{ByName: map[string]func() FieldSchema{}}
 		k.addFieldsOf(goType)
 		return k
 	}
-	return knownFields{}
+	return KnownFields{}
 }
 
-func (k knownFields) addFieldsOf(goType reflect.Type) {
+func (k KnownFields) addFieldsOf(goType reflect.Type) {
 	for i := range goType.NumField() {
 		field := goType.Field(i)
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
@@ -185,13 +185,13 @@ func (k knownFields) addFieldsOf(goType reflect.Type) {
 			if name == "" {
 				name = field.Name
 			}
-			k.byName[name] = func() fieldSchema { return fieldsOf(field.Type) }
+			k.ByName[name] = func() FieldSchema { return FieldsOf(field.Type) }
 		}
 	}
 }
 
 // fieldsOfSchema returns the fields of an OpenAPI v3 schema.
-func fieldsOfSchema(node map[string]any, all map[string]map[string]any) fieldSchema {
+func fieldsOfSchema(node map[string]any, all map[string]map[string]any) FieldSchema {
 	for range 100 { // limits references, which may form a cycle in an invalid document
 		if parts, ok := node["allOf"].([]any); ok && len(parts) == 1 && node["properties"] == nil {
 			node, _ = parts[0].(map[string]any)
@@ -202,38 +202,38 @@ func fieldsOfSchema(node map[string]any, all map[string]map[string]any) fieldSch
 		}
 		node = all[strings.TrimPrefix(reference, "#/components/schemas/")]
 	}
-	sub := func(node any) func() fieldSchema {
-		return func() fieldSchema {
+	sub := func(node any) func() FieldSchema {
+		return func() FieldSchema {
 			schema, _ := node.(map[string]any)
 			return fieldsOfSchema(schema, all)
 		}
 	}
-	k := knownFields{text: node["type"] == "string", byName: map[string]func() fieldSchema{}}
+	k := KnownFields{Text: node["type"] == "string", ByName: map[string]func() FieldSchema{}}
 	properties, _ := node["properties"].(map[string]any)
 	for name, property := range properties {
-		k.byName[name] = sub(property)
+		k.ByName[name] = sub(property)
 	}
 	switch more := node["additionalProperties"].(type) {
 	case map[string]any:
-		k.rest = sub(more)
+		k.Rest = sub(more)
 	case bool:
 		if more {
-			k.rest = func() fieldSchema { return anything{} }
+			k.Rest = func() FieldSchema { return Anything{} }
 		}
 	}
 	lax := node["x-kubernetes-preserve-unknown-fields"] == true || node["x-kubernetes-embedded-resource"] == true
 	switch {
-	case lax && len(k.byName) > 0:
-		k.rest = func() fieldSchema { return anything{} }
-	case lax, node["x-kubernetes-int-or-string"] == true, node["type"] == nil && len(k.byName) == 0 && k.rest == nil:
-		return anything{}
+	case lax && len(k.ByName) > 0:
+		k.Rest = func() FieldSchema { return Anything{} }
+	case lax, node["x-kubernetes-int-or-string"] == true, node["type"] == nil && len(k.ByName) == 0 && k.Rest == nil:
+		return Anything{}
 	}
 	return k
 }
 
-// path splits the dotted path of an option. The path may have a leading dot, as in kubectl and
+// Path splits the dotted path of an option. The path may have a leading dot, as in kubectl and
 // CRDs. An error means that the kind has no such field, or that the field is not a string.
-func (k Kind) path(option, dotted string) ([]string, error) {
+func (k Kind) Path(option, dotted string) ([]string, error) {
 	path, err := fieldPath(dotted)
 	if err != nil {
 		return nil, errors.WithMessage(err, option)
@@ -251,42 +251,42 @@ func (k Kind) path(option, dotted string) ([]string, error) {
 				has = strings.Join(names, ", ")
 			}
 			return nil,
-				errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.name(), strings.Join(path, "."), place, has)
+				errors.Errorf("%s: %s has no field %s (%s has %s)", option, k.Name(), strings.Join(path, "."), place, has)
 		}
 		value = next
 	}
 	if !value.isText() {
-		return nil, errors.Errorf("%s: field %s of %s is not a string", option, strings.Join(path, "."), k.name())
+		return nil, errors.Errorf("%s: field %s of %s is not a string", option, strings.Join(path, "."), k.Name())
 	}
 	return path, nil
 }
 
 // root returns the schema of an object of the kind.
-func (k Kind) root() fieldSchema {
-	if k.fields == nil {
-		return anything{}
+func (k Kind) root() FieldSchema {
+	if k.Fields == nil {
+		return Anything{}
 	}
-	return k.fields
+	return k.Fields
 }
 
-// field returns the schema of a field of an object of the kind, false if there is no such field.
-func (k Kind) field(name string) (fieldSchema, bool) { return k.root().field(name) }
+// Field returns the schema of a field of an object of the kind, false if there is no such field.
+func (k Kind) Field(name string) (FieldSchema, bool) { return k.root().field(name) }
 
-// declares reports whether the kind's schema is known and declares the field at path.
-func (k Kind) declares(path ...string) bool {
-	value := k.fields
+// Declares reports whether the kind's schema is known and declares the field at path.
+func (k Kind) Declares(path ...string) bool {
+	value := k.Fields
 	for _, name := range path {
-		inner, ok := value.(knownFields)
-		if !ok || inner.byName[name] == nil {
+		inner, ok := value.(KnownFields)
+		if !ok || inner.ByName[name] == nil {
 			return false
 		}
-		value = inner.byName[name]()
+		value = inner.ByName[name]()
 	}
 	return true
 }
 
-// name returns the kind for log and error messages.
-func (k Kind) name() string {
+// Name returns the kind for log and error messages.
+func (k Kind) Name() string {
 	return k.GroupKind().String()
 }
 

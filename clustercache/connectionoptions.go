@@ -1,0 +1,107 @@
+package clustercache
+
+import (
+	"time"
+
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+)
+
+// CacheOptions configure the cache of every connection.
+type CacheOptions struct {
+	// SyncPeriod is how often every object is delivered again to the handlers of watches. Defaults
+	// to 10 h.
+	SyncPeriod *time.Duration
+	// DefaultTransform is applied to every object before the object is cached, unless ByObject has
+	// another transform for the kind. Many informers call DefaultTransform at the same time, and a
+	// panic ends the process. The same applies to the functions in ByObject and Indexes.
+	DefaultTransform toolscache.TransformFunc
+	// ByObject restricts or transforms which objects of a kind are cached. Namespaces must not be
+	// set: the reads determine which namespaces are cached.
+	ByObject map[client.Object]cache.ByObject
+	// Indexes are added to the informers of their objects' kinds and representations.
+	Indexes []CacheOptionsIndex
+	// AccessReviewInterval is how often the cache asks the API server about the permissions of the
+	// identity. The cache asks whether the identity may still watch what it watches, and whether a
+	// Forbidden scope is permitted by now. Two reviews are 80 to 100 % of AccessReviewInterval
+	// apart. Defaults to 60 s. A revoked permission takes effect within AccessReviewInterval and
+	// about 2 s. Each review costs a SelfSubjectAccessReview for each informer, outside of
+	// Client.QPS, and more where the informer is Forbidden: see docs/operations.md.
+	AccessReviewInterval time.Duration
+	// IdleTimeout is how long an informer that a read has started runs without further reads. The
+	// informer ends after IdleTimeout at the earliest, and after twice IdleTimeout at the latest. 0
+	// keeps the informer as long as the connection.
+	IdleTimeout time.Duration
+	// PollWithoutWatch lists instead of watching where the identity may list but not watch. Two
+	// lists are AccessReviewInterval, and up to a minute more, apart. Without PollWithoutWatch such
+	// a scope is Forbidden.
+	PollWithoutWatch bool
+	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster
+	// of the extensions, once for all connections to that cluster. Revoked and granted permissions
+	// then take effect within seconds. While the permissions of the identity itself, or of its
+	// groups, change continuously, they take effect within AccessReviewInterval and about 2 s. If
+	// the host operator may not watch RBAC (config/rbac/rbac-events.yaml), the log reports that,
+	// and AccessReviewInterval applies. AccessReviewInterval also applies at the API servers of
+	// kubeconfigs.
+	WatchRBAC bool
+}
+
+// CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.
+type CacheOptionsIndex struct {
+	// Object is of the kind, and in the representation, that is indexed.
+	Object client.Object
+	// Field is the name to list by.
+	Field string
+	// ExtractValue returns an object's values of the field.
+	ExtractValue client.IndexerFunc
+}
+
+// ClientOptions configure the clients of every connection. The limits are per identity.
+type ClientOptions struct {
+	// Timeout bounds each request except watches, and each cached read. Defaults to 10 s.
+	Timeout time.Duration
+	// QPS and Burst limit the requests of one identity, except probes and access reviews. They
+	// default to 20 and 30.
+	QPS   float32
+	Burst int
+	// UserAgent names the host operator to API servers. UserAgent is required. Each connection
+	// appends the key of its extension.
+	UserAgent string
+	// Cache configures which reads bypass the cache.
+	Cache ClientCacheOptions
+}
+
+// ClientCacheOptions configure which reads of the client from GetClient bypass the cache.
+type ClientCacheOptions struct {
+	// DisableFor lists objects whose kinds are always read from the API server.
+	DisableFor []client.Object
+}
+
+// MetricsOptions enable Prometheus series in addition to the sums.
+type MetricsOptions struct {
+	// PerExtension adds series for every extension. The series of an extension end with the
+	// extension. The number of series grows with the number of extensions.
+	PerExtension bool
+}
+
+// connections returns the form of the options that connections use.
+func (o *CacheOptions) connections() accessor.CacheOptions {
+	options := accessor.CacheOptions{
+		SyncPeriod: o.SyncPeriod, DefaultTransform: o.DefaultTransform, ByObject: o.ByObject,
+		AccessReviewInterval: o.AccessReviewInterval, IdleTimeout: o.IdleTimeout, PollWithoutWatch: o.PollWithoutWatch,
+	}
+	for _, index := range o.Indexes {
+		options.Indexes = append(options.Indexes, accessor.CacheIndex(index))
+	}
+	return options
+}
+
+// connections returns the form of the options that connections use.
+func (o *ClientOptions) connections() accessor.ClientOptions {
+	return accessor.ClientOptions{
+		Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent, DisableFor: o.Cache.DisableFor,
+	}
+}

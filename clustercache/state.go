@@ -1,0 +1,166 @@
+package clustercache
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
+)
+
+// ConnectionState is a snapshot of one extension's connection. ConnectionState holds no secret.
+// Except for the errors and selectors in Scopes, ConnectionState shares nothing with the
+// connection.
+type ConnectionState struct {
+	// Extension is the key of the extension, and UID is the extension's UID.
+	Extension client.ObjectKey
+	UID       types.UID
+	// ObservedGeneration is the metadata.generation of the extension that the state is based on.
+	ObservedGeneration int64
+	// Phase says whether there is a connection, and Since is the start of this phase.
+	Phase Phase
+	Since time.Time
+	// Reason is why there is no connection, empty while connected.
+	Reason Reason
+	// Message states why there is no connection or, while connected, why the newest credential is
+	// not in use. It is for people, and never contains a secret.
+	Message string
+	// Identity is the user as the API server stated it, or zero while not connected. Under
+	// impersonation the UID is that of the ServiceAccount.
+	Identity Identity
+	// Target is the API server's URL, empty while unknown.
+	Target string
+	// Source is where the credential comes from: "serviceaccount ns/name" or "secret ns/name, key
+	// k". It is empty while unknown.
+	Source string
+	// Epoch is the number of connects so far.
+	Epoch int64
+	// TokenExpires is when the current token expires, zero if the credential does not expire.
+	TokenExpires time.Time
+	// Health has the results of the probes.
+	Health HealthCheckingState
+	// Watches are the registered watches, sorted by name, kind and scope.
+	Watches []WatchState
+	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
+	// not connected.
+	Scopes []ScopeState
+}
+
+// WatchState is a snapshot of a watch with one informer. A WatchContent has one WatchState per kind
+// and namespace.
+type WatchState struct {
+	// Name of the watch.
+	Name string
+	// Kind and Scope are what the informer watches.
+	Kind  schema.GroupVersionKind
+	Scope Scope
+	// Dependents are the objects that need the watch, sorted. One of them is empty if the watch was
+	// registered without a dependent.
+	Dependents []types.UID
+}
+
+// connectionStateOf returns the public form of a state.
+func connectionStateOf(state accessor.ConnectionState) ConnectionState {
+	public := ConnectionState{
+		Extension: state.Extension, UID: state.UID, ObservedGeneration: state.ObservedGeneration,
+		Phase: state.Phase, Since: state.Since, Reason: state.Reason, Message: state.Message,
+		Identity: Identity(state.Identity), Target: state.Target, Source: state.Source, Epoch: state.Epoch,
+		TokenExpires: state.TokenExpires, Health: HealthCheckingState(state.Health), Scopes: state.Scopes,
+	}
+	for _, watch := range state.Watches {
+		public.Watches = append(public.Watches, watchStateOf(watch))
+	}
+	return public
+}
+
+func watchStateOf(state watches.WatchState) WatchState { return WatchState(state) }
+
+// What travels in errors and values has one type for all packages; clustercache gives it a name.
+type (
+	// Phase says whether an extension is connected: PhaseDisconnected, PhaseConnecting or
+	// PhaseConnected.
+	Phase = connstate.Phase
+	// Reason is one word for why an extension is not connected, empty while connected.
+	Reason = connstate.Reason
+	// NotConnectedError is the error of a call for an extension that is not connected. Values are
+	// shared: do not change them. The fields are
+	//
+	//   - Extension, a client.ObjectKey,
+	//   - Reason, the Reason why it is not connected,
+	//   - Since, a time.Time: since when. Zero if the extension is unknown.
+	//   - Err, the last failure, nil if there was none.
+	//
+	// errors.Is and errors.Cause find ErrNotConnected. errors.Is and errors.As also find Err and
+	// its causes. Error returns a text without any secret.
+	NotConnectedError = connstate.NotConnectedError
+	// HealthCheckingState has the results of a connection's probes.
+	HealthCheckingState = healthprobe.State
+	// Identity is a user as the API server reports it.
+	Identity = healthprobe.Identity
+	// NoTokenError is the error of a request that was not sent because there was no valid token,
+	// although the extension is connected. Return the error and let your queue try again.
+	NoTokenError = credential.NoTokenError
+	// Scope is the part of a kind that a watch covers.
+	Scope = scopedcache.Scope
+	// ScopeState is a snapshot of one informer of a connection's cache.
+	ScopeState = scopedcache.ScopeState
+)
+
+// States of a scope, in ScopeState and WatchError.
+const (
+	StateSyncing   = scopedcache.StateSyncing   // the first list is in progress
+	StateSynced    = scopedcache.StateSynced    // the informer lists and watches
+	StateForbidden = scopedcache.StateForbidden // the identity may not list and watch; latchkey checks again
+	StateNotServed = scopedcache.StateNotServed // the API server does not serve the kind; latchkey looks for it again
+	StateFailing   = scopedcache.StateFailing   // another error; reads still return the last known objects
+)
+
+// Phases of a connection.
+const (
+	PhaseDisconnected = connstate.PhaseDisconnected // there is no connection; see Reason
+	PhaseConnecting   = connstate.PhaseConnecting   // a connect is in progress; Reason is that of the last disconnect
+	PhaseConnected    = connstate.PhaseConnected    // there is a connection, and the API server reported its identity
+)
+
+// Reasons for not being connected. docs/operations.md says what to do for each.
+const (
+	// no result yet, extension unknown here, or not the leader
+	ReasonNotStarted = connstate.ReasonNotStarted
+	// names no ServiceAccount or Secret, or none that can exist
+	ReasonInvalidReference = connstate.ReasonInvalidReference
+	// the ServiceAccount does not exist, or was just recreated
+	ReasonServiceAccountNotFound = connstate.ReasonServiceAccountNotFound
+	ReasonTokenRequestFailed     = connstate.ReasonTokenRequestFailed // the API server issued no token
+	// the provided data cannot be used as a credential
+	ReasonInvalidCredential = connstate.ReasonInvalidCredential
+	// may not act as that ServiceAccount, or use that Secret
+	ReasonNotAllowed        = connstate.ReasonNotAllowed
+	ReasonOperatorForbidden = connstate.ReasonOperatorForbidden // the host operator itself lacks a permission
+	// the API server refuses the credential or impersonation
+	ReasonUnauthorized = connstate.ReasonUnauthorized
+	// the API server or the extension states another identity
+	ReasonIdentityMismatch = connstate.ReasonIdentityMismatch
+	ReasonUnreachable      = connstate.ReasonUnreachable // the API server does not answer
+	// the API server answers, but does not report the identity
+	ReasonProbeFailed = connstate.ReasonProbeFailed
+	// the options exclude it; only earlier handles return this
+	ReasonFiltered = connstate.ReasonFiltered
+	// the extension is gone; only earlier handles return this
+	ReasonDeleted = connstate.ReasonDeleted
+)
+
+var (
+	// ErrNotConnected is in the chain of every error that occurs because an extension is not
+	// connected.
+	ErrNotConnected = connstate.ErrNotConnected
+	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
+	// kind or scope, or by the other method.
+	ErrWatchConflict = watches.ErrConflict
+)
