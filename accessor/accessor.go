@@ -2,10 +2,12 @@ package accessor
 
 import (
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
@@ -93,6 +95,9 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 	if payload.membership != nil && payload.membership != a.membership {
 		after = append(after, payload.membership.Leave) // the machine did not adopt the target
 	}
+	if conn := a.published.Load().conn; conn != nil {
+		conn.SetObjectVersion(a.machine.ObjectVersion())
+	}
 	if a.membership != nil {
 		a.membership.Update(a.machine.Standing()) // before a report to the target wakes those that wait
 	}
@@ -124,7 +129,7 @@ func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 // due. reconcile returns the delay after which the caller must call reconcile again. The delay is 0
 // if the next call follows a wake only.
 func (a *identityAccessor) reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
-	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(resolution), Err: err}
+	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution), Err: err}
 	if err != nil {
 		event.Reason = reasonOf(err)
 	}
@@ -151,9 +156,22 @@ func (a *identityAccessor) reconcile(object client.Object, resolution identity.R
 	return max(deadline.Sub(now), time.Nanosecond)
 }
 
-func resolutionOf(r identity.Resolution) lifecycle.Resolution {
-	return lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source, ServiceAccount: r.ServiceAccount,
-		KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
+// ObjectVersion returns the version of an object, for credentials that depend on the whole object:
+// metadata.generation, or the resourceVersion of kinds that have no generation.
+func ObjectVersion(object client.Object) string {
+	if generation := object.GetGeneration(); generation != 0 {
+		return strconv.FormatInt(generation, 10)
+	}
+	return "resourceVersion " + object.GetResourceVersion()
+}
+
+func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolution {
+	resolution := lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source,
+		ServiceAccount: r.ServiceAccount, KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
+	if r.Source == "" {
+		resolution.ObjectVersion = ObjectVersion(object)
+	}
+	return resolution
 }
 
 // remove ends the accessor permanently, and returns when all resulting effects have run.
@@ -167,6 +185,14 @@ func (a *identityAccessor) remove(reason connstate.Reason, cause error) {
 func (a *identityAccessor) belongsTo(object client.Object) bool {
 	last := a.lastObject()
 	return last == nil || last.GetUID() == object.GetUID()
+}
+
+// uid returns the UID of the extension, "" before the first reconcile.
+func (a *identityAccessor) uid() types.UID {
+	if object := a.lastObject(); object != nil {
+		return object.GetUID()
+	}
+	return ""
 }
 
 func (a *identityAccessor) lastObject() client.Object {

@@ -60,7 +60,7 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 	g.Expect(unhealthy()).To(BeEmpty())
 	r.status(http.StatusForbidden)
 	g.Eventually(unhealthy).WithTimeout(patience).Should(HaveLen(1))
-	state, _ := d.State(client.ObjectKey{Name: "red"})
+	state, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(state.Phase).To(Equal(connstate.PhaseConnected), "a denied review ends no connection")
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(unhealthy()).To(Equal([]time.Time{state.Health.LastProbeSuccessTime}))
@@ -242,7 +242,7 @@ func (d *driver) deleteExtension(name string) {
 	delete(d.tokens, name)
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: name}
-	NewWithT(d.t).Eventually(func() bool { _, known := d.State(client.ObjectKey{Name: name}); return known }).
+	NewWithT(d.t).Eventually(func() bool { _, known := d.At(client.ObjectKey{Name: name}).State(); return known }).
 		WithTimeout(patience).Should(BeFalse())
 }
 
@@ -250,7 +250,7 @@ func (d *driver) eventually(name string, matcher any) ConnectionState {
 	d.t.Helper()
 	var state ConnectionState
 	NewWithT(d.t).Eventually(func() ConnectionState {
-		state, _ = d.State(client.ObjectKey{Name: name})
+		state, _ = d.At(client.ObjectKey{Name: name}).State()
 		return state
 	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(matcher))
 	return state
@@ -318,13 +318,14 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	unblock()
 	// The old connect was cancelled. Pass its answer to the machine as if the answer had been under
 	// way.
-	conn := connection.New(d.life, &d.tasks, &d.connections, a.key, 7, late.membership.Target, late.credential, func() {},
+	conn := connection.New(d.life, &d.tasks, &d.connections, connection.Extension{Key: a.key}, 7,
+		late.membership.Target, late.credential, func() {},
 		func() {})
 	conn.SetIdentity(connstate.Identity{Username: "old"})
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})
 	g.Eventually(conn.Err).Should(MatchError(connstate.ErrNotConnected), "a connection that is not published is closed")
-	current, _ := d.State(a.key)
+	current, _ := d.At(a.key).State()
 	g.Expect(current.Identity).To(Equal(state.Identity))
 	g.Expect(current.Epoch).To(BeEquivalentTo(1))
 	g.Expect(current.Since).To(Equal(state.Since))
@@ -344,7 +345,7 @@ func TestUnexpectedIdentity(t *testing.T) {
 	resolution.Expected = connstate.Identity{Username: "user-of-token", UID: "another"}
 	d.Set.Reconcile(object, resolution, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
-	state, _ := d.State(client.ObjectKey{Name: "red"})
+	state, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(state.Epoch).To(BeZero())
 }
 
@@ -381,7 +382,7 @@ func TestUnauthorizedReview(t *testing.T) {
 	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.GetClient(client.ObjectKey{Name: "red"})
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetClient()
 	g.Expect(err).NotTo(HaveOccurred())
 
 	var rejections atomic.Int32
@@ -456,7 +457,7 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 			FailureThreshold: 3}, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
+	config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig()
 	g.Expect(err).NotTo(HaveOccurred())
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -520,7 +521,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.targets.List()).To(HaveLen(1))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
@@ -550,7 +551,7 @@ func TestRESTConfigKeepsItsIdentity(t *testing.T) {
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config := func() *rest.Config {
-		config, err := d.GetRESTConfig(client.ObjectKey{Name: "red"})
+		config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig()
 		g.Expect(err).NotTo(HaveOccurred())
 		return config
 	}
@@ -579,7 +580,7 @@ func TestRESTConfigKeepsItsIdentity(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = httpClient.Get(r.URL + "/redirected")
 	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
-	entireCluster, err := d.GetCluster(client.ObjectKey{Name: "red"})
+	entireCluster, err := d.At(client.ObjectKey{Name: "red"}).GetCluster()
 	g.Expect(err).NotTo(HaveOccurred())
 	resp, err := entireCluster.GetHTTPClient().Get(r.URL + "/redirected")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -598,7 +599,7 @@ func TestEchoedSecret(t *testing.T) {
 	d.extension("red", "hunter2-hunter2")
 	state := d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
 	g.Expect(state.Message).To(ContainSubstring("[redacted]"))
-	_, err := d.GetClient(client.ObjectKey{Name: "red"})
+	_, err := d.At(client.ObjectKey{Name: "red"}).GetClient()
 	g.Expect(fmt.Sprintf("%s %+v %v", state.Message, err, state)).NotTo(ContainSubstring("hunter2"))
 }
 
@@ -638,7 +639,7 @@ func TestRecreatedExtension(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.GetUncachedClient(client.ObjectKey{Name: "red"})
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
 	g.Expect(err).NotTo(HaveOccurred())
 	d.mu.Lock()
 	d.uidSuffixes["red"] = "-again"
@@ -675,14 +676,17 @@ func TestReconcileDuringShutdown(t *testing.T) {
 			client.ObjectKey) {
 		},
 		Changed: func(object client.Object) {
-			if state, _ := s.State(client.ObjectKeyFromObject(object)); object.GetName() == "first" &&
+			if state, _ := s.At(client.ObjectKeyFromObject(object)).State(); object.GetName() == "first" &&
 				state.Phase == connstate.PhaseDisconnected {
 				reconcile("late") // a worker that still runs while the first extension is removed
 			}
 		},
 	})
 	reconcile("first")
-	g.Eventually(func() connstate.Phase { state, _ := s.State(client.ObjectKey{Name: "first"}); return state.Phase }).
+	g.Eventually(func() connstate.Phase {
+		state, _ := s.At(client.ObjectKey{Name: "first"}).State()
+		return state.Phase
+	}).
 		WithTimeout(patience).Should(Equal(connstate.PhaseConnected))
 	ended, end := context.WithCancel(t.Context())
 	end()
@@ -691,7 +695,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	reconcile("after")
 	g.Expect(s.targets.List()).To(BeEmpty())
 	for _, name := range []string{"first", "late", "after"} {
-		_, err := s.GetClient(client.ObjectKey{Name: name})
+		_, err := s.At(client.ObjectKey{Name: name}).GetClient()
 		g.Expect(err).To(MatchError(connstate.ErrNotConnected))
 		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
 	}

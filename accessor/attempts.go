@@ -30,6 +30,7 @@ type attempt struct {
 	ctx        context.Context // ends when the machine cancels the attempt
 	cancel     context.CancelFunc
 	createdAt  time.Time
+	extension  connection.Extension
 	credential *connection.Credential
 	membership *targets.Membership
 	conn       *connection.Connection // the connection at the time when the attempt was created; nil for a connect
@@ -39,6 +40,7 @@ type attempt struct {
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
+		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID()},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
@@ -75,7 +77,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 	a := t.accessor
 	// the callbacks hold the ID, not the attempt, which references the first credential
 	sentAt, id := time.Now(), t.Attempt
-	conn := connection.New(a.set.life, &a.set.tasks, &a.set.connections, a.key, t.Epoch, t.membership.Target,
+	conn := connection.New(a.set.life, &a.set.tasks, &a.set.connections, t.extension, t.Epoch, t.membership.Target,
 		t.credential,
 		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
 		func() { a.stepAsync(lifecycle.AccessChanged{}) })

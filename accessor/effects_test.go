@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,7 +53,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 		a.credentials = append(a.credentials, openCredential{id,
 			connection.Bind(creds[id], identity.Resolution{}, membership.Target)})
 	}
-	conn := connection.New(set.life, &set.tasks, &set.connections, a.key, 1, membership.Target,
+	conn := connection.New(set.life, &set.tasks, &set.connections, connection.Extension{Key: a.key}, 1, membership.Target,
 		a.credentials[0].Credential,
 		nil, nil)
 	previous := previousState{conn: conn}
@@ -83,13 +85,18 @@ func TestEffectsOnSecrets(t *testing.T) {
 // resolutionOf copies every field of a resolution that a decision needs.
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
-	got := resolutionOf(identity.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Generation: 7, ResourceVersion: "8"}}
+	got := resolutionOf(object, identity.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 		Impersonated:   true,
 		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}})
 	g.Expect(got).
 		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 			Impersonated:   true,
 			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}}))
+	g.Expect(resolutionOf(object, identity.Resolution{}).ObjectVersion).To(Equal("7"), "only the whole object tells")
+	object.Generation = 0
+	g.Expect(resolutionOf(object, identity.Resolution{}).ObjectVersion).To(Equal("resourceVersion 8"))
+	got.ObjectVersion = "set where Source is not"
 	fields := reflect.ValueOf(got)
 	for i := range fields.NumField() {
 		g.Expect(fields.Field(i).IsZero()).To(BeFalse(), fields.Type().Field(i).Name)

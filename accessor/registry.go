@@ -1,24 +1,19 @@
 package accessor
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
-	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
-// goroutine. Only Watch, WatchContent and Unwatch may block, until their context is done.
+// goroutine.
 type registry struct {
 	byKey   sync.Map // client.ObjectKey to *identityAccessor
 	unknown atomic.Pointer[unknownExtensions]
@@ -56,112 +51,6 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 		return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotStarted, Err: errUnknown}
 	}
 	return found.(*identityAccessor), nil
-}
-
-// connected is the path that getters take: one map load and one atomic load.
-func (r *registry) connected(key client.ObjectKey) (*connection.Connection, error) {
-	_, conn, err := r.connectedAccessor(key)
-	return conn, err
-}
-
-func (r *registry) clients(key client.ObjectKey) (*connection.Clients, error) {
-	a, err := r.find(key)
-	if err != nil {
-		return nil, err
-	}
-	return a.published.Load().clients()
-}
-
-// GetClient returns the client that reads from the cache, or a *NotConnectedError.
-func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
-	h, err := r.clients(key)
-	if err != nil {
-		return nil, err
-	}
-	return h.Cached, nil
-}
-
-// GetReader returns the cached reader, or a *NotConnectedError.
-func (r *registry) GetReader(key client.ObjectKey) (client.Reader, error) {
-	h, err := r.clients(key)
-	if err != nil {
-		return nil, err
-	}
-	return h.Cache, nil
-}
-
-// GetUncachedClient returns the client that reads from the API server, or a *NotConnectedError.
-func (r *registry) GetUncachedClient(key client.ObjectKey) (client.Client, error) {
-	h, err := r.clients(key)
-	if err != nil {
-		return nil, err
-	}
-	return h.Uncached, nil
-}
-
-// GetRESTConfig returns a copy of the connection's config, or a *NotConnectedError.
-func (r *registry) GetRESTConfig(key client.ObjectKey) (*rest.Config, error) {
-	conn, err := r.connected(key)
-	if err != nil {
-		return nil, err
-	}
-	return conn.RESTConfig(), nil
-}
-
-// GetCluster returns the connection as a cluster.Cluster, or a *NotConnectedError.
-func (r *registry) GetCluster(key client.ObjectKey) (cluster.Cluster, error) {
-	conn, err := r.connected(key)
-	if err != nil {
-		return nil, err
-	}
-	return conn.Cluster()
-}
-
-// Watch registers a watch; see clustercache.ClusterCache.
-func (r *registry) Watch(ctx context.Context, key client.ObjectKey, watcher Watcher) error {
-	a, conn, err := r.connectedAccessor(key)
-	if err != nil {
-		return err
-	}
-	return a.watches.Watch(ctx, conn, watcher)
-}
-
-// WatchContent registers the watches of a content; see clustercache.ClusterCache.
-func (r *registry) WatchContent(ctx context.Context, key client.ObjectKey, content ContentWatch) error {
-	a, conn, err := r.connectedAccessor(key)
-	if err != nil {
-		return err
-	}
-	return a.watches.WatchContent(ctx, conn, content)
-}
-
-func (r *registry) connectedAccessor(key client.ObjectKey) (*identityAccessor, *connection.Connection, error) {
-	a, err := r.find(key)
-	if err != nil {
-		return nil, nil, err
-	}
-	published := a.published.Load()
-	if published.conn == nil {
-		return nil, nil, published.err
-	}
-	return a, published.conn, nil
-}
-
-// Unwatch ends a watch, or removes dependents from the watch. Unwatch ignores watches and
-// dependents that are not registered.
-func (r *registry) Unwatch(ctx context.Context, key client.ObjectKey, name string, dependents ...types.UID) {
-	if a, err := r.find(key); err == nil {
-		a.watches.Unwatch(ctx, name, dependents...)
-	}
-}
-
-// State returns a snapshot of the extension's connection; false if the extension is unknown.
-func (r *registry) State(key client.ObjectKey) (ConnectionState, bool) {
-	a, err := r.find(key)
-	if err != nil {
-		return ConnectionState{}, false
-	}
-	return a.state(), true
 }
 
 // States returns a snapshot of all connections, sorted by key.

@@ -13,6 +13,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
@@ -79,10 +80,19 @@ var shortInterval = connstate.ProbeOptions{Interval: time.Millisecond, IdentityI
 	Timeout:          5 * time.Second,
 	FailureThreshold: 3}
 
+// connected returns the connection of an extension.
+func (d *driver) connected(name string) (*connection.Connection, error) {
+	_, published, err := d.At(client.ObjectKey{Name: name}).published()
+	if err != nil {
+		return nil, err
+	}
+	return published.conn, nil
+}
+
 // tokenInUse returns the token that requests of the extension's connection carry.
 func tokenInUse(t *testing.T, d *driver, name string) string {
 	t.Helper()
-	conn, err := d.connected(client.ObjectKey{Name: name})
+	conn, err := d.connected(name)
 	if err != nil {
 		return err.Error()
 	}
@@ -104,12 +114,12 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
 	previous := d.eventually("red", connectedAs("red"))
-	conn, err := d.connected(client.ObjectKey{Name: "red"})
+	conn, err := d.connected("red")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 	d.extension("red", "red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
-	after, _ := d.State(client.ObjectKey{Name: "red"})
+	after, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(after.Since).To(Equal(previous.Since))
 	g.Expect(after.Message).To(BeEmpty())
@@ -176,7 +186,7 @@ func TestNewerTokenOfAnother(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
-	old, err := d.connected(client.ObjectKey{Name: "red"})
+	old, err := d.connected("red")
 	g.Expect(err).NotTo(HaveOccurred())
 	d.extension("red", "blue-1")
 	after := d.eventually("red", connectedAs("blue"))
@@ -338,7 +348,7 @@ func TestNewerTokenOfOtherGroups(t *testing.T) {
 	d.eventually("red", connectedAs("red"))
 	d.extension("red", "red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
-	state, _ := d.State(client.ObjectKey{Name: "red"})
+	state, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(state.Epoch).To(BeEquivalentTo(1), "the same groups in another order")
 	d.extension("red", "red-3")
 	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 && len(s.Identity.Groups) == 1 })
@@ -366,7 +376,7 @@ func TestUnauthorizedWhileVerifying(t *testing.T) {
 	d := drive(t, r.URL, shortInterval, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
-	conn, err := d.connected(client.ObjectKey{Name: "red"})
+	conn, err := d.connected("red")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.extension("red", "red-2")
 	<-blocked

@@ -184,6 +184,48 @@ func BenchmarkGetClient(b *testing.B) {
 	b.Run("extensions=10000/spread", get(keys(10_000), "spread", "10"))
 }
 
+// BenchmarkFor binds to an object and gets a client, beside GetClient without an object. "ratio" is
+// the slowdown.
+func BenchmarkFor(b *testing.B) {
+	env := startBench(b)
+	ctx := b.Context()
+	env.extensions(b, 0, 1)
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	if err := env.admin.Get(ctx, extensionKey(0), object); err != nil {
+		b.Fatal(err)
+	}
+	key, alone := extensionKey(0), 0.0
+	b.Run("GetClient", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := env.GetClient(ctx, key); err != nil {
+				b.Fatal(err)
+			}
+		}
+		alone = float64(b.Elapsed().Nanoseconds()) / float64(b.N)
+	})
+	b.Run("For", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := env.For(ctx, object).GetClient(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/alone, "ratio")
+	})
+	bound := env.For(ctx, object)
+	b.Run("For once", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := bound.GetClient(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/alone, "ratio")
+	})
+}
+
 // churn connects and disconnects one extra extension until the returned function is called.
 func (b *bench) churn(t *testing.B) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())

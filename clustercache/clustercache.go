@@ -4,6 +4,8 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -81,6 +83,23 @@ type ClusterCache interface {
 	// gets the context that they received. A name without a registration is ignored.
 	Unwatch(ctx context.Context, extension client.ObjectKey, name string, dependents ...types.UID)
 
+	// For returns the calls above bound to the object as the caller read it. They succeed only if
+	// the connection was made for the object's UID, and for the ServiceAccount or Secret that this
+	// very object names. With credential.FromRESTConfigMapper they succeed only if the connection
+	// was made, or confirmed, for the object's metadata.generation; or for its resourceVersion, if
+	// the kind has no generation.
+	//
+	// Otherwise they return a *NotConnectedError with reason ReasonStale. Then the caller's object
+	// is older than the one that the connection was made for, or newer. Return without a requeue:
+	// the next event of the caller's own watch of the kind, or of the extension source, leads
+	// here again. A controller that acts on fields of the extension uses For, so that it never acts
+	// as an identity that other fields named.
+	//
+	// For reads the object during the call only. Each call of the result checks again. A client
+	// that it returned ends with its connection. An object of another kind, or without a UID, is
+	// always stale.
+	For(ctx context.Context, extension client.Object) Bound
+
 	// GetHealthCheckingState returns the results of the connection's probes, or zero if the
 	// extension is unknown.
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
@@ -114,52 +133,55 @@ type ClusterCache interface {
 
 // clusterCache is the ClusterCache that SetupWithManager returns.
 type clusterCache struct {
-	set     *accessor.Set
-	sources *extensionsource.Hub
+	set         *accessor.Set
+	sources     *extensionsource.Hub
+	scheme      *runtime.Scheme
+	kind        schema.GroupKind
+	referenceOf func(client.Object) (string, error)
 }
 
 var _ ClusterCache = (*clusterCache)(nil)
 
 func (c *clusterCache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	return c.set.GetClient(extension)
+	return c.set.At(extension).GetClient()
 }
 
 func (c *clusterCache) GetReader(_ context.Context, extension client.ObjectKey) (client.Reader, error) {
-	return c.set.GetReader(extension)
+	return c.set.At(extension).GetReader()
 }
 
 func (c *clusterCache) GetUncachedClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	return c.set.GetUncachedClient(extension)
+	return c.set.At(extension).GetUncachedClient()
 }
 
 func (c *clusterCache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
-	return c.set.GetRESTConfig(extension)
+	return c.set.At(extension).GetRESTConfig()
 }
 
 func (c *clusterCache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
-	return c.set.GetCluster(extension)
+	return c.set.At(extension).GetCluster()
 }
 
 func (c *clusterCache) Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error {
-	return c.set.Watch(ctx, extension, watcher)
+	return c.set.At(extension).Watch(ctx, watcher)
 }
 
 func (c *clusterCache) WatchContent(ctx context.Context, extension client.ObjectKey, content ContentWatch) error {
-	return c.set.WatchContent(ctx, extension, content)
+	return c.set.At(extension).WatchContent(ctx, content)
 }
 
 func (c *clusterCache) Unwatch(ctx context.Context, extension client.ObjectKey, name string,
 	dependents ...types.UID) {
-	c.set.Unwatch(ctx, extension, name, dependents...)
+	c.set.At(extension).Unwatch(ctx, name, dependents...)
 }
 
 func (c *clusterCache) GetHealthCheckingState(_ context.Context, extension client.ObjectKey) HealthCheckingState {
-	state, _ := c.set.State(extension)
+	state, _ := c.set.At(extension).State()
 	return HealthCheckingState(state.Health)
 }
 
 func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey) (ConnectionState, bool) {
-	state, known := c.set.State(extension)
+	state, known := c.set.At(extension).State()
 	return connectionStateOf(state), known
 }
 

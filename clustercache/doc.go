@@ -61,10 +61,10 @@
 //     operator's author must state the guard. With kubeconfigs the guard is
 //     credential.KubeconfigOptions.Allow.
 //   - Your controller and this reconciler read the extension independently. When your controller
-//     acts on fields of the extension, it must act as the identity that the same fields name. After
-//     GetClient, compare [ConnectionState].Identity (with kubeconfigs, Source) with the reference.
-//     If they differ, wait for the connect event. If the connection changes after the comparison,
-//     calls on the client fail.
+//     acts on fields of the extension, it must act as the identity that the same fields name. Call
+//     For with the object that it has read, and use the calls of the result. They fail with
+//     [ReasonStale] if the connection was made for another object or reference. If the connection
+//     changes later, calls on the client fail.
 //   - Event handlers, OnError and map functions are the host operator's code, called on behalf of
 //     tenants. A function that hangs delays only its own events. A function that panics loses its
 //     event, and the panic is logged and counted.
@@ -75,9 +75,9 @@
 //     controller-runtime's own cache.
 //   - The host operator may lack the permission to read extensions or ServiceAccounts. With
 //     scopedcache as the manager's cache (ctrl.Options{NewCache: scopedcache.New}), errors then
-//     have the reason [OperatorForbidden]. The manager stays up, and continues when the permission
-//     is granted. controller-runtime's own cache waits for its CacheSyncTimeout, two minutes, and
-//     then the manager ends.
+//     have the reason [ReasonOperatorForbidden]. The manager stays up, and continues when the
+//     permission is granted. controller-runtime's own cache waits for its CacheSyncTimeout, two
+//     minutes, and then the manager ends.
 //   - Any cache reports Secrets with kubeconfigs that the host operator may not read.
 //   - The host operator's own identity serves its own manager, including Events if enabled, and the
 //     credentials. Credentials use it for TokenRequests or impersonation and to watch the metadata

@@ -69,7 +69,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		Logger: mgr.GetLogger().WithName(controllerName),
 		Wake:   r.wake, Changed: hub.Changed,
 	})
-	cc := &clusterCache{set: r.set, sources: hub}
+	cc := &clusterCache{set: r.set, sources: hub, scheme: r.scheme, kind: r.kind, referenceOf: resolver.Reference}
 	if options.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
 	}

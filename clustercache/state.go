@@ -131,28 +131,36 @@ const (
 
 // Reasons for not being connected. docs/operations.md says what to do for each.
 const (
-	// no result yet, extension unknown here, or not the leader
+	// ReasonNotStarted: there is no result yet, the extension is unknown here, or this replica is
+	// not the leader.
 	ReasonNotStarted = connstate.ReasonNotStarted
-	// names no ServiceAccount or Secret, or none that can exist
+	// ReasonInvalidReference: the extension names no ServiceAccount or Secret, or none that can
+	// exist.
 	ReasonInvalidReference = connstate.ReasonInvalidReference
-	// the ServiceAccount does not exist, or was just recreated
+	// ReasonServiceAccountNotFound: the ServiceAccount does not exist, or was just recreated.
 	ReasonServiceAccountNotFound = connstate.ReasonServiceAccountNotFound
-	ReasonTokenRequestFailed     = connstate.ReasonTokenRequestFailed // the API server issued no token
-	// the provided data cannot be used as a credential
+	// ReasonTokenRequestFailed: the API server issued no token.
+	ReasonTokenRequestFailed = connstate.ReasonTokenRequestFailed
+	// ReasonInvalidCredential: the provided data cannot be used as a credential.
 	ReasonInvalidCredential = connstate.ReasonInvalidCredential
-	// may not act as that ServiceAccount, or use that Secret
-	ReasonNotAllowed        = connstate.ReasonNotAllowed
-	ReasonOperatorForbidden = connstate.ReasonOperatorForbidden // the host operator itself lacks a permission
-	// the API server refuses the credential or impersonation
+	// ReasonNotAllowed: the extension may not act as that ServiceAccount, or use that Secret.
+	ReasonNotAllowed = connstate.ReasonNotAllowed
+	// ReasonOperatorForbidden: the host operator itself lacks a permission.
+	ReasonOperatorForbidden = connstate.ReasonOperatorForbidden
+	// ReasonUnauthorized: the API server refuses the credential or the impersonation.
 	ReasonUnauthorized = connstate.ReasonUnauthorized
-	// the API server or the extension states another identity
+	// ReasonStale: the connection is for another object or reference than the caller read. Only For
+	// returns this reason; wait for the next event.
+	ReasonStale = connstate.ReasonStale
+	// ReasonIdentityMismatch: the API server or the extension states another identity.
 	ReasonIdentityMismatch = connstate.ReasonIdentityMismatch
-	ReasonUnreachable      = connstate.ReasonUnreachable // the API server does not answer
-	// the API server answers, but does not report the identity
+	// ReasonUnreachable: the API server does not answer.
+	ReasonUnreachable = connstate.ReasonUnreachable
+	// ReasonProbeFailed: the API server answers, but does not report the identity.
 	ReasonProbeFailed = connstate.ReasonProbeFailed
-	// the options exclude it; only earlier handles return this
+	// ReasonFiltered: the options exclude the extension. Only earlier handles return this reason.
 	ReasonFiltered = connstate.ReasonFiltered
-	// the extension is gone; only earlier handles return this
+	// ReasonDeleted: the extension is gone. Only earlier handles return this reason.
 	ReasonDeleted = connstate.ReasonDeleted
 )
 

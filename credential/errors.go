@@ -2,9 +2,11 @@ package credential
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -47,6 +49,13 @@ func (e *NoTokenError) Error() string {
 	}
 	return fmt.Sprintf("serviceaccount %s has no valid token (the last token expired at %s): %s", e.ServiceAccount,
 		e.Expired.UTC().Format(time.RFC3339), e.Cause)
+}
+
+// Status makes the error a 503 for package apierrors. Cause may have the status of a TokenRequest,
+// which says nothing about the object that the caller wants.
+func (e *NoTokenError) Status() metav1.Status {
+	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
+		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
 }
 
 // Unwrap returns the cause.

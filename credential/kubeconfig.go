@@ -155,6 +155,11 @@ func (*kubeconfigResolver) ServiceAccount(client.Object) (types.NamespacedName, 
 	return types.NamespacedName{}, nil
 }
 
+func (r *kubeconfigResolver) Reference(object client.Object) (string, error) {
+	ref, err := r.reference(object)
+	return sourceOf(ref), err
+}
+
 func (r *kubeconfigResolver) Forget(extension client.ObjectKey) { r.secrets.forget(extension) }
 
 func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey)) {

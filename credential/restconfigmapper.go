@@ -80,6 +80,9 @@ func (*mapperResolver) ServiceAccount(client.Object) (types.NamespacedName, erro
 	return types.NamespacedName{}, nil
 }
 
+// Reference implements Resolver. Only the mapper knows.
+func (*mapperResolver) Reference(client.Object) (string, error) { return "", nil }
+
 func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	base, err := identity.Anonymous(r.base)
 	if err != nil {

@@ -161,12 +161,22 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
 
+func (r *serviceAccountResolver) Reference(object client.Object) (string, error) {
+	key, err := r.ServiceAccount(object)
+	return serviceAccountSource(key), err
+}
+
+// serviceAccountSource returns the Resolution.Source for a ServiceAccount.
+func serviceAccountSource(key types.NamespacedName) string {
+	return "serviceaccount " + key.Namespace + "/" + key.Name
+}
+
 func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	key, err := r.ServiceAccount(object)
 	if err != nil {
 		return identity.Resolution{}, err
 	}
-	resolved := identity.Resolution{ServiceAccount: key, Source: "serviceaccount " + key.String()}
+	resolved := identity.Resolution{ServiceAccount: key, Source: serviceAccountSource(key)}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {

@@ -33,8 +33,10 @@ type extension struct {
 	identity clustercache.Identity        // for the next connect
 	conn     *connection                  // nil while not connected
 	since    time.Time                    // start of the current phase
-	presets  []string                     // names given to NewFakeCache; replaced, never changed in place
-	registry *watches.Registry            // nil before the first connect, because the scheme comes from its client
+	// objectSet is set if SetExtension set object, and stale if calls of For fail
+	objectSet, stale bool
+	presets          []string          // names given to NewFakeCache; replaced, never changed in place
+	registry         *watches.Registry // nil before the first connect, because the scheme comes from its client
 }
 
 func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []string) {
@@ -54,6 +56,7 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 		release = f.endLocked(e, clustercache.ReasonIdentityMismatch, "the fake replaced the connection")
 	}
 	e.state.Epoch++
+	e.stale = false
 	e.conn = newConnection(c, e.state.Epoch, e.identity)
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()

@@ -99,14 +99,14 @@ func (f *Cache) Watches(key client.ObjectKey) []clustercache.WatchState {
 	return state.Watches
 }
 
-// SetExtension sets the object that map functions receive for the extension with the name of
-// object. The default is an unstructured ClusterExtension. An unknown extension becomes known.
-// SetExtension sends no event.
+// SetExtension sets the object that map functions receive, and that For compares with, for the
+// extension with the name of object. The default is an unstructured ClusterExtension. An unknown
+// extension becomes known. SetExtension sends no event.
 func (f *Cache) SetExtension(object client.Object) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e := f.getOrAddLocked(client.ObjectKeyFromObject(object))
-	e.object = object.DeepCopyObject().(client.Object)
+	e.object, e.objectSet, e.stale = object.DeepCopyObject().(client.Object), true, false
 	e.state.UID = object.GetUID()
 }
 

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -48,6 +49,14 @@ func (w *world) Content() client.Client            { return w.content }
 func (w *world) Connect(_ *testing.T, name string) { w.cache.Connect(key(name), w.content) }
 func (w *world) Delete(_ *testing.T, name string) {
 	w.cache.Disconnect(key(name), clustercache.ReasonDeleted)
+}
+func (w *world) Object(_ *testing.T, name string) client.Object {
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	object.SetName(name)
+	object.SetUID("red")
+	w.cache.SetExtension(object)
+	return object
 }
 func (w *world) Fail(*testing.T)     { w.cache.FailProbe(key("red")) }
 func (w *world) Recover(*testing.T)  { w.cache.PassProbe(key("red")) }

@@ -45,10 +45,6 @@ const (
 	ownerLabel = "contentoperator.latchkey.dev/extension"
 )
 
-// errAnotherIdentity means that the extension names another ServiceAccount than the connection acts
-// as. The reconnect as the named ServiceAccount follows within moments.
-var errAnotherIdentity = errors.New("the extension is connected as another ServiceAccount")
-
 // reconciler installs the content of extensions.
 type reconciler struct {
 	extensions  client.Reader            // cached; as the operator itself
@@ -98,13 +94,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	installErr := r.install(ctx, extension)
-	if errors.Is(installErr, errAnotherIdentity) {
-		return ctrl.Result{}, nil // the extension source requests a reconcile after the reconnect
+	var notConnected *clustercache.NotConnectedError
+	if errors.As(installErr, &notConnected) && notConnected.Reason == clustercache.ReasonStale {
+		return ctrl.Result{}, nil // a reconcile of a newer extension follows, or one after the reconnect
 	}
 	if err := r.report(ctx, extension, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if errors.Is(installErr, clustercache.ErrNotConnected) {
+	if notConnected != nil {
 		return ctrl.Result{}, nil // the extension source requests a reconcile after the connect
 	}
 	return ctrl.Result{}, installErr
@@ -113,25 +110,21 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // install reads, applies and watches the content, all of it as the extension's ServiceAccount.
 func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstructured) error {
 	key := client.ObjectKeyFromObject(extension)
-	c, err := r.connections.GetClient(ctx, key)
+	// The extension may already name another ServiceAccount than the connection still acts as. The
+	// content must not be applied with the permissions of the old one, so For binds the calls to
+	// the extension as it was read here.
+	connection := r.connections.For(ctx, extension)
+	c, err := connection.GetClient(ctx)
 	if err != nil {
 		return err
 	}
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
-	serviceAccount, _, _ := unstructured.NestedString(extension.Object, "spec", "serviceAccount", "name")
-	// The extension may already name another ServiceAccount than the connection still acts as. The
-	// content must not be applied with the permissions of the old one. If the connection changes
-	// after this check, requests of c fail.
-	state, _ := r.connections.GetConnectionState(ctx, key)
-	if state.Identity.Username != "system:serviceaccount:"+namespace+":"+serviceAccount {
-		return errAnotherIdentity
-	}
 
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
 	// The scope is the whole namespace, because the cached read below uses an informer with that
 	// scope. So one informer serves both.
 	isContent := predicate.NewPredicateFuncs(func(object client.Object) bool { return object.GetName() == key.Name })
-	if err := r.watch(ctx, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent},
+	if err := r.watch(ctx, connection, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent},
 		content); err != nil {
 		return err
 	}
@@ -168,16 +161,16 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	ownScope := clustercache.Scope{
 		LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())}),
 	}
-	return r.watch(ctx, extension, "content", ownScope, nil, kinds...)
+	return r.watch(ctx, connection, extension, "content", ownScope, nil, kinds...)
 }
 
 // watch makes events about objects of these kinds reconcile the extension. kinds replaces the kinds
 // of the previous call with the same purpose: watches of kinds that are not in the list end. All
 // watches end when the extension is deleted or recreated.
-func (r *reconciler) watch(ctx context.Context, extension client.Object, purpose string, scope clustercache.Scope,
-	predicates []predicate.Predicate, kinds ...client.Object) error {
+func (r *reconciler) watch(ctx context.Context, connection clustercache.Bound, extension client.Object, purpose string,
+	scope clustercache.Scope, predicates []predicate.Predicate, kinds ...client.Object) error {
 	key := client.ObjectKeyFromObject(extension)
-	return r.connections.WatchContent(ctx, key, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+	return connection.WatchContent(ctx, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 		Name:      name + "/" + purpose,
 		Watcher:   r.controller,
 		Objects:   kinds,

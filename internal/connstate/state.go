@@ -2,9 +2,11 @@ package connstate
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
@@ -54,6 +56,11 @@ const (
 	// ReasonUnauthorized means: the API server does not accept the credential, or refuses the
 	// impersonation.
 	ReasonUnauthorized Reason = "Unauthorized"
+	// ReasonStale means: the connection is not for the object that the caller read, but for another
+	// object of that name, or for another reference to a ServiceAccount or Secret. Only views that
+	// For returns have this reason. Wait for the next event: the caller's copy of the object, or
+	// the connection, is about to change.
+	ReasonStale Reason = "Stale"
 	// ReasonIdentityMismatch means: the API server accepts the credential, but as another identity.
 	// Or the extension now refers to another identity, or another credential, than its connection
 	// used.
@@ -109,6 +116,14 @@ func (e *NotConnectedError) Is(target error) bool { return target == ErrNotConne
 
 // Cause returns ErrNotConnected, so that errors.Cause of github.com/pkg/errors finds it.
 func (e *NotConnectedError) Cause() error { return ErrNotConnected }
+
+// Status makes the error a 503 for package apierrors. Err may have the status of another request,
+// such as the 404 of a TokenRequest. Without Status, apierrors.IsNotFound would report that the
+// object that the caller wants does not exist.
+func (e *NotConnectedError) Status() metav1.Status {
+	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
+		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
+}
 
 // Unwrap returns Err.
 func (e *NotConnectedError) Unwrap() error { return e.Err }

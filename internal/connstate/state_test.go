@@ -5,6 +5,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -20,6 +22,16 @@ func TestNotConnectedError(t *testing.T) {
 	g.Expect((&NotConnectedError{Extension: types.NamespacedName{Namespace: "ns", Name: "red"},
 		Reason: ReasonNotStarted}).
 		Error()).To(Equal("extension ns/red: not connected (NotStarted)"))
+}
+
+// The status of a request for a token says nothing about the object that the caller asked for.
+func TestNotConnectedErrorHasNoOtherStatus(t *testing.T) {
+	g := NewWithT(t)
+	missing := apierrors.NewNotFound(schema.GroupResource{Resource: "serviceaccounts"}, "red")
+	err := errors.Wrap(&NotConnectedError{Reason: ReasonServiceAccountNotFound, Err: missing}, "reading")
+	g.Expect(apierrors.IsNotFound(err)).To(BeFalse())
+	g.Expect(apierrors.IsServiceUnavailable(err)).To(BeTrue())
+	g.Expect(errors.Is(err, missing)).To(BeTrue())
 }
 
 func TestReasonOfVerdict(t *testing.T) {

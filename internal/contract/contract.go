@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -41,6 +42,8 @@ type World interface {
 	// Content returns a client that reads and writes the content without the Cache.
 	Content() client.Client
 
+	// Object returns the extension of that name as a controller reads it.
+	Object(t *testing.T, name string) client.Object
 	// Connect creates the extension of that name, if necessary, and lets it connect.
 	Connect(t *testing.T, name string)
 	// Disconnect makes the extension lose its connection, with reason ServiceAccountNotFound.
@@ -66,7 +69,7 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict,
 		"WatchDependents":       watchDependents,
 		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
-		"Source": extensionSource, "TypedSource": typedSource,
+		"Bound": boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
 	}
@@ -132,6 +135,7 @@ func expectNotConnected(t *testing.T, w World, name string, reason clustercache.
 		g.Expect(err).To(MatchError(clustercache.ErrNotConnected), getter)
 		g.Expect(notConnected.Extension).To(Equal(key(name)), getter)
 		g.Expect(notConnected.Reason).To(Equal(reason), getter)
+		g.Expect(apierrors.IsNotFound(err)).To(BeFalse(), getter)
 	}
 }
 
@@ -207,6 +211,80 @@ func handles(t *testing.T, w World) {
 	fresh, err := cc.GetClient(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(fresh.Get(ctx, name, &corev1.ConfigMap{})).To(Succeed())
+}
+
+// Views that are bound to an object work for that object, and for no other one of its name.
+func boundToObject(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	g.Expect(w.Content().Create(ctx, configMap(w, "there"))).To(Succeed())
+	object := w.Object(t, "red")
+	own := w.Cache().For(ctx, object)
+	c, err := own.GetClient(ctx)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(c.Get(ctx, client.ObjectKeyFromObject(configMap(w, "there")), &corev1.ConfigMap{})).To(Succeed())
+	for getter, call := range boundGetters(own) {
+		g.Expect(call(ctx)).To(Succeed(), getter)
+	}
+	state, known := own.GetConnectionState(ctx)
+	g.Expect(known).To(BeTrue())
+	g.Expect(state.Phase).To(Equal(clustercache.PhaseConnected))
+	g.Expect(state.Watches).To(HaveLen(1))
+
+	recreated := w.Object(t, "red")
+	recreated.SetUID("another")
+	otherKind := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: object.GetUID()}}
+	for what, stale := range map[string]client.Object{"another UID": recreated, "another kind": otherKind} {
+		view := w.Cache().For(ctx, stale)
+		for getter, call := range boundGetters(view) {
+			err := call(ctx)
+			var notConnected *clustercache.NotConnectedError
+			g.Expect(errors.As(err, &notConnected)).To(BeTrue(), "%s: %s: %v", what, getter, err)
+			g.Expect(notConnected.Reason).To(Equal(clustercache.ReasonStale), "%s: %s", what, getter)
+			g.Expect(notConnected.Extension).To(Equal(key("red")))
+			g.Expect(notConnected.Err).To(HaveOccurred())
+			g.Expect(errors.Cause(err)).To(BeIdenticalTo(clustercache.ErrNotConnected))
+		}
+		_, known := view.GetConnectionState(ctx)
+		g.Expect(known).To(BeFalse(), what)
+	}
+	w.Cache().For(ctx, recreated).Unwatch(ctx, "bound")
+	state, _ = own.GetConnectionState(ctx)
+	g.Expect(state.Watches).To(HaveLen(1), "the registration is of another object")
+	own.Unwatch(ctx, "bound")
+	state, _ = own.GetConnectionState(ctx)
+	g.Expect(state.Watches).To(BeEmpty())
+
+	disconnect(t, w, "red")
+	_, err = own.GetClient(ctx)
+	var notConnected *clustercache.NotConnectedError
+	g.Expect(errors.As(err, &notConnected)).To(BeTrue())
+	g.Expect(notConnected.Reason).To(Equal(clustercache.ReasonServiceAccountNotFound))
+	g.Expect(c.Get(ctx, client.ObjectKeyFromObject(configMap(w, "there")), &corev1.ConfigMap{})).
+		To(MatchError(clustercache.ErrNotConnected), "a client ends with its connection")
+	_, known = own.GetConnectionState(ctx)
+	g.Expect(known).To(BeTrue())
+}
+
+// boundGetters returns a call of each method of a view that needs a connection.
+func boundGetters(view clustercache.Bound) map[string]func(context.Context) error {
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name: "bound", Kind: &corev1.ConfigMap{}, Watcher: newController(),
+		EventHandler: &handler.EnqueueRequestForObject{},
+	})
+	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+		Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+	})
+	return map[string]func(context.Context) error{
+		"GetClient":         func(ctx context.Context) error { _, err := view.GetClient(ctx); return err },
+		"GetReader":         func(ctx context.Context) error { _, err := view.GetReader(ctx); return err },
+		"GetUncachedClient": func(ctx context.Context) error { _, err := view.GetUncachedClient(ctx); return err },
+		"GetRESTConfig":     func(ctx context.Context) error { _, err := view.GetRESTConfig(ctx); return err },
+		"GetCluster":        func(ctx context.Context) error { _, err := view.GetCluster(ctx); return err },
+		"Watch":             func(ctx context.Context) error { return view.Watch(ctx, watcher) },
+		"WatchContent":      func(ctx context.Context) error { return view.WatchContent(ctx, content) },
+	}
 }
 
 // Watches deliver copies to their controller, survive a reconnect, and end with Unwatch or with the

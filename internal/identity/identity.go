@@ -20,6 +20,10 @@ type Resolver interface {
 	// ErrInvalidReference.
 	ServiceAccount(object client.Object) (types.NamespacedName, error)
 
+	// Reference returns what the object names: the Source of its Resolution. Reference reads only
+	// the object. It is empty if only Resolve can tell, which then depends on the whole object.
+	Reference(object client.Object) (string, error)
+
 	// UsesServiceAccounts reports whether ServiceAccount can return a ServiceAccount. If true, the
 	// caller of Resolve must call Resolve again when the ServiceAccount changes.
 	UsesServiceAccounts() bool

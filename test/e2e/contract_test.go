@@ -28,6 +28,13 @@ func (w *world) Cache() clustercache.ClusterCache { return w.ClusterCache }
 func (w *world) Namespace() string                { return w.namespace }
 func (w *world) Content() client.Client           { return admin }
 
+func (w *world) Object(t *testing.T, name string) client.Object {
+	t.Helper()
+	object := extension(w.namespace, name)
+	NewWithT(t).Expect(admin.Get(t.Context(), client.ObjectKeyFromObject(object), object)).To(Succeed())
+	return object
+}
+
 // Connect creates the ServiceAccount, its permissions and the extension, each if it is missing.
 func (w *world) Connect(t *testing.T, name string) {
 	t.Helper()

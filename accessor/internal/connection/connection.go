@@ -11,6 +11,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -52,6 +53,9 @@ type Connection struct {
 	mapper     *targets.Mapper
 	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
+	extensionUID  types.UID              // of the object that the connection was created for
+	objectVersion atomic.Pointer[string] // of that object; see MadeFor
+
 	servedAt       atomic.Pointer[time.Time] // time of the identity's last successful request
 	onUnauthorized func()                    // called for every 401; must not block
 
@@ -69,14 +73,21 @@ type Clients struct {
 	Cache    scopedcache.Cache
 }
 
+// Extension is the extension that a connection is for.
+type Extension struct {
+	Key client.ObjectKey
+	UID types.UID
+}
+
 // New returns a connection. New does no I/O. The caller must close the connection, and call
 // SetIdentity before others get it. The tasks of the connection end with it. onUnauthorized is
 // called for every 401, onAccessChanged when the cache gained or lost access to a kind; both must
 // not block.
-func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, key client.ObjectKey, epoch int64,
+func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, extension Extension, epoch int64,
 	t *targets.Target, bound *Credential, onUnauthorized, onAccessChanged func()) *Connection {
 	life, end := context.WithCancelCause(parent)
-	c := &Connection{options: options, key: key, epoch: epoch, life: life, end: end, tasks: tasks,
+	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
+		end: end, tasks: tasks,
 		resolution: bound.resolution, onUnauthorized: onUnauthorized, onAccessChanged: onAccessChanged}
 	c.Use(bound)
 
@@ -94,7 +105,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ke
 		}
 	}
 	c.config = t.Config()
-	c.config.UserAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(key)
+	c.config.UserAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(extension.Key)
 	c.config.Timeout = options.Client.Timeout
 	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
 	c.config.RateLimiter = &limiter{
@@ -168,6 +179,40 @@ func (c *Connection) Use(credential *Credential) { c.credential.Store(credential
 
 // Credential returns the credential in use, nil after the connection has ended.
 func (c *Connection) Credential() *Credential { return c.credential.Load() }
+
+// Binding is what an object says about its connection.
+type Binding struct {
+	UID types.UID
+	// Reference is what the object names, as Resolution.Source. If it is empty, Version decides.
+	Reference string
+	Version   string
+	// Err is why no connection can be for the object, nil if one can.
+	Err error
+}
+
+// SetObjectVersion records the version of the extension that the connection is for, if only the
+// whole extension determines the credential. The version may change while the connection lives.
+func (c *Connection) SetObjectVersion(version string) {
+	if last := c.objectVersion.Load(); last == nil || *last != version {
+		c.objectVersion.Store(&version)
+	}
+}
+
+// MadeFor returns nil if the connection was made for an object with this binding, or else the
+// difference.
+func (c *Connection) MadeFor(b Binding) error {
+	switch version := c.objectVersion.Load(); {
+	case b.Err != nil:
+		return b.Err
+	case b.UID != c.extensionUID:
+		return errors.Errorf("the connection is for the object with UID %q, not %q", c.extensionUID, b.UID)
+	case b.Reference != c.resolution.Source:
+		return errors.Errorf("the connection is for %q, and the object refers to %q", c.resolution.Source, b.Reference)
+	case b.Reference == "" && (version == nil || *version != b.Version):
+		return errors.New("the connection is for another version of the object")
+	}
+	return nil
+}
 
 // Resolution returns what the connection was created for. It cannot be opened again.
 func (c *Connection) Resolution() identity.Resolution { return c.resolution }

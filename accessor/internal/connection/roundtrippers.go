@@ -75,7 +75,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 			releaseRequest()
 		}
 	}
-	resp.Body = bodyWithRelease(resp.Body, release)
+	resp.Body = bodyWithRelease(resp.Body, g.conn.Err, release)
 	resp.Request = caller // not the request that carries the token
 	return resp, nil
 }
@@ -83,10 +83,22 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (g *lifetimeRoundTripper) WrappedRoundTripper() http.RoundTripper { return g.next }
 
-// releasingBody is a response body that calls release when it is closed.
+// releasingBody is a response body that calls release when it is closed. If the connection ends
+// before the body does, the error of Read is the reason.
 type releasingBody struct {
 	io.ReadCloser
+	ended   func() error
 	release func()
+}
+
+func (b *releasingBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		if ended := b.ended(); ended != nil {
+			return n, ended
+		}
+	}
+	return n, err
 }
 
 func (b *releasingBody) Close() error {
@@ -100,11 +112,11 @@ type releasingStream struct {
 	io.Writer
 }
 
-func bodyWithRelease(body io.ReadCloser, release func()) io.ReadCloser {
+func bodyWithRelease(body io.ReadCloser, ended func() error, release func()) io.ReadCloser {
 	if writer, ok := body.(io.Writer); ok {
-		return &releasingStream{releasingBody{body, release}, writer}
+		return &releasingStream{releasingBody{body, ended, release}, writer}
 	}
-	return &releasingBody{body, release}
+	return &releasingBody{body, ended, release}
 }
 
 // limiter is the identity's rate limit. No request waits for the limit after the connection has

@@ -27,10 +27,20 @@ func (s *step) resolved(e Resolved) {
 	case e.Resolution.Version != s.resolution.Version:
 		rotating{s}.newVersion(e.Resolution)
 	default: // the newest credential is in use
+		s.confirm(e.Resolution.ObjectVersion)
 		rotating{s}.dropRotation()
 		rotating{s}.clearRotationError()
 	}
 	s.start()
+}
+
+// confirm records that the credential in use is also that of another version of the extension.
+// Those who read that version wait for it.
+func (s *step) confirm(objectVersion string) {
+	if s.resolution.ObjectVersion != objectVersion && s.phase == connstate.PhaseConnected {
+		s.notify()
+	}
+	s.resolution.ObjectVersion = objectVersion
 }
 
 // canGoOnUnread reports whether the credential may stay in use although its reference could not be

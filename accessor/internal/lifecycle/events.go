@@ -50,6 +50,9 @@ type Resolution struct {
 	KeepCurrent    bool
 	Impersonated   bool
 	Expected       connstate.Identity
+	// ObjectVersion is the version of the extension that the Resolution is for, where only the
+	// whole extension determines the credential. It is empty where Source does.
+	ObjectVersion string
 }
 
 // AttemptFinished reports that an attempt has an answer.

@@ -108,6 +108,9 @@ func New(config *Config, now time.Time, jitter float64) Machine {
 // another key, the driver acquires the target before it calls Step.
 func (m *Machine) CredentialKey() string { return m.resolution.Key }
 
+// ObjectVersion returns the Resolution.ObjectVersion that the credential in use is for.
+func (m *Machine) ObjectVersion() string { return m.resolution.ObjectVersion }
+
 // Step handles an event at now, and returns the effects that the driver must carry out, in order.
 func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	s := step{Machine: m, now: now, seen: seen}

@@ -15,6 +15,7 @@ type rotating struct{ *step }
 func (s rotating) newVersion(resolution Resolution) {
 	connected := s.phase == connstate.PhaseConnected
 	if connected && s.rotation != nil && s.rotation.resolution.Version == resolution.Version {
+		s.rotation.resolution.ObjectVersion = resolution.ObjectVersion
 		return
 	}
 	at := s.renewedAt.Add(s.config.Probe.Interval)
@@ -57,6 +58,7 @@ func (s rotating) dropRotation() {
 func (s rotating) takeUp() {
 	s.emit(UseCredential{Credential: s.rotation.credential})
 	s.emit(RetireCredential{Credential: s.credential})
+	s.confirm(s.rotation.resolution.ObjectVersion)
 	s.credential, s.resolution, s.rotation = s.rotation.credential, s.rotation.resolution, nil
 	s.clearRotationError()
 	s.emit(Log{Message: MessageTakenUp, Epoch: s.epoch})

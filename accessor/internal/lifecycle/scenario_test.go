@@ -60,6 +60,9 @@ func play(t *testing.T, script []byte) []byte {
 		for _, effect := range effects {
 			fmt.Fprintln(&out, "    "+describe(effect))
 		}
+		if version := p.machine.ObjectVersion(); version != "" {
+			fmt.Fprintln(&out, "    for object version "+version)
+		}
 		if at := p.machine.Deadline(p.now, p.seen); at.IsZero() {
 			fmt.Fprintln(&out, "    ... until an event")
 		} else {
@@ -156,7 +159,7 @@ func (p *player) resolved(verb string, o options) Event {
 		ServiceAccount: types.NamespacedName{
 			Name: o.get("serviceaccount", "sa"),
 		}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
-		Expected: connstate.Identity{Username: o.get("expected", "")},
+		Expected: connstate.Identity{Username: o.get("expected", "")}, ObjectVersion: o.get("object", ""),
 	}}
 	switch {
 	case verb == "resolve-error":

@@ -48,7 +48,8 @@ const (
 // TestRandomPermissions runs random grants, revocations, creations, deletions, reads, watches and
 // restarts of the API server. The test compares the results with a model of each user's
 // permissions. Later than bound after a change, and after a restart, no read succeeds without
-// permission, and no read with permission is forbidden. Handlers with permission have received every object. No call hangs.
+// permission, and no read with permission is forbidden. Handlers with permission have received
+// every object. No call hangs.
 func TestRandomPermissions(t *testing.T) {
 	if *fuzzSeed != 0 {
 		newSequence(t, *fuzzSeed).run()

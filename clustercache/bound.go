@@ -1,0 +1,122 @@
+package clustercache
+
+import (
+	"context"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
+)
+
+// Bound has the calls of ClusterCache for one extension, bound to the object as the caller read it;
+// see ClusterCache.For. Its methods may be called from any goroutine.
+type Bound interface {
+	// GetClient is GetClient of ClusterCache.
+	GetClient(ctx context.Context) (client.Client, error)
+	// GetReader is GetReader of ClusterCache.
+	GetReader(ctx context.Context) (client.Reader, error)
+	// GetUncachedClient is GetUncachedClient of ClusterCache.
+	GetUncachedClient(ctx context.Context) (client.Client, error)
+	// GetRESTConfig is GetRESTConfig of ClusterCache.
+	GetRESTConfig(ctx context.Context) (*rest.Config, error)
+	// GetCluster is GetCluster of ClusterCache.
+	GetCluster(ctx context.Context) (cluster.Cluster, error)
+	// Watch is Watch of ClusterCache. The registration belongs to the extension, not to this view:
+	// after a change of the reference it watches as the new identity.
+	Watch(ctx context.Context, watcher Watcher) error
+	// WatchContent is WatchContent of ClusterCache.
+	WatchContent(ctx context.Context, content ContentWatch) error
+	// Unwatch is Unwatch of ClusterCache. Registrations of another object of the same name stay.
+	Unwatch(ctx context.Context, name string, dependents ...types.UID)
+	// GetConnectionState is GetConnectionState of ClusterCache. It returns false if the state is
+	// not about this object and its reference.
+	GetConnectionState(ctx context.Context) (ConnectionState, bool)
+}
+
+// For implements ClusterCache.
+func (c *clusterCache) For(_ context.Context, extension client.Object) Bound {
+	b := &bound{}
+	var err error
+	if b.binding, err = c.bindingOf(extension); err != nil {
+		b.binding = accessor.Binding{Err: err}
+	}
+	b.view = c.set.For(client.ObjectKeyFromObject(extension), &b.binding)
+	return b
+}
+
+// bindingOf returns what the object says about its connection. An error means that no connection
+// can be for it.
+func (c *clusterCache) bindingOf(object client.Object) (binding accessor.Binding, err error) {
+	defer func() {
+		if cause := recover(); cause != nil { // in a function of the options, or of the object
+			metrics.HandlerPanics.Inc()
+			err = errors.New("a function in Options.Credentials panicked")
+		}
+	}()
+	if gvk, err := apiutil.GVKForObject(object, c.scheme); err != nil || gvk.GroupKind() != c.kind {
+		return binding, errors.Errorf("the object is a %T (%s), and not a %s", object, gvk.GroupKind(), c.kind)
+	}
+	if object.GetUID() == "" {
+		return binding, errors.New("the object has no UID: read it from the API server or a cache first")
+	}
+	reference, err := c.referenceOf(object)
+	if err != nil {
+		return binding, errors.WithMessage(err, "the object's reference")
+	}
+	binding = accessor.Binding{UID: object.GetUID(), Reference: reference}
+	if reference == "" {
+		binding.Version = accessor.ObjectVersion(object)
+	}
+	return binding, nil
+}
+
+// bound is the Bound of clusterCache.
+type bound struct {
+	view    accessor.View
+	binding accessor.Binding
+}
+
+var _ Bound = (*bound)(nil)
+
+func (b *bound) GetClient(context.Context) (client.Client, error) {
+	return b.view.GetClient()
+}
+
+func (b *bound) GetReader(context.Context) (client.Reader, error) {
+	return b.view.GetReader()
+}
+
+func (b *bound) GetUncachedClient(context.Context) (client.Client, error) {
+	return b.view.GetUncachedClient()
+}
+
+func (b *bound) GetRESTConfig(context.Context) (*rest.Config, error) {
+	return b.view.GetRESTConfig()
+}
+
+func (b *bound) GetCluster(context.Context) (cluster.Cluster, error) {
+	return b.view.GetCluster()
+}
+
+func (b *bound) Watch(ctx context.Context, watcher Watcher) error {
+	return b.view.Watch(ctx, watcher)
+}
+
+func (b *bound) WatchContent(ctx context.Context, content ContentWatch) error {
+	return b.view.WatchContent(ctx, content)
+}
+
+func (b *bound) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
+	b.view.Unwatch(ctx, name, dependents...)
+}
+
+func (b *bound) GetConnectionState(context.Context) (ConnectionState, bool) {
+	state, known := b.view.State()
+	return connectionStateOf(state), known
+}
