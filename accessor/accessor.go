@@ -168,7 +168,7 @@ func ObjectVersion(object client.Object) string {
 func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolution {
 	resolution := lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source,
 		ServiceAccount: r.ServiceAccount, KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
-	if r.Source == "" {
+	if r.Reference.WholeObject {
 		resolution.ObjectVersion = ObjectVersion(object)
 	}
 	return resolution

@@ -93,9 +93,10 @@ func TestResolutionOf(t *testing.T) {
 		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 			Impersonated:   true,
 			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}}))
-	g.Expect(resolutionOf(object, identity.Resolution{}).ObjectVersion).To(Equal("7"), "only the whole object tells")
+	mapped := identity.Resolution{Reference: identity.Reference{WholeObject: true}}
+	g.Expect(resolutionOf(object, mapped).ObjectVersion).To(Equal("7"), "only the whole object tells")
 	object.Generation = 0
-	g.Expect(resolutionOf(object, identity.Resolution{}).ObjectVersion).To(Equal("resourceVersion 8"))
+	g.Expect(resolutionOf(object, mapped).ObjectVersion).To(Equal("resourceVersion 8"))
 	got.ObjectVersion = "set where Source is not"
 	fields := reflect.ValueOf(got)
 	for i := range fields.NumField() {

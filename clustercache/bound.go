@@ -70,7 +70,7 @@ func (c *clusterCache) bindingOf(object client.Object) (binding accessor.Binding
 		return binding, errors.WithMessage(err, "the object's reference")
 	}
 	binding = accessor.Binding{UID: object.GetUID(), Reference: reference}
-	if reference == "" {
+	if reference.WholeObject {
 		binding.Version = accessor.ObjectVersion(object)
 	}
 	return binding, nil

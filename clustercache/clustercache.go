@@ -15,6 +15,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
@@ -137,7 +138,7 @@ type clusterCache struct {
 	sources     *extensionsource.Hub
 	scheme      *runtime.Scheme
 	kind        schema.GroupKind
-	referenceOf func(client.Object) (string, error)
+	referenceOf func(client.Object) (identity.Reference, error)
 }
 
 var _ ClusterCache = (*clusterCache)(nil)

@@ -237,9 +237,12 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 		if err != nil {
 			return identity.Resolution{}, err
 		}
-		if err := r.allow(ctx, object, serviceAccount); err != nil {
-			return identity.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
-				notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount)}
+		// With Choose, this object may have another kind of credential, which has its own guard.
+		if serviceAccount != (types.NamespacedName{}) {
+			if err := r.allow(ctx, object, serviceAccount); err != nil {
+				return identity.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
+					notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount)}
+			}
 		}
 	}
 	panicked = func(cause error) error {

@@ -10,6 +10,7 @@
 //   - [Impersonation], for the same extensions, without tokens.
 //   - [KubeconfigSecrets], for other API servers.
 //   - [FromRESTConfigMapper], for everything else.
+//   - [Choose], for one of these per object.
 //
 // For example:
 //
@@ -20,16 +21,16 @@
 //
 // # Usage
 //
-// Set clustercache.Options.Credentials to the [Provider]. Package clustercache binds the provider to
-// the cluster of the extensions, and resolves an extension at each reconcile, from caches only. A
-// connection continues when only the secret behind its identity changes: a rotated token, Secret or
-// certificate is used after the API server has stated the same identity for it. Another ServiceAccount,
-// Secret or API server is another connection.
+// Set clustercache.Options.Credentials to the [Provider]. Package clustercache binds the provider
+// to the cluster of the extensions, and resolves an extension at each reconcile, from caches only.
+// A connection continues when only the secret behind its identity changes: a rotated token, Secret
+// or certificate is used after the API server has stated the same identity for it. Another
+// ServiceAccount, Secret or API server is another connection.
 //
-// KubeconfigOptions.Reference, KubeconfigOptions.Allow and the function for FromRESTConfigMapper may
-// wrap [ErrInvalidReference], [ErrNotAllowed] or [ErrInvalidCredential], to choose the Reason in the
-// extension's state. [SecretsGuardedByAdmission] is an Allow for extensions that an admission policy
-// guards.
+// KubeconfigOptions.Reference, KubeconfigOptions.Allow and the function for FromRESTConfigMapper
+// may wrap [ErrInvalidReference], [ErrNotAllowed] or [ErrInvalidCredential], to choose the Reason
+// in the extension's state. [SecretsGuardedByAdmission] is an Allow for extensions that an
+// admission policy guards.
 //
 // # Considerations
 //

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/transport"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -19,6 +21,8 @@ import (
 type ImpersonationOptions struct {
 	// NamespacePath and NamePath have the same meaning as in ServiceAccountOptions.
 	NamespacePath, NamePath string
+	// Reference has the same meaning as in ServiceAccountOptions.
+	Reference func(client.Object) (types.NamespacedName, error)
 	// UID adds the ServiceAccount's UID to requests (Impersonate-Uid), so that the audit log has
 	// it. The host operator then needs "impersonate" on uids in authentication.k8s.io, and
 	// constrained impersonation does not work.
@@ -63,7 +67,8 @@ func (o impersonation) Bind(host cluster.Cluster, kind identity.Kind) (identity.
 	if carrier == nil {
 		return nil, errors.New("the host operator's HTTP client has no transport, and so no credential")
 	}
-	resolver, err := newServiceAccountResolver(host, kind, o.NamespacePath, o.NamePath)
+	resolver, err := newServiceAccountResolver(host, kind,
+		serviceAccountReference{o.NamespacePath, o.NamePath, o.Reference})
 	if err != nil {
 		return nil, err
 	}

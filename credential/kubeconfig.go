@@ -155,9 +155,9 @@ func (*kubeconfigResolver) ServiceAccount(client.Object) (types.NamespacedName, 
 	return types.NamespacedName{}, nil
 }
 
-func (r *kubeconfigResolver) Reference(object client.Object) (string, error) {
+func (r *kubeconfigResolver) Reference(object client.Object) (identity.Reference, error) {
 	ref, err := r.reference(object)
-	return sourceOf(ref), err
+	return identity.Reference{Name: sourceOf(ref)}, err
 }
 
 func (r *kubeconfigResolver) Forget(extension client.ObjectKey) { r.secrets.forget(extension) }
@@ -176,7 +176,7 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 		r.secrets.forget(extension)
 		return identity.Resolution{Source: sourceOf(ref)}, err
 	}
-	resolved := identity.Resolution{Source: sourceOf(ref)}
+	resolved := identity.Resolution{Source: sourceOf(ref), Reference: identity.Reference{Name: sourceOf(ref)}}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
 		return resolved, errors.WithMessage(err, resolved.Source)
@@ -219,11 +219,7 @@ func (r *kubeconfigResolver) allow(ctx context.Context, object client.Object, re
 func (r *kubeconfigResolver) reference(object client.Object) (ref SecretReference, err error) {
 	if r.options.Reference != nil {
 		if ref, err = r.options.Reference(object); err != nil {
-			if errors.Is(err, ErrNotAllowed) {
-				return SecretReference{}, err
-			}
-			return SecretReference{},
-				errors.Wrap(&classifiedError{kind: ErrInvalidReference, cause: err}, "resolving the Secret reference")
+			return SecretReference{}, referenceError(err, "resolving the Secret reference")
 		}
 	} else if ref, err = r.referenceByConvention(object); err != nil {
 		return SecretReference{}, err

@@ -60,8 +60,8 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 			if tc.kind.Fields == nil {
 				namePath = ""
 			}
-			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind, tc.path,
-				namePath)
+			r, err := newServiceAccountResolver(hostOf{config: &rest.Config{Host: "https://server"}}, tc.kind,
+				serviceAccountReference{namespacePath: tc.path, namePath: namePath})
 			if tc.problem != "" {
 				g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
 				return

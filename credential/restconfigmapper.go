@@ -81,7 +81,9 @@ func (*mapperResolver) ServiceAccount(client.Object) (types.NamespacedName, erro
 }
 
 // Reference implements Resolver. Only the mapper knows.
-func (*mapperResolver) Reference(client.Object) (string, error) { return "", nil }
+func (*mapperResolver) Reference(client.Object) (identity.Reference, error) {
+	return identity.Reference{WholeObject: true}, nil
+}
 
 func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	base, err := identity.Anonymous(r.base)
@@ -124,6 +126,7 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (ide
 		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
 	return identity.Resolution{Key: "mapped\x00" + targetKey(reach), Version: p.version, Target: reach,
+		Reference:       identity.Reference{WholeObject: true},
 		UntrustedServer: reach.Host != r.base.Host, OpenFunc: p.open}, nil
 }
 

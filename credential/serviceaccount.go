@@ -38,6 +38,12 @@ type ServiceAccountOptions struct {
 	// available or accepts any field. SetupWithManager returns an error for a path that the kind's
 	// known schema does not have.
 	NamespacePath, NamePath string
+	// Reference, if set, returns the ServiceAccount of an extension, and replaces the paths above.
+	// Use it for a default where the extension names none, or for a namespace that is not a field.
+	// The text of an error is shown to users; an error that wraps ErrNotAllowed means that the
+	// extension may not act as any ServiceAccount. Options.AllowIdentity of clustercache still
+	// decides about the result. Reference must not do I/O.
+	Reference func(client.Object) (types.NamespacedName, error)
 	// Audiences of the tokens. Empty means the API server's default audiences.
 	Audiences []string
 	// Lifetime is the requested lifetime of tokens; the API server decides. Defaults to 1 h. The
@@ -66,7 +72,8 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind) (id
 	if o.Lifetime < minLifetime {
 		return nil, errors.Errorf("Lifetime is %s, less than the TokenRequest API's minimum of %s", o.Lifetime, minLifetime)
 	}
-	resolver, err := newServiceAccountResolver(host, kind, o.NamespacePath, o.NamePath)
+	resolver, err := newServiceAccountResolver(host, kind,
+		serviceAccountReference{o.NamespacePath, o.NamePath, o.Reference})
 	if err != nil {
 		return nil, err
 	}
@@ -82,41 +89,32 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind) (id
 	return resolver, nil
 }
 
+// serviceAccountReference has the options that say which ServiceAccount an extension names.
+type serviceAccountReference struct {
+	namespacePath, namePath string
+	function                func(client.Object) (types.NamespacedName, error)
+}
+
 // serviceAccountResolver resolves extensions that name a ServiceAccount of the host cluster.
 type serviceAccountResolver struct {
+	reference               func(client.Object) (types.NamespacedName, error) // nil: the fields at the paths
 	namespacePath, namePath []string
 	serviceAccounts         client.Reader // cached metadata
 	target                  *rest.Config
 	credential              func(tokenID, *identity.Resolution) // adds the credential to the Resolution
 }
 
-func newServiceAccountResolver(host cluster.Cluster, kind identity.Kind, namespacePath,
-	namePath string) (*serviceAccountResolver, error) {
-	r := &serviceAccountResolver{}
-	if namespacePath == "" {
-		namespacePath = "spec.namespace"
-		if kind.Namespaced {
-			if spec, ok := kind.Field("spec"); ok && spec == (identity.Anything{}) {
-				return nil,
-					errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field "+
-						"spec.namespace too; "+
-						"set NamespacePath to the field with the "+
-						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.Name())
-			}
-			if kind.Declares("spec", "namespace") {
-				return nil,
-					errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; "+
-						"set NamespacePath to the field with the "+
-						"ServiceAccount's namespace: metadata.namespace or spec.namespace", kind.Name())
-			}
-			namespacePath = "metadata.namespace"
-		}
-	}
+func newServiceAccountResolver(host cluster.Cluster, kind identity.Kind,
+	options serviceAccountReference) (*serviceAccountResolver, error) {
+	r := &serviceAccountResolver{reference: options.function}
 	var err error
-	if r.namespacePath, err = kind.Path("NamespacePath", namespacePath); err != nil {
-		return nil, err
+	switch {
+	case options.function == nil:
+		err = r.setPaths(kind, options.namespacePath, options.namePath)
+	case options.namespacePath != "" || options.namePath != "":
+		err = errors.New("Reference returns the ServiceAccount, so NamespacePath and NamePath must be empty")
 	}
-	if r.namePath, err = kind.Path("NamePath", cmp.Or(namePath, "spec.serviceAccount.name")); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if r.target, err = identity.Anonymous(host.GetConfig()); err != nil {
@@ -124,6 +122,32 @@ func newServiceAccountResolver(host cluster.Cluster, kind identity.Kind, namespa
 	}
 	r.serviceAccounts = informed.NewReader(host.GetCache())
 	return r, nil
+}
+
+// setPaths sets the paths to the fields that name the ServiceAccount, or their defaults.
+func (r *serviceAccountResolver) setPaths(kind identity.Kind, namespacePath, namePath string) error {
+	if namespacePath == "" {
+		namespacePath = "spec.namespace"
+		if kind.Namespaced {
+			const choose = "set NamespacePath to the field with the ServiceAccount's namespace: metadata.namespace or " +
+				"spec.namespace"
+			if spec, ok := kind.Field("spec"); ok && spec == (identity.Anything{}) {
+				return errors.Errorf("NamespacePath: %s is namespaced, and its schema does not say whether it has a field "+
+					"spec.namespace too; %s", kind.Name(), choose)
+			}
+			if kind.Declares("spec", "namespace") {
+				return errors.Errorf("NamespacePath: %s is namespaced and has a field spec.namespace too; %s", kind.Name(),
+					choose)
+			}
+			namespacePath = "metadata.namespace"
+		}
+	}
+	var err error
+	if r.namespacePath, err = kind.Path("NamespacePath", namespacePath); err != nil {
+		return err
+	}
+	r.namePath, err = kind.Path("NamePath", cmp.Or(namePath, "spec.serviceAccount.name"))
+	return err
 }
 
 func (*serviceAccountResolver) UsesServiceAccounts() bool { return true }
@@ -135,35 +159,50 @@ func (*serviceAccountResolver) Forget(client.ObjectKey) {}
 func (*serviceAccountResolver) Run(context.Context, func(client.ObjectKey)) {}
 
 func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.NamespacedName, error) {
-	content, err := contentOf(object)
-	if err != nil {
-		return types.NamespacedName{}, err
+	key, namespaceField, nameField := types.NamespacedName{}, "the ServiceAccount's namespace",
+		"the ServiceAccount's name"
+	if r.reference != nil {
+		var err error
+		if key, err = r.reference(object); err != nil {
+			return types.NamespacedName{}, referenceError(err, "determining the ServiceAccount")
+		}
+	} else {
+		content, err := contentOf(object)
+		if err != nil {
+			return types.NamespacedName{}, err
+		}
+		namespaceField, nameField = strings.Join(r.namespacePath, "."), strings.Join(r.namePath, ".")
+		if key.Namespace, err = stringAt(content, r.namespacePath); err != nil {
+			return types.NamespacedName{}, err
+		}
+		if key.Name, err = stringAt(content, r.namePath); err != nil {
+			return types.NamespacedName{}, err
+		}
 	}
-	namespace, err := stringAt(content, r.namespacePath)
-	if err != nil {
-		return types.NamespacedName{}, err
-	}
-	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+	if problems := validation.IsDNS1123Label(key.Namespace); len(problems) > 0 {
 		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid namespace: %s", strings.Join(r.namespacePath, "."),
-				untrusted.Quote(namespace), problems[0])
+			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid namespace: %s", namespaceField,
+				untrusted.Quote(key.Namespace), problems[0])
 	}
-	name, err := stringAt(content, r.namePath)
-	if err != nil {
-		return types.NamespacedName{}, err
-	}
-	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+	if problems := validation.IsDNS1123Subdomain(key.Name); len(problems) > 0 {
 		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid name: %s", strings.Join(r.namePath, "."),
-				untrusted.Quote(name),
+			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid name: %s", nameField, untrusted.Quote(key.Name),
 				problems[0])
 	}
-	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+	return key, nil
 }
 
-func (r *serviceAccountResolver) Reference(object client.Object) (string, error) {
+// referenceError returns the error of a function of the options that determines a reference.
+func referenceError(err error, action string) error {
+	if errors.Is(err, ErrNotAllowed) {
+		return err
+	}
+	return errors.Wrap(&classifiedError{kind: ErrInvalidReference, cause: err}, action)
+}
+
+func (r *serviceAccountResolver) Reference(object client.Object) (identity.Reference, error) {
 	key, err := r.ServiceAccount(object)
-	return serviceAccountSource(key), err
+	return identity.Reference{Name: serviceAccountSource(key)}, err
 }
 
 // serviceAccountSource returns the Resolution.Source for a ServiceAccount.
@@ -176,7 +215,8 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	if err != nil {
 		return identity.Resolution{}, err
 	}
-	resolved := identity.Resolution{ServiceAccount: key, Source: serviceAccountSource(key)}
+	resolved := identity.Resolution{ServiceAccount: key, Source: serviceAccountSource(key),
+		Reference: identity.Reference{Name: serviceAccountSource(key)}}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {

@@ -20,9 +20,8 @@ type Resolver interface {
 	// ErrInvalidReference.
 	ServiceAccount(object client.Object) (types.NamespacedName, error)
 
-	// Reference returns what the object names: the Source of its Resolution. Reference reads only
-	// the object. It is empty if only Resolve can tell, which then depends on the whole object.
-	Reference(object client.Object) (string, error)
+	// Reference returns what the object names. It reads only the object.
+	Reference(object client.Object) (Reference, error)
 
 	// UsesServiceAccounts reports whether ServiceAccount can return a ServiceAccount. If true, the
 	// caller of Resolve must call Resolve again when the ServiceAccount changes.
@@ -40,6 +39,15 @@ type Resolver interface {
 	Run(ctx context.Context, wake func(extension client.ObjectKey))
 }
 
+// Reference is what an object says about its credential. Two objects with equal References, and in the
+// same version if WholeObject is set, have the same credential.
+type Reference struct {
+	// Name is the ServiceAccount or Secret that the object names, with the provider that uses it.
+	Name string
+	// WholeObject is set if any part of the object may determine the credential.
+	WholeObject bool
+}
+
 // Resolution is the identity that an extension is to act as, and the API server to connect to.
 type Resolution struct {
 	// Key is equal for two Resolutions exactly when one connection can serve both. Their targets
@@ -52,6 +60,8 @@ type Resolution struct {
 	// Source is the origin of the credential for messages: a ServiceAccount or a Secret. Source is
 	// set even if Resolve fails for another reason.
 	Source string
+	// Reference is what the object names, as Reference of the Resolver returns it.
+	Reference Reference
 	// KeepCurrent is set with ErrInvalidCredential if the current content of Source cannot be used.
 	// The connection may continue with an earlier credential from Source, as long as that
 	// credential works.

@@ -183,8 +183,8 @@ func (c *Connection) Credential() *Credential { return c.credential.Load() }
 // Binding is what an object says about its connection.
 type Binding struct {
 	UID types.UID
-	// Reference is what the object names, as Resolution.Source. If it is empty, Version decides.
-	Reference string
+	// Reference is what the object names. If it is the WholeObject, Version decides.
+	Reference identity.Reference
 	Version   string
 	// Err is why no connection can be for the object, nil if one can.
 	Err error
@@ -206,9 +206,10 @@ func (c *Connection) MadeFor(b Binding) error {
 		return b.Err
 	case b.UID != c.extensionUID:
 		return errors.Errorf("the connection is for the object with UID %q, not %q", c.extensionUID, b.UID)
-	case b.Reference != c.resolution.Source:
-		return errors.Errorf("the connection is for %q, and the object refers to %q", c.resolution.Source, b.Reference)
-	case b.Reference == "" && (version == nil || *version != b.Version):
+	case b.Reference != c.resolution.Reference:
+		return errors.Errorf("the connection is for %q, and the object refers to %q", c.resolution.Reference.Name,
+			b.Reference.Name)
+	case b.Reference.WholeObject && (version == nil || *version != b.Version):
 		return errors.New("the connection is for another version of the object")
 	}
 	return nil

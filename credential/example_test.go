@@ -1,0 +1,57 @@
+package credential_test
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/credential"
+)
+
+// A namespaced kind whose objects name a ServiceAccount of their own namespace.
+func ExampleServiceAccountTokens() {
+	_ = clustercache.Options{
+		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+			NamespacePath: "metadata.namespace",
+			NamePath:      "spec.serviceAccountName",
+		}),
+	}
+}
+
+// Objects that need not name a ServiceAccount: "tenant" is the default.
+func ExampleServiceAccountTokens_default() {
+	account := func(object client.Object) (types.NamespacedName, error) {
+		name := object.GetAnnotations()["example.com/service-account"]
+		if name == "" {
+			name = "tenant"
+		}
+		return types.NamespacedName{Namespace: object.GetNamespace(), Name: name}, nil
+	}
+	_ = clustercache.Options{
+		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{Reference: account}),
+	}
+}
+
+// Objects with a kubeconfig act at the API server that it names, all others in their own cluster.
+func ExampleChoose() {
+	kubeconfig := func(object client.Object) string { return object.GetAnnotations()["example.com/kubeconfig"] }
+	_ = clustercache.Options{
+		Credentials: credential.Choose(
+			func(object client.Object) (string, error) {
+				if kubeconfig(object) != "" {
+					return "kubeconfig", nil
+				}
+				return "serviceaccount", nil
+			},
+			map[string]credential.Provider{
+				"serviceaccount": credential.ServiceAccountTokens(credential.ServiceAccountOptions{}),
+				"kubeconfig": credential.KubeconfigSecrets(credential.KubeconfigOptions{
+					Reference: func(object client.Object) (credential.SecretReference, error) {
+						return credential.SecretReference{
+							Namespace: object.GetNamespace(), Name: kubeconfig(object), Key: "value",
+						}, nil
+					},
+				}),
+			}),
+	}
+}
