@@ -47,6 +47,10 @@
 // [ConnectionState].Scopes has the state of each informer. Package scopedcache documents the
 // details.
 //
+// What most controllers need: [EnqueueExtension] is the map function for the extension source, and
+// [EnqueueFor] the event handler for watches. [Condition] turns the error of a call into a
+// condition for the extension's status. [Handler] shows all states on the manager's metrics server.
+//
 // # Considerations
 //
 //   - One reconciler serves all extensions and never dials. Extensions whose API server hangs

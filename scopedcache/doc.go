@@ -79,6 +79,8 @@
 // for every object. For each object that was deleted in the meantime they receive
 // DeletedFinalStateUnknown. The object in it has name, UID, labels and owners only.
 //
+// [ReadyCheck] is a readiness check for a manager with such a cache.
+//
 // # Considerations
 //
 //   - The cache asks for permission with SelfSubjectAccessReviews for list and watch before an

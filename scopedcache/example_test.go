@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -93,19 +92,12 @@ func ExampleHandle() {
 	_ = use
 }
 
-// This operator reports that it runs without access to some of its kinds, here by a readiness
-// check. An alert may be better than a check that causes restarts.
-func ExampleCache() {
+// This operator reports by a readiness check that it lacks access to a kind that it needs. An alert
+// may be better than a check that causes restarts.
+func ExampleReadyCheck() {
 	use := func(mgr ctrl.Manager) error {
-		return mgr.AddReadyzCheck("permissions", func(*http.Request) error {
-			for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
-				if scope.State == scopedcache.StateForbidden || scope.State == scopedcache.StateNotServed {
-					return fmt.Errorf("%s %s is %s since %s: %w", scope.GVK.Kind, scope.Scope, scope.State,
-						scope.Since.Format(time.RFC3339), scope.LastError)
-				}
-			}
-			return nil
-		})
+		return mgr.AddReadyzCheck("permissions",
+			scopedcache.ReadyCheck(mgr.GetCache(), mgr.GetScheme(), &corev1.Secret{}, &corev1.ConfigMap{}))
 	}
 	_ = use
 }

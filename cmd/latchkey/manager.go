@@ -11,10 +11,12 @@ import (
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -187,24 +189,17 @@ func inCluster() bool {
 	return err == nil
 }
 
-// mayRead returns a readiness check for kind. The check fails while the cache cannot read the kind,
-// and its error names the missing permission or definition.
-func mayRead(mgr manager.Manager, kind schema.GroupKind) healthz.Checker {
-	return func(*http.Request) error {
-		for _, scope := range mgr.GetCache().(scopedcache.Cache).States() {
-			switch {
-			case scope.GVK.GroupKind() != kind:
-			case scope.State == scopedcache.StateSyncing:
-				return errors.Errorf("waiting for the first list of %s", kind)
-			case scope.State == scopedcache.StateNotServed:
-				return errors.Wrapf(scope.LastError, "%s is not served; install its CustomResourceDefinition", kind)
-			case apierrors.IsForbidden(scope.LastError):
-				return errors.Wrapf(scope.LastError,
-					"cannot list and watch %s: bind ClusterRole latchkey-operator of config/rbac, or a similar role for another "+
-						"kind", kind)
-			}
+// mayRead returns a readiness check for the kind of object. The check fails while the cache cannot
+// read the kind, and its error names the missing permission or definition.
+func mayRead(mgr manager.Manager, object client.Object) healthz.Checker {
+	check := scopedcache.ReadyCheck(mgr.GetCache(), mgr.GetScheme(), object)
+	return func(req *http.Request) error {
+		err := check(req)
+		if apierrors.IsForbidden(err) {
+			return errors.WithMessage(err,
+				"bind ClusterRole latchkey-operator of config/rbac, or a similar role for another kind")
 		}
-		return nil
+		return err
 	}
 }
 
@@ -230,14 +225,16 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return err
 	}
-	kinds := []schema.GroupKind{options.Object.GetObjectKind().GroupVersionKind().GroupKind()}
+	read := []client.Object{options.Object}
 	if m.credentials != "kubeconfigs" {
-		kinds = append(kinds, schema.GroupKind{Kind: "ServiceAccount"})
+		read = append(read,
+			&metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"}})
 	}
-	for _, kind := range kinds {
+	for _, object := range read {
+		kind := object.GetObjectKind().GroupVersionKind().GroupKind()
 		// The name of the check describes the permission, because the answer to /readyz withholds
 		// the check's error. The answer to /readyz/<name> contains the error.
-		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, kind)); err != nil {
+		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, object)); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ const (
 
 	// Connected is the condition type that reports whether a connection acts as the extension's
 	// ServiceAccount.
-	Connected = "Connected"
+	Connected = clustercache.ConditionConnected
 	// Installed is the condition type that reports whether the operator has applied all of the
 	// content.
 	Installed = "Installed"
@@ -73,10 +73,7 @@ func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache
 	}
 	// The source requests a reconcile when an extension connects or disconnects, or stays
 	// disconnected for another reason.
-	return r.controller.Watch(connections.GetExtensionSource(name,
-		func(_ context.Context, extension client.Object) []ctrl.Request {
-			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
-		}))
+	return r.controller.Watch(connections.GetExtensionSource(name, clustercache.EnqueueExtension))
 }
 
 func newExtension() *unstructured.Unstructured {
@@ -171,15 +168,13 @@ func (r *reconciler) watch(ctx context.Context, connection clustercache.Bound, e
 	scope clustercache.Scope, predicates []predicate.Predicate, kinds ...client.Object) error {
 	key := client.ObjectKeyFromObject(extension)
 	return connection.WatchContent(ctx, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name:      name + "/" + purpose,
-		Watcher:   r.controller,
-		Objects:   kinds,
-		Scope:     scope,
-		Dependent: extension.GetUID(),
-		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
-			return []ctrl.Request{{NamespacedName: key}}
-		}),
-		Predicates: predicates,
+		Name:         name + "/" + purpose,
+		Watcher:      r.controller,
+		Objects:      kinds,
+		Scope:        scope,
+		Dependent:    extension.GetUID(),
+		EventHandler: clustercache.EnqueueFor(key),
+		Predicates:   predicates,
 		// A watch that the ServiceAccount has no permission for begins once the permission is
 		// granted. Until then, drift of these objects goes unnoticed.
 		OnError: func(ctx context.Context, problem clustercache.WatchError) {
@@ -248,15 +243,13 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 
 // conditions returns the conditions for the error of an attempt to install. A nil error is success.
 func conditions(err error) []metav1.Condition {
-	connected := metav1.Condition{Type: Connected, Status: metav1.ConditionTrue, Reason: "Connected"}
-	var notConnected *clustercache.NotConnectedError
+	connected := clustercache.Condition(err, 0)
 	switch {
 	case err == nil:
 		return []metav1.Condition{connected, {Type: Installed, Status: metav1.ConditionTrue, Reason: "Applied"}}
-	case errors.As(err, &notConnected):
+	case connected.Status != metav1.ConditionTrue:
 		return []metav1.Condition{
-			{Type: Connected, Status: metav1.ConditionFalse, Reason: string(notConnected.Reason),
-				Message: notConnected.Error()},
+			connected,
 			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected",
 				Message: "the installed content is unknown while the extension is not connected"},
 		}

@@ -1,0 +1,97 @@
+package clustercache
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// fixed is a ClusterCache with fixed states.
+type fixed struct {
+	ClusterCache
+	states []ConnectionState
+}
+
+func (f fixed) ListConnectionStates(context.Context) []ConnectionState { return f.states }
+func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey) (ConnectionState, bool) {
+	for _, state := range f.states {
+		if state.Extension == key {
+			return state, true
+		}
+	}
+	return ConnectionState{}, false
+}
+
+// everyField returns a state in which every field is set.
+func everyField(t *testing.T) ConnectionState {
+	t.Helper()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	state := ConnectionState{
+		Extension: client.ObjectKey{Namespace: "ns", Name: "red"}, UID: "uid", ObservedGeneration: 3,
+		Phase: PhaseDisconnected, Since: now, Reason: ReasonUnreachable, Message: "first line\n\tsecond <line>",
+		Identity: Identity{Username: "system:serviceaccount:ns:sa", UID: "user-uid", Groups: []string{"g"}},
+		Target:   "https://server", Source: "serviceaccount ns/sa", Epoch: 2, TokenExpires: now,
+		Health: HealthCheckingState{LastProbeTime: now, LastProbeSuccessTime: now, ConsecutiveFailures: 1,
+			LastError: errors.New("down")},
+		Watches: []WatchState{{Name: "w", Kind: ClusterExtensionGVK, Scope: Scope{Namespace: "ns"},
+			Dependents: []types.UID{"d"}}},
+		Scopes: []ScopeState{{GVK: ClusterExtensionGVK, State: StateForbidden, Since: now, LastError: errors.New("denied"),
+			Representation: "Metadata", Scope: Scope{Namespace: "ns"}, Objects: 5}},
+	}
+	for i := range reflect.TypeOf(state).NumField() {
+		NewWithT(t).Expect(reflect.ValueOf(state).Field(i).IsZero()).To(BeFalse(), reflect.TypeOf(state).Field(i).Name)
+	}
+	return state
+}
+
+func TestHandler(t *testing.T) {
+	g := NewWithT(t)
+	red := everyField(t)
+	blue := ConnectionState{Extension: client.ObjectKey{Name: "blue"}, Phase: PhaseConnected, Since: red.Since}
+	handler := Handler(fixed{states: []ConnectionState{blue, red}})
+	get := func(method, path, accept string) *httptest.ResponseRecorder {
+		req := httptest.NewRequest(method, path, http.NoBody)
+		req.Header.Set("Accept", accept)
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, req)
+		return answer
+	}
+	table := get(http.MethodGet, "/connections", "*/*")
+	g.Expect(table.Code).To(Equal(http.StatusOK))
+	g.Expect(table.Header().Get("Content-Type")).To(HavePrefix("text/plain"))
+	g.Expect(table.Header().Get("X-Content-Type-Options")).To(Equal("nosniff"))
+	g.Expect(table.Body.String()).To(MatchRegexp(`(?s)^EXTENSION .*\nblue +Connected +- .*\n` +
+		`ns/red +Disconnected +Unreachable +\S+ +system:serviceaccount:ns:sa +https://server +2 +1 +first line second <line>\n$`))
+
+	for _, answer := range []*httptest.ResponseRecorder{get(http.MethodGet, "/connections", "application/json"),
+		get(http.MethodGet, "/connections?format=json", "*/*")} {
+		g.Expect(answer.Header().Get("Content-Type")).To(Equal("application/json"))
+		var page struct{ Connections []map[string]any }
+		g.Expect(json.Unmarshal(answer.Body.Bytes(), &page)).To(Succeed())
+		g.Expect(page.Connections).To(HaveLen(2))
+		g.Expect(page.Connections[0]).To(HaveKeyWithValue("name", "blue"))
+		g.Expect(page.Connections[0]).NotTo(HaveKey("tokenExpires"), "a zero time is left out")
+		g.Expect(page.Connections[1]).To(And(HaveLen(20), HaveKeyWithValue("reason", "Unreachable"),
+			HaveKeyWithValue("probeError", "down"), HaveKeyWithValue("username", "system:serviceaccount:ns:sa")),
+			"every field of the state is there")
+	}
+	one := get(http.MethodGet, "/connections?extension=ns/red", "application/json")
+	g.Expect(one.Body.String()).To(And(ContainSubstring(`"red"`), Not(ContainSubstring("blue"))))
+	g.Expect(get(http.MethodGet, "/connections?extension=blue", "").Body.String()).To(ContainSubstring("blue"))
+	g.Expect(get(http.MethodGet, "/connections?extension=green", "").Code).To(Equal(http.StatusNotFound))
+	refused := get(http.MethodPost, "/connections", "")
+	g.Expect(refused.Code).To(Equal(http.StatusMethodNotAllowed))
+	g.Expect(refused.Header().Get("Allow")).To(Equal("GET, HEAD"))
+	none := httptest.NewRecorder()
+	Handler(fixed{}).ServeHTTP(none, httptest.NewRequest(http.MethodGet, "/?format=json", http.NoBody))
+	g.Expect(none.Body.String()).To(MatchJSON(`{"connections": []}`))
+}
