@@ -59,9 +59,7 @@ func ExampleNewFakeEmptyCache() {
 	defer cancel()
 	queue := priorityqueue.New[ctrl.Request]("my-controller")
 	defer queue.ShutDown()
-	src := cc.GetExtensionSource("my-controller", func(_ context.Context, extension client.Object) []ctrl.Request {
-		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(extension)}}
-	})
+	src := cc.GetExtensionSource("my-controller", clustercache.EnqueueExtension)
 	if err := src.Start(ctx, queue); err != nil {
 		fmt.Println(err)
 	}
@@ -70,4 +68,18 @@ func ExampleNewFakeEmptyCache() {
 	request, _ := queue.Get()
 	fmt.Println("reconcile", request.Name)
 	// Output: reconcile red
+}
+
+// A test of what a controller's sources and watches lead to.
+func TestRequests(t *testing.T) {
+	cc := fake.NewFakeEmptyCache()
+	t.Cleanup(cc.Close)
+	c := fake.NewController(t)
+	if err := c.Watch(cc.GetExtensionSource("my-controller", clustercache.EnqueueExtension)); err != nil {
+		t.Fatal(err)
+	}
+	cc.Connect(client.ObjectKey{Name: "red"}, clientfake.NewClientBuilder().Build())
+	if request, err := c.Next(t.Context()); err != nil || request.Name != "red" {
+		t.Error(request, err)
+	}
 }

@@ -53,6 +53,13 @@ func NewFakeEmptyCache() *Cache {
 // becomes known. An existing connection ends first, and calls on its handles fail.
 func (f *Cache) Connect(key client.ObjectKey, c client.Client) { f.connect(key, c, nil) }
 
+// ConnectAs connects an extension with c, as the identity, and sends an event to the sources. Later
+// connects have the same identity.
+func (f *Cache) ConnectAs(key client.ObjectKey, c client.Client, identity clustercache.Identity) {
+	f.SetIdentity(key, identity)
+	f.Connect(key, c)
+}
+
 // Disconnect ends the connection of an extension, and sends an event to the sources. An unknown
 // extension becomes known. With reason Deleted or Filtered, the extension is not known any more
 // afterwards, and its watches end.

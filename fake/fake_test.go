@@ -266,3 +266,33 @@ func TestNilClient(t *testing.T) {
 	_, err = cc.GetClient(t.Context(), key)
 	g.Expect(err).NotTo(HaveOccurred())
 }
+
+// A Controller records what sources and watches enqueue.
+func TestController(t *testing.T) {
+	g := NewWithT(t)
+	w := newWorld(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := NewController(t)
+	g.Expect(c.Requests()).To(BeEmpty())
+	g.Expect(c.Watch(w.cache.GetExtensionSource("test", clustercache.EnqueueExtension))).To(Succeed())
+	w.cache.ConnectAs(key("red"), w.content, clustercache.Identity{Username: "ann"})
+	red := ctrl.Request{NamespacedName: key("red")}
+	g.Expect(c.Next(ctx)).To(Equal(red))
+	state, _ := w.cache.GetConnectionState(ctx, key("red"))
+	g.Expect(state.Identity.Username).To(Equal("ann"))
+
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{},
+		EventHandler: clustercache.EnqueueFor(key("blue"))})
+	g.Expect(w.cache.Watch(ctx, key("red"), watcher)).To(Succeed())
+	g.Expect(w.content.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}})).
+		To(Succeed())
+	g.Expect(c.Next(ctx)).To(Equal(ctrl.Request{NamespacedName: key("blue")}))
+
+	w.cache.Disconnect(key("red"), clustercache.ReasonUnreachable)
+	g.Eventually(c.Requests).WithTimeout(time.Minute).Should(Equal([]ctrl.Request{red}))
+	g.Expect(c.Requests()).To(BeEmpty(), "each request is returned once")
+	cancel()
+	_, err := c.Next(ctx)
+	g.Expect(err).To(MatchError(context.Canceled))
+}
