@@ -2,7 +2,9 @@
 // the object names.
 //
 //	latchkey manager   on any cluster: connect every extension, probe it, log its state
+//	latchkey check     on any cluster: connect every extension, print whether it worked, and why not
 //	latchkey demo      on a control plane of its own: show connections start, fail and recover
+//	latchkey version   print the version
 //
 // Run a subcommand with -h for its flags.
 package main
@@ -19,7 +21,9 @@ const usage = `latchkey keeps one connection per tenant object, each acting as t
 
 Usage:
   latchkey manager [flags]   run on the cluster of your kubeconfig
+  latchkey check [flags]     connect every extension and print the result; exit with 1 if one is not connected
   latchkey demo [flags]      start a control plane and show how connections start, fail and recover
+  latchkey version           print the version
 
 "latchkey <command> -h" lists the flags.
 `
@@ -37,8 +41,13 @@ func main() {
 	case "manager":
 		context.AfterFunc(ctx, stop) // a second signal ends the process at once
 		err = runManager(ctx, args)
+	case "check":
+		context.AfterFunc(ctx, stop)
+		err = runCheck(ctx, args)
 	case "demo":
 		err = runDemo(ctx, args)
+	case "version", "--version":
+		fmt.Println(version())
 	case "-h", "-help", "--help", "help":
 		fmt.Print(usage)
 	default:

@@ -146,6 +146,44 @@ func TestManager(t *testing.T) {
 		run(t, "--credentials=kubeconfigs", "--kind=ConfigMap.v1.")
 	})
 
+	t.Run("check", func(t *testing.T) {
+		g := NewWithT(t)
+		check := func() (string, error) {
+			out, err := latchkey(t, "check", "--once", "--kubeconfig", cp.Kubeconfig(), "--guarded-by-admission").
+				CombinedOutput()
+			return string(out), err
+		}
+		out, err := check()
+		g.Expect(err).NotTo(HaveOccurred(), out)
+		g.Expect(out).To(MatchRegexp(`^EXTENSION .*\nred +system:serviceaccount:default:red +Connected +- +\n$`))
+
+		_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "lost"},
+			"spec": {"namespace": "default", "serviceAccount": {"name": "missing"}}}`, "apply", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		out, err = check()
+		var exit *exec.ExitError
+		g.Expect(errors.As(err, &exit)).To(BeTrue(), out)
+		g.Expect(exit.ExitCode()).To(Equal(1))
+		g.Expect(out).To(And(MatchRegexp(`(?m)^lost +- +Disconnected +ServiceAccountNotFound +.*default/missing`),
+			MatchRegexp(`(?m)^red .* Connected `), ContainSubstring("1 of 2 extensions are not connected")))
+
+		watching := latchkey(t, "check", "--kubeconfig", cp.Kubeconfig(), "--guarded-by-admission")
+		stdout, err := watching.StdoutPipe()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(watching.Start()).To(Succeed())
+		lines := bufio.NewScanner(stdout)
+		for lines.Scan() && !strings.Contains(lines.Text(), "ServiceAccountNotFound") {
+		}
+		_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "missing", "-n", "default")
+		g.Expect(err).NotTo(HaveOccurred())
+		for lines.Scan() && !strings.Contains(lines.Text(), "system:serviceaccount:default:missing") {
+		}
+		g.Expect(lines.Text()).To(HavePrefix("lost "), "the change is printed")
+		g.Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+		_, _ = io.Copy(io.Discard, stdout)
+		g.Expect(watching.Wait()).To(Succeed(), "all extensions are connected now")
+	})
+
 	for name, tc := range map[string]struct {
 		args []string
 		want string
@@ -168,6 +206,12 @@ func TestManager(t *testing.T) {
 			g.Expect(string(out)).NotTo(ContainSubstring("panic"))
 		})
 	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := latchkey(t, "version").CombinedOutput()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(string(out)).To(MatchRegexp(`^latchkey \S+, built with go.*, sigs.k8s.io/controller-runtime v`))
 }
 
 func TestUsage(t *testing.T) {

@@ -71,13 +71,6 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	flags.BoolVar(&m.guarded, "guarded-by-admission", false,
 		"declare that an admission policy (see config/admission*) lets users name only ServiceAccounts that they may "+
 			"impersonate, or Secrets that they may read; required for cluster-scoped kinds and for --secret-namespace")
-	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080",
-		"address that serves /metrics; 0 disables it")
-	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
-		"address that serves /healthz and /readyz; 0 disables it")
-	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
-	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
-		"namespace of the lease; required outside of a cluster")
 	flags.StringVar(&m.userAgent, "user-agent", "latchkey", "name of this program in the User-Agent of its requests")
 	flags.DurationVar(&m.health.Interval, "probe-interval", 10*time.Second,
 		"how long an API server may be silent before a probe checks it")
@@ -86,6 +79,17 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 	flags.DurationVar(&m.health.Timeout, "probe-timeout", 5*time.Second, "timeout of a probe")
 	flags.IntVar(&m.health.FailureThreshold, "probe-failures", 5,
 		"how many consecutive probes must fail before latchkey disconnects")
+}
+
+// bindServing binds the flags of a program that stays.
+func (m *managerFlags) bindServing(flags *flag.FlagSet) {
+	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080",
+		"address that serves /metrics; 0 disables it")
+	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
+		"address that serves /healthz and /readyz; 0 disables it")
+	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
+	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
+		"namespace of the lease; required outside of a cluster")
 	m.zap.BindFlags(flags)
 }
 
@@ -129,31 +133,43 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	return options, nil
 }
 
-func runManager(ctx context.Context, args []string) error {
-	var m managerFlags
-	flags := flag.NewFlagSet("latchkey manager", flag.ContinueOnError)
-	m.bind(flags)
+// parse parses the flags. The config is nil if the command is to end: with the error, or without
+// one after -h.
+func (m *managerFlags) parse(flags *flag.FlagSet, args []string) (*rest.Config, clustercache.Options, error) {
+	none := clustercache.Options{}
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			return nil
+			return nil, none, nil
 		}
 		os.Exit(2) // the FlagSet has printed the error
 	}
 	if flags.NArg() > 0 {
-		return errors.Errorf("manager takes no arguments, but got %q", flags.Args())
+		return nil, none, errors.Errorf("%s takes no arguments, but got %q", flags.Name(), flags.Args())
 	}
 	if strings.ContainsFunc(m.userAgent, unicode.IsControl) {
-		return errors.Errorf("--user-agent %q must be one line without control characters", m.userAgent)
+		return nil, none, errors.Errorf("--user-agent %q must be one line without control characters", m.userAgent)
 	}
-	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&m.zap)))
 	restConfig, err := config.GetConfigWithContext(m.context)
 	if err != nil {
-		return errors.Wrap(err, "finding a cluster (--kubeconfig, $KUBECONFIG, in-cluster, ~/.kube/config)")
+		return nil, none, errors.Wrap(err, "finding a cluster (--kubeconfig, $KUBECONFIG, in-cluster, ~/.kube/config)")
 	}
 	options, err := m.options()
 	if err != nil {
+		return nil, none, err
+	}
+	return restConfig, options, nil
+}
+
+func runManager(ctx context.Context, args []string) error {
+	var m managerFlags
+	flags := flag.NewFlagSet("latchkey manager", flag.ContinueOnError)
+	m.bind(flags)
+	m.bindServing(flags)
+	restConfig, options, err := m.parse(flags, args)
+	if restConfig == nil {
 		return err
 	}
+	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&m.zap)))
 	if m.leaderElect && m.leaderElectionNamespace == "" && !inCluster() {
 		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace for the lease")
 	}
@@ -238,19 +254,29 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 			return err
 		}
 	}
-	if _, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{}); err != nil {
-		switch text := err.Error(); {
-		case !m.guarded && strings.Contains(text, "Allow"):
-			return errors.WithMessage(err, "set --guarded-by-admission once an admission policy guards the extensions")
-		case strings.Contains(text, "OLMClusterExtension"):
-			return errors.WithMessage(err,
-				"set --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
-		case strings.Contains(text, "NamespacePath"):
-			return errors.WithMessage(err, "--namespace-path")
-		case strings.Contains(text, "NamePath"):
-			return errors.WithMessage(err, "--service-account-path (or --secret-name-path)")
-		}
+	if _, err := m.setUp(ctx, mgr, options); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+// setUp adds a ClusterCache to the manager. Its errors name the flag to change.
+func (m *managerFlags) setUp(ctx context.Context, mgr manager.Manager,
+	options clustercache.Options) (clustercache.ClusterCache, error) {
+	connections, err := clustercache.SetupWithManager(ctx, mgr, options, controller.Options{})
+	if err != nil {
+		switch text := err.Error(); {
+		case !m.guarded && strings.Contains(text, "Allow"):
+			return nil, errors.WithMessage(err, "set --guarded-by-admission once an admission policy guards the extensions")
+		case strings.Contains(text, "OLMClusterExtension"):
+			return nil, errors.WithMessage(err,
+				"set --kind=ClusterExtension.v1.olm.operatorframework.io for Operator Lifecycle Manager's kind")
+		case strings.Contains(text, "NamespacePath"):
+			return nil, errors.WithMessage(err, "--namespace-path")
+		case strings.Contains(text, "NamePath"):
+			return nil, errors.WithMessage(err, "--service-account-path (or --secret-name-path)")
+		}
+		return nil, err
+	}
+	return connections, nil
 }
