@@ -15,6 +15,10 @@ DURATION ?= 10m
 # ONCE=1 ends the demo after the tour; BREAK=<step> leaves out that step's cause.
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
+# what VERSIONING.md promises
+PUBLIC := clustercache credential scopedcache healthprobe fake config
+MODULE := github.com/latchkey-dev/latchkey
+
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -81,6 +85,20 @@ vuln: ## known vulnerabilities in what we depend on; skipped, with a line that s
 	@out=$$(bin/govulncheck ./... 2>&1) && echo "$$out" || { \
 		echo "$$out"; \
 		case "$$out" in *"fetching vulnerabilities"*) echo "vuln: skipped, because the vulnerability database cannot be reached";; *) exit 1;; esac; }
+
+.PHONY: verify-api
+verify-api: ## incompatible changes of the public packages since the last tag, or else since the commit in .apidiff-base
+	@go build -C $(TOOLS) -o $(CURDIR)/bin/apidiff golang.org/x/exp/cmd/apidiff
+	@base=$$(git describe --tags --abbrev=0 2>/dev/null || cat .apidiff-base); \
+	old=$$(mktemp -d); trap 'git worktree remove --force "$$old/tree" >/dev/null 2>&1; rm -rf "$$old"' EXIT; \
+	git worktree add --quiet --detach "$$old/tree" "$$base" || exit 1; \
+	failed=0; for p in $(PUBLIC); do \
+		(cd "$$old/tree" && $(CURDIR)/bin/apidiff -w "$$old/$$p.api" $(MODULE)/$$p) && bin/apidiff -w "$$old/$$p.new" $(MODULE)/$$p || exit 1; \
+		changes=$$(bin/apidiff -incompatible "$$old/$$p.api" "$$old/$$p.new") || exit 1; \
+		test -z "$$changes" || { failed=1; echo "incompatible changes of $$p since $$base:"; echo "$$changes"; }; \
+	done; \
+	test $$failed = 0 || { echo "verify-api: note them in CHANGELOG.md; VERSIONING.md says which version they need"; exit 1; }; \
+	echo "verify-api: no incompatible change since $$base"
 
 .PHONY: clean
 clean: ## remove bin/; the control plane stays in your cache
