@@ -129,7 +129,8 @@ func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 // due. reconcile returns the delay after which the caller must call reconcile again. The delay is 0
 // if the next call follows a wake only.
 func (a *identityAccessor) reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
-	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution), Err: err}
+	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution),
+		Err: err}
 	if err != nil {
 		event.Reason = reasonOf(err)
 	}
@@ -167,7 +168,8 @@ func ObjectVersion(object client.Object) string {
 
 func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolution {
 	resolution := lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source,
-		ServiceAccount: r.ServiceAccount, KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected}
+		ServiceAccount: r.ServiceAccount, KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected,
+		Reference: r.Reference.Name}
 	if r.Reference.WholeObject {
 		resolution.ObjectVersion = ObjectVersion(object)
 	}

@@ -88,10 +88,12 @@ func TestResolutionOf(t *testing.T) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Generation: 7, ResourceVersion: "8"}}
 	got := resolutionOf(object, identity.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 		Impersonated:   true,
+		Reference:      identity.Reference{Name: "reference"},
 		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}})
 	g.Expect(got).
 		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
 			Impersonated:   true,
+			Reference:      "reference",
 			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}}))
 	mapped := identity.Resolution{Reference: identity.Reference{WholeObject: true}}
 	g.Expect(resolutionOf(object, mapped).ObjectVersion).To(Equal("7"), "only the whole object tells")

@@ -114,6 +114,13 @@ func (a *identityAccessor) state() ConnectionState {
 	return state
 }
 
+// rotationError returns why the newest credential of a connection is not in use, nil if it is.
+func (a *identityAccessor) rotationError() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.machine.Snapshot(a.observedLocked()).Err
+}
+
 // unhealthy reports whether the extension is not connected or its last probe did not succeed. If
 // so, since is the time of the last success.
 func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {

@@ -3,6 +3,7 @@ package accessor
 import (
 	"context"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,6 +44,9 @@ func (v View) published() (*identityAccessor, *snapshot, error) {
 	}
 	if v.binding != nil {
 		if err := published.conn.MadeFor(*v.binding); err != nil {
+			if rotationErr := a.rotationError(); rotationErr != nil {
+				err = errors.WithMessage(rotationErr, err.Error())
+			}
 			return nil, nil, &connstate.NotConnectedError{Extension: v.key, Reason: connstate.ReasonStale,
 				Since: published.since, Err: err}
 		}
@@ -52,7 +56,7 @@ func (v View) published() (*identityAccessor, *snapshot, error) {
 
 // isOf reports whether the accessor is that of the object of the view.
 func (v View) isOf(a *identityAccessor) bool {
-	return v.binding == nil || v.binding.Err == nil && v.binding.UID == a.uid()
+	return v.binding == nil || v.binding.UID == a.uid()
 }
 
 func (v View) clients() (*connection.Clients, error) {

@@ -2,10 +2,14 @@ package clustercache
 
 import (
 	"context"
+	"reflect"
+	"runtime/debug"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -34,43 +38,45 @@ type Bound interface {
 	WatchContent(ctx context.Context, content ContentWatch) error
 	// Unwatch is Unwatch of ClusterCache. Registrations of another object of the same name stay.
 	Unwatch(ctx context.Context, name string, dependents ...types.UID)
-	// GetConnectionState is GetConnectionState of ClusterCache. It returns false if the state is
-	// not about this object and its reference.
+	// GetConnectionState returns false for another object. While connected, it also returns false
+	// for another reference. While disconnected, the state may be about an earlier reference:
+	// compare ObservedGeneration.
 	GetConnectionState(ctx context.Context) (ConnectionState, bool)
 }
 
 // For implements ClusterCache.
-func (c *clusterCache) For(_ context.Context, extension client.Object) Bound {
+func (c *clusterCache) For(ctx context.Context, extension client.Object) Bound {
 	b := &bound{}
-	var err error
-	if b.binding, err = c.bindingOf(extension); err != nil {
-		b.binding = accessor.Binding{Err: err}
-	}
+	b.binding, b.binding.Err = c.bindingOf(ctx, extension)
 	b.view = c.set.For(client.ObjectKeyFromObject(extension), &b.binding)
 	return b
 }
 
 // bindingOf returns what the object says about its connection. An error means that no connection
-// can be for it.
-func (c *clusterCache) bindingOf(object client.Object) (binding accessor.Binding, err error) {
-	defer func() {
-		if cause := recover(); cause != nil { // in a function of the options, or of the object
-			metrics.HandlerPanics.Inc()
-			err = errors.New("a function in Options.Credentials panicked")
-		}
-	}()
-	if gvk, err := apiutil.GVKForObject(object, c.scheme); err != nil || gvk.GroupKind() != c.kind {
-		return binding, errors.Errorf("the object is a %T (%s), and not a %s", object, gvk.GroupKind(), c.kind)
-	}
-	if object.GetUID() == "" {
+// can be for the object.
+func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (binding accessor.Binding, err error) {
+	gvk, err := apiutil.GVKForObject(object, c.scheme)
+	switch {
+	case err != nil:
+		return binding, errors.WithMessage(err, "the kind of the object")
+	case gvk != c.gvk || reflect.TypeOf(object) != c.goType:
+		return binding, errors.Errorf("the object is a %T (%s), and Options.Object a %s (%s)", object, gvk, c.goType, c.gvk)
+	case object.GetUID() == "":
 		return binding, errors.New("the object has no UID: read it from the API server or a cache first")
 	}
-	reference, err := c.referenceOf(object)
-	if err != nil {
+	binding.UID = object.GetUID()
+	defer func() {
+		if cause := recover(); cause != nil {
+			metrics.HandlerPanics.Inc()
+			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
+				klog.KObj(object), "stack", string(debug.Stack()))
+			err = errors.New("a function in Options.Credentials panicked: see the host operator's log")
+		}
+	}()
+	if binding.Reference, err = c.referenceOf(object); err != nil {
 		return binding, errors.WithMessage(err, "the object's reference")
 	}
-	binding = accessor.Binding{UID: object.GetUID(), Reference: reference}
-	if reference.WholeObject {
+	if binding.Reference.WholeObject {
 		binding.Version = accessor.ObjectVersion(object)
 	}
 	return binding, nil

@@ -2,6 +2,7 @@ package clustercache
 
 import (
 	"context"
+	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -88,17 +89,23 @@ type ClusterCache interface {
 	// the connection was made for the object's UID, and for the ServiceAccount or Secret that this
 	// very object names. With credential.FromRESTConfigMapper they succeed only if the connection
 	// was made, or confirmed, for the object's metadata.generation; or for its resourceVersion, if
-	// the kind has no generation.
+	// the kind has no generation. A controller that acts on fields of the extension uses For, so
+	// that it never acts as an identity that other fields named.
 	//
-	// Otherwise they return a *NotConnectedError with reason ReasonStale. Then the caller's object
-	// is older than the one that the connection was made for, or newer. Return without a requeue:
-	// the next event of the caller's own watch of the kind, or of the extension source, leads
-	// here again. A controller that acts on fields of the extension uses For, so that it never acts
-	// as an identity that other fields named.
+	// While the extension is not connected, the calls return the reason of that, for any object.
+	// While it is connected for another object or reference, they return a *NotConnectedError with
+	// ReasonStale: the caller's object is older or newer. Return without a requeue: the next event
+	// of the caller's own watch of the kind, or of the extension source, leads here again.
 	//
-	// For reads the object during the call only. Each call of the result checks again. A client
-	// that it returned ends with its connection. An object of another kind, or without a UID, is
-	// always stale.
+	// Pass the whole object, with the Go type of Options.Object. Functions of Options.Credentials
+	// receive that very object. For reads the object during the call only. Each call of the result
+	// checks again, and a client that it returned ends with its connection. While connected, an
+	// object of another kind, an object without a UID, and an object for which a function of
+	// Options.Credentials fails or panics stay stale: the text of Err names the mistake.
+	//
+	// With FromRESTConfigMapper, changes of labels and annotations are not noticed. If a Reference
+	// function or the function of Choose reads labels or annotations, do not filter your own watch
+	// with a GenerationChangedPredicate.
 	For(ctx context.Context, extension client.Object) Bound
 
 	// GetHealthCheckingState returns the results of the connection's probes, or zero if the
@@ -137,7 +144,8 @@ type clusterCache struct {
 	set         *accessor.Set
 	sources     *extensionsource.Hub
 	scheme      *runtime.Scheme
-	kind        schema.GroupKind
+	gvk         schema.GroupVersionKind // of the extensions
+	goType      reflect.Type            // of Options.Object
 	referenceOf func(client.Object) (identity.Reference, error)
 }
 

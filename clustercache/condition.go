@@ -15,9 +15,17 @@ const ConditionConnected = "Connected"
 //   - False for a NotConnectedError, with its Reason and its text.
 //   - False for a NoTokenError, with reason TokenRequestFailed and its text.
 //
+// Pass only errors of calls for this extension: any other error yields True. Check for ReasonStale
+// first, and return without writing the status, because the next event usually leads to another
+// result:
+//
+//	var notConnected *clustercache.NotConnectedError
+//	if errors.As(err, &notConnected) && notConnected.Reason == clustercache.ReasonStale {
+//		return ctrl.Result{}, nil
+//	}
+//
 // generation is the metadata.generation of the extension. LastTransitionTime is zero:
-// meta.SetStatusCondition sets it. Do not store the condition of an error with ReasonStale, which
-// is about to pass.
+// meta.SetStatusCondition sets it.
 func Condition(err error, generation int64) metav1.Condition {
 	condition := metav1.Condition{Type: ConditionConnected, Status: metav1.ConditionFalse, ObservedGeneration: generation}
 	var notConnected *NotConnectedError

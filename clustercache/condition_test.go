@@ -17,7 +17,7 @@ func TestCondition(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("no"))
 	notConnected := &NotConnectedError{Extension: client.ObjectKey{Name: "red"}, Reason: ReasonUnreachable,
 		Err: forbidden}
-	noToken := &NoTokenError{ServiceAccount: types.NamespacedName{Namespace: "ns", Name: "sa"}, Cause: forbidden}
+	noToken := &NoTokenError{ServiceAccount: types.NamespacedName{Namespace: "ns", Name: "sa"}, Err: forbidden}
 	for name, tc := range map[string]struct {
 		err     error
 		status  metav1.ConditionStatus
@@ -27,7 +27,9 @@ func TestCondition(t *testing.T) {
 		"success":       {nil, metav1.ConditionTrue, "Connected", ""},
 		"Forbidden":     {errors.Wrap(forbidden, "reading"), metav1.ConditionTrue, "Connected", ""},
 		"not connected": {errors.Wrap(notConnected, "reading"), metav1.ConditionFalse, "Unreachable", notConnected.Error()},
-		"no token":      {errors.Wrap(noToken, "reading"), metav1.ConditionFalse, "TokenRequestFailed", noToken.Error()},
+		"not connected, because of a token": {&NotConnectedError{Reason: ReasonUnreachable, Err: noToken},
+			metav1.ConditionFalse, "Unreachable", (&NotConnectedError{Reason: ReasonUnreachable, Err: noToken}).Error()},
+		"no token": {errors.Wrap(noToken, "reading"), metav1.ConditionFalse, "TokenRequestFailed", noToken.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

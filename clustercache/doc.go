@@ -72,9 +72,11 @@
 //   - Event handlers, OnError and map functions are the host operator's code, called on behalf of
 //     tenants. A function that hangs delays only its own events. A function that panics loses its
 //     event, and the panic is logged and counted.
-//   - The reconciler calls Filter, AllowIdentity, a RESTConfigMapper and
-//     KubeconfigOptions.Reference. A function that waits delays every extension, so these functions
-//     may read only their arguments and caches. A function that panics refuses the extension.
+//   - The reconciler calls Filter, AllowIdentity, a RESTConfigMapper, KubeconfigOptions.Allow, the
+//     Reference functions and the function of credential.Choose. A function that waits delays every
+//     extension, so these functions may read only their arguments and caches. A function that
+//     panics refuses the extension. For calls the Reference functions and that of Choose too, in
+//     the caller's goroutine.
 //   - Informers call transforms and index functions. A panic there ends the process, as with
 //     controller-runtime's own cache.
 //   - The host operator may lack the permission to read extensions or ServiceAccounts. With

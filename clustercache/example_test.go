@@ -24,7 +24,7 @@ import (
 func Example() {
 	type reconciler struct{ cc clustercache.ClusterCache }
 
-	setup := func(ctx context.Context, mgr manager.Manager, ctl controller.Controller, toRequests handler.MapFunc) error {
+	setup := func(ctx context.Context, mgr manager.Manager, ctl controller.Controller) error {
 		cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 			Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
 			AllowIdentity: clustercache.GuardedByAdmission, // kubectl apply -f config/admission
@@ -32,11 +32,12 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		return ctl.Watch(cc.GetExtensionSource("my-controller", toRequests)) // calls when one connects or disconnects
+		return ctl.Watch(cc.GetExtensionSource("my-controller", clustercache.EnqueueExtension)) // connects, disconnects
 	}
-	reconcile := func(ctx context.Context, r reconciler, req ctrl.Request, configMap *corev1.ConfigMap) (ctrl.Result,
+	reconcile := func(ctx context.Context, r reconciler, extension client.Object,
+		configMap *corev1.ConfigMap) (ctrl.Result,
 		error) {
-		c, err := r.cc.GetClient(ctx, req.NamespacedName)
+		c, err := r.cc.For(ctx, extension).GetClient(ctx) // extension as this Reconcile has read it
 		if errors.Is(err, clustercache.ErrNotConnected) {
 			return ctrl.Result{}, nil // the source calls again
 		} else if err != nil {

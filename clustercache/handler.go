@@ -17,12 +17,15 @@ import (
 
 // Handler returns an HTTP handler that shows the states of all connections: a table as plain text,
 // or JSON for requests that accept application/json or have the query format=json. The query
-// extension=namespace/name (or extension=name) selects one extension. Use it with the manager's
-// metrics server, which authenticates and authorizes its requests:
+// extension=namespace/name (or extension=name) selects one extension. Only the replica that leads
+// has connections. Serve the page on the manager's metrics server:
 //
 //	err := mgr.AddMetricsServerExtraHandler("/connections", clustercache.Handler(cc))
 //
-// The page has no secret, but it names identities, API servers and Secrets of all tenants.
+// That server authenticates requests only if metricsserver.Options has SecureServing and a
+// FilterProvider, such as filters.WithAuthenticationAndAuthorization. Readers then need "get" on
+// the nonResourceURL. Without a FilterProvider, anyone who reaches the port reads the page. The
+// page has no secret, but it names identities, API servers and Secrets of all tenants.
 func Handler(cc ClusterCache) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -90,6 +93,7 @@ type stateJSON struct {
 	Message            string      `json:"message,omitempty"`
 	Since              time.Time   `json:"since,omitzero"`
 	Username           string      `json:"username,omitempty"`
+	Groups             []string    `json:"groups,omitempty"`
 	UserUID            types.UID   `json:"userUID,omitempty"`
 	Target             string      `json:"target,omitempty"`
 	Source             string      `json:"source,omitempty"`
@@ -118,6 +122,7 @@ type scopeJSON struct {
 	Since          time.Time `json:"since,omitzero"`
 	Error          string    `json:"error,omitempty"`
 	Objects        int       `json:"objects"`
+	Dependents     []string  `json:"dependents,omitempty"`
 }
 
 // writeJSON writes {"connections": […]}. An error is that of the client's connection.
@@ -135,7 +140,8 @@ func jsonOf(state ConnectionState) stateJSON {
 	result := stateJSON{
 		Namespace: state.Extension.Namespace, Name: state.Extension.Name, UID: state.UID,
 		ObservedGeneration: state.ObservedGeneration, Phase: state.Phase, Reason: state.Reason, Message: state.Message,
-		Since: state.Since, Username: state.Identity.Username, UserUID: state.Identity.UID, Target: state.Target,
+		Since: state.Since, Username: state.Identity.Username, Groups: state.Identity.Groups, UserUID: state.Identity.UID,
+		Target: state.Target,
 		Source: state.Source, Epoch: state.Epoch, TokenExpires: state.TokenExpires,
 		LastProbe: state.Health.LastProbeTime, LastProbeSuccess: state.Health.LastProbeSuccessTime,
 		ProbeFailures: state.Health.ConsecutiveFailures, ProbeError: connstate.ErrorText(state.Health.LastError),
@@ -147,7 +153,8 @@ func jsonOf(state ConnectionState) stateJSON {
 	for _, scope := range state.Scopes {
 		result.Scopes = append(result.Scopes, scopeJSON{Kind: scope.GVK.String(),
 			Representation: string(scope.Representation), Scope: scope.Scope.String(), State: string(scope.State),
-			Since: scope.Since, Error: connstate.ErrorText(scope.LastError), Objects: scope.Objects})
+			Since: scope.Since, Error: connstate.ErrorText(scope.LastError), Objects: scope.Objects,
+			Dependents: scope.Dependents})
 	}
 	return result
 }

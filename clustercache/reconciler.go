@@ -217,38 +217,56 @@ func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 }
 
 // resolve calls Options.AllowIdentity and Options.Credentials. A panic allows and provides nothing.
+// An extension that is not resolved leaves no data with the credentials.
 func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolution identity.Resolution, err error) {
-	panicked := func(cause error) error {
-		return notAllowedError{errors.WithMessage(cause, "Options.AllowIdentity panicked")}
+	key := client.ObjectKeyFromObject(object)
+	inCredentials := func(cause error) error {
+		return errors.Wrapf(credential.ErrInvalidCredential, "Options.Credentials panicked: %v", cause)
 	}
+	panicked, reached := inCredentials, false
 	defer func() {
 		if cause := recover(); cause != nil {
 			metrics.HandlerPanics.Inc()
 			// The value of the panic may be secret, so only the log has it, and the state has not.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
 				klog.KObj(object), "stack", string(debug.Stack()))
-			resolution, err = identity.Resolution{}, panicked(errors.New("see the host operator's log"))
+			resolution, err, reached = identity.Resolution{}, panicked(errors.New("see the host operator's log")), false
+			r.references.set(key, types.NamespacedName{})
+		}
+		if !reached {
+			r.resolver.Forget(key)
 		}
 	}()
+	var guarded types.NamespacedName
 	if r.resolver.UsesServiceAccounts() {
-		serviceAccount, err := r.resolver.ServiceAccount(object)
-		// before the ServiceAccount is read, see references
-		r.references.set(client.ObjectKeyFromObject(object), serviceAccount)
+		guarded, err = r.resolver.ServiceAccount(object)
+		r.references.set(key, guarded) // before the ServiceAccount is read, see references
 		if err != nil {
 			return identity.Resolution{}, err
 		}
 		// With Choose, this object may have another kind of credential, which has its own guard.
-		if serviceAccount != (types.NamespacedName{}) {
-			if err := r.allow(ctx, object, serviceAccount); err != nil {
-				return identity.Resolution{ServiceAccount: serviceAccount, Source: "serviceaccount " + serviceAccount.String()},
-					notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", serviceAccount)}
+		if guarded != (types.NamespacedName{}) {
+			panicked = func(cause error) error {
+				return notAllowedError{errors.WithMessage(cause, "Options.AllowIdentity panicked")}
 			}
+			if err := r.allow(ctx, object, guarded); err != nil {
+				source := "serviceaccount " + guarded.String()
+				return identity.Resolution{ServiceAccount: guarded, Source: source,
+						Reference: identity.Reference{Name: source}},
+					notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", guarded)}
+			}
+			panicked = inCredentials
 		}
 	}
-	panicked = func(cause error) error {
-		return errors.Wrapf(credential.ErrInvalidCredential, "Options.Credentials panicked: %v", cause)
+	reached = true
+	resolution, err = r.resolver.Resolve(ctx, object)
+	if err == nil && resolution.ServiceAccount != guarded {
+		reached = false
+		return identity.Resolution{}, notAllowedError{errors.Errorf(
+			"the functions in Options.Credentials must depend on the object only: they named serviceaccount %s, then %s",
+			guarded, resolution.ServiceAccount)}
 	}
-	return r.resolver.Resolve(ctx, object)
+	return resolution, err
 }
 
 // notAllowedError marks the verdict of AllowIdentity, whose text is shown without an addition.

@@ -2,6 +2,7 @@ package clustercache
 
 import (
 	"context"
+	"reflect"
 
 	"github.com/pkg/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -69,7 +70,8 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		Logger: mgr.GetLogger().WithName(controllerName),
 		Wake:   r.wake, Changed: hub.Changed,
 	})
-	cc := &clusterCache{set: r.set, sources: hub, scheme: r.scheme, kind: r.kind, referenceOf: resolver.Reference}
+	cc := &clusterCache{set: r.set, sources: hub, scheme: r.scheme, gvk: kind.GroupVersionKind,
+		goType: reflect.TypeOf(options.Object), referenceOf: resolver.Reference}
 	if options.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
 	}

@@ -94,7 +94,8 @@ type (
 	//
 	//   - Extension, a client.ObjectKey,
 	//   - Reason, the Reason why it is not connected,
-	//   - Since, a time.Time: since when. Zero if the extension is unknown.
+	//   - Since, a time.Time: since when. For ReasonStale, when the connection began. Zero if the
+	//     extension is unknown.
 	//   - Err, the last failure, nil if there was none.
 	//
 	// errors.Is and errors.Cause find ErrNotConnected. errors.Is and errors.As also find Err and

@@ -21,13 +21,16 @@ import (
 // otherwise. choose returns the name of one of the providers. A change of its result is another
 // connection, even if both providers lead to the same identity.
 //
-// choose is called for each reconcile and each For, from any goroutine. It must depend on the
-// object only, and must not do I/O. The text of its errors is shown to users: an error that wraps
-// ErrNotAllowed has the reason NotAllowed. Any other error, and a name that is not in providers,
-// have the reason InvalidReference.
+// choose is called for each reconcile and each For, from any goroutine. The function must depend on
+// the object only, must not change the object, and must not do I/O. The text of its errors is shown
+// to users: an error that wraps ErrNotAllowed has the reason NotAllowed. Any other error, and a
+// name that is not in providers, have the reason InvalidReference.
 //
 // If one of the providers uses ServiceAccounts, Options.AllowIdentity of clustercache applies to
-// the objects for which that provider is chosen.
+// the objects for which that provider is chosen. The author of an object thus decides which guard
+// applies to it: AllowIdentity for ServiceAccounts, KubeconfigOptions.Allow or Reference for
+// Secrets. Each guard must hold on its own. The policies in config/admission refuse objects that
+// name no ServiceAccount.
 func Choose(choose func(client.Object) (string, error), providers map[string]Provider) Provider {
 	return chosen{choose: choose, providers: maps.Clone(providers)}
 }
@@ -115,7 +118,7 @@ func qualified(reference identity.Reference, provider string) identity.Reference
 func (r *choosingResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	chosen, resolver, err := r.of(object)
 	for name, other := range r.resolvers {
-		if name != chosen {
+		if err != nil || name != chosen {
 			other.Forget(client.ObjectKeyFromObject(object))
 		}
 	}

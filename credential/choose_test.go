@@ -109,6 +109,10 @@ func TestChoose(t *testing.T) {
 	g.Expect(err).To(And(MatchError(ErrInvalidReference), MatchError(ContainSubstring("no kind of credential"))))
 
 	accounts.forgotten, mapped.forgotten = nil, nil
+	_, _ = resolver.Resolve(t.Context(), labelled(map[string]string{"fail": "yes"}))
+	g.Expect(accounts.forgotten).To(Equal([]client.ObjectKey{red}), "the choice failed, so no Secret stays watched")
+	g.Expect(mapped.forgotten).To(Equal([]client.ObjectKey{red}))
+	accounts.forgotten, mapped.forgotten = nil, nil
 	resolver.Forget(red)
 	g.Expect(accounts.forgotten).To(Equal([]client.ObjectKey{red}))
 	g.Expect(mapped.forgotten).To(Equal([]client.ObjectKey{red}))
@@ -119,8 +123,8 @@ func TestChoose(t *testing.T) {
 		defer close(done)
 		resolver.Run(ctx, func(key client.ObjectKey) { woken <- key })
 	}()
-	g.Eventually(woken).Should(Receive())
-	g.Eventually(woken).Should(Receive(), "both run")
+	g.Expect([]client.ObjectKey{<-woken, <-woken}).
+		To(ConsistOf(client.ObjectKey{Name: "serviceaccount ns/sa"}, client.ObjectKey{}), "both run")
 	cancel()
 	g.Eventually(done).Should(BeClosed())
 	g.Expect(accounts.running.Load() || mapped.running.Load()).To(BeFalse())

@@ -38,20 +38,20 @@ type NoTokenError struct {
 	ServiceAccount types.NamespacedName
 	// Expired is the time at which the last token expired, zero if there is no last token.
 	Expired time.Time
-	// Cause is the reason why there is no newer token.
-	Cause error
+	// Err is the reason why there is no newer token.
+	Err error
 }
 
 // Error implements error. The text never contains a secret.
 func (e *NoTokenError) Error() string {
 	if e.Expired.IsZero() {
-		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Cause)
+		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Err)
 	}
 	return fmt.Sprintf("serviceaccount %s has no valid token (the last token expired at %s): %s", e.ServiceAccount,
-		e.Expired.UTC().Format(time.RFC3339), e.Cause)
+		e.Expired.UTC().Format(time.RFC3339), e.Err)
 }
 
-// Status makes the error a 503 for package apierrors. Cause may have the status of a TokenRequest,
+// Status makes the error a 503 for package apierrors. Err may have the status of a TokenRequest,
 // which says nothing about the object that the caller wants.
 func (e *NoTokenError) Status() metav1.Status {
 	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
@@ -59,7 +59,7 @@ func (e *NoTokenError) Status() metav1.Status {
 }
 
 // Unwrap returns the cause.
-func (e *NoTokenError) Unwrap() error { return e.Cause }
+func (e *NoTokenError) Unwrap() error { return e.Err }
 
 // classifiedError wraps cause. errors.Is reports true for kind as well as for cause.
 type classifiedError struct{ kind, cause error }

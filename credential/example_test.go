@@ -1,6 +1,7 @@
 package credential_test
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,7 +19,8 @@ func ExampleServiceAccountTokens() {
 	}
 }
 
-// Objects that need not name a ServiceAccount: "tenant" is the default.
+// Objects of a namespaced kind need not name a ServiceAccount: "tenant" of their namespace is the
+// default.
 func ExampleServiceAccountTokens_default() {
 	account := func(object client.Object) (types.NamespacedName, error) {
 		name := object.GetAnnotations()["example.com/service-account"]
@@ -28,14 +30,17 @@ func ExampleServiceAccountTokens_default() {
 		return types.NamespacedName{Namespace: object.GetNamespace(), Name: name}, nil
 	}
 	_ = clustercache.Options{
+		Object:      &corev1.ConfigMap{}, // or any namespaced kind
 		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{Reference: account}),
 	}
 }
 
-// Objects with a kubeconfig act at the API server that it names, all others in their own cluster.
+// Objects of a namespaced kind with a kubeconfig act at the API server that it names, all others in
+// their own cluster.
 func ExampleChoose() {
 	kubeconfig := func(object client.Object) string { return object.GetAnnotations()["example.com/kubeconfig"] }
 	_ = clustercache.Options{
+		Object: &corev1.ConfigMap{}, // or any namespaced kind
 		Credentials: credential.Choose(
 			func(object client.Object) (string, error) {
 				if kubeconfig(object) != "" {

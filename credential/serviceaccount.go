@@ -42,7 +42,12 @@ type ServiceAccountOptions struct {
 	// Use it for a default where the extension names none, or for a namespace that is not a field.
 	// The text of an error is shown to users; an error that wraps ErrNotAllowed means that the
 	// extension may not act as any ServiceAccount. Options.AllowIdentity of clustercache still
-	// decides about the result. Reference must not do I/O.
+	// decides about the result. Reference must not change the object, and must not do I/O.
+	//
+	// Reference must depend on the object only. The policies in config/admission* check fields, not
+	// the result of Reference, and config/admission-olm passes objects that name no ServiceAccount.
+	// Use GuardedByAdmission only with a policy that covers everything that Reference reads, its
+	// default included. Otherwise decide in AllowIdentity.
 	Reference func(client.Object) (types.NamespacedName, error)
 	// Audiences of the tokens. Empty means the API server's default audiences.
 	Audiences []string

@@ -226,7 +226,7 @@ func (t *token) renew(stale *issuedToken) <-chan singleflight.Result {
 
 // noTokenError returns the error of a request for which there is no valid token.
 func (t *token) noTokenError(last *issuedToken, cause error) error {
-	return &NoTokenError{ServiceAccount: t.id.serviceAccount, Expired: last.expires(), Cause: cause}
+	return &NoTokenError{ServiceAccount: t.id.serviceAccount, Expired: last.expires(), Err: cause}
 }
 
 // resultOf returns the metric label for the result of a TokenRequest.

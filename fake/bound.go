@@ -153,5 +153,5 @@ func (b *bound) isKnown() bool {
 	b.cache.mu.Lock()
 	defer b.cache.mu.Unlock()
 	e, known := b.cache.byKey[b.key]
-	return known && e.isOf(b.object)
+	return known && e.isOf(b.object) && (e.conn == nil || e.madeFor(b.object) == nil)
 }

@@ -52,6 +52,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 		key.Namespace)
 }
 
+// Readable returns nil if Get can read, else the reason. Readable waits until one of them is known.
 func (f durableInformer) Readable(ctx context.Context) error {
 	for _, s := range f.entries {
 		if _, err := s.cache.awaitReading(ctx, s); err != nil {

@@ -92,8 +92,9 @@ func ExampleHandle() {
 	_ = use
 }
 
-// This operator reports by a readiness check that it lacks access to a kind that it needs. An alert
-// may be better than a check that causes restarts.
+// This operator reports by a readiness check that it lacks access to a kind that it needs. A
+// failing readiness check removes the Pod from its Services, webhooks included, and stops a
+// rollout. An alert may be better.
 func ExampleReadyCheck() {
 	use := func(mgr ctrl.Manager) error {
 		return mgr.AddReadyzCheck("permissions",

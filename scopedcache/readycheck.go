@@ -14,9 +14,11 @@ import (
 
 // ReadyCheck returns a readiness check for a manager whose cache is from this package. With such a
 // cache a manager starts and stays up although its identity lacks permissions. So the check is
-// where a deployment shows the problem. The check fails while the cache cannot read one of the
-// required kinds, and its error says which, and why. A kind that nothing has read or watched yet,
-// as on a replica that does not lead, does not fail the check.
+// where a deployment shows the problem. The check fails while any informer of a required kind is
+// Syncing, Forbidden or NotServed, in any namespace, and its error says which, and why. An informer
+// that is Failing for another reason passes, because an outage must not take all replicas out of
+// service. A kind that nothing has read or watched yet, as on a replica that does not lead, passes
+// too.
 //
 //	err := mgr.AddReadyzCheck("permissions", scopedcache.ReadyCheck(mgr.GetCache(), mgr.GetScheme(), &corev1.Secret{}))
 //
@@ -50,13 +52,17 @@ func ReadyCheck(c cache.Cache, scheme *runtime.Scheme, required ...client.Object
 // ready returns why the scope cannot be read, nil if it can.
 func (s ScopeState) ready() error {
 	kind := s.GVK.GroupKind()
+	reason := s.LastError
+	if reason == nil {
+		reason = errors.New(string(s.State))
+	}
 	switch {
 	case s.State == StateSyncing:
 		return errors.Errorf("waiting for the first list of %s", kind)
 	case s.State == StateNotServed:
-		return errors.Wrapf(s.LastError, "%s is not served; install its CustomResourceDefinition", kind)
+		return errors.Wrapf(reason, "%s is not served; install its CustomResourceDefinition", kind)
 	case s.State == StateForbidden, apierrors.IsForbidden(s.LastError):
-		return errors.Wrapf(s.LastError, "cannot list and watch %s; grant this program list and watch on it", kind)
+		return errors.Wrapf(reason, "cannot list and watch %s; grant this program list and watch on it", kind)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
@@ -38,11 +39,12 @@ func TestReadyCheck(t *testing.T) {
 		"failing": {[]ScopeState{{GVK: secrets, State: StateFailing, LastError: errors.New("down")}}, ""},
 		"not served": {[]ScopeState{{GVK: secrets, State: StateNotServed, LastError: errors.New("no match")}},
 			"install its CustomResourceDefinition"},
+		"forbidden, for no reason": {[]ScopeState{{GVK: secrets, State: StateForbidden}}, "cannot list and watch Secret"},
 		"one of two": {[]ScopeState{{GVK: secrets, State: StateSynced},
 			{GVK: secrets, State: StateForbidden, LastError: denied}}, "forbidden"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := ReadyCheck(inStates{states: tc.states}, scheme.Scheme, &corev1.Secret{})(nil)
+			err := ReadyCheck(inStates{states: tc.states}, scheme.Scheme, &corev1.ConfigMap{}, &corev1.Secret{})(nil)
 			if tc.problem == "" {
 				NewWithT(t).Expect(err).NotTo(HaveOccurred())
 			} else {
@@ -51,6 +53,8 @@ func TestReadyCheck(t *testing.T) {
 		})
 	}
 	g := NewWithT(t)
+	g.Expect(ReadyCheck(inStates{}, runtime.NewScheme(), &corev1.Secret{})(nil)).
+		To(MatchError(ContainSubstring("the kind of *v1.Secret")))
 	g.Expect(ReadyCheck(&informertest.FakeInformers{}, scheme.Scheme)(nil)).
 		To(MatchError(ContainSubstring("set ctrl.Options.NewCache to scopedcache.New")))
 }

@@ -26,10 +26,10 @@ var public = []string{"clustercache", "credential", "scopedcache", "healthprobe"
 // the alias lists the fields, because pkg.go.dev shows none.
 var travelling = map[string]bool{"clustercache.NotConnectedError": true}
 
-// sealing lists the interfaces that only this module implements. Their methods may name internal
-// types, which seals them.
+// sealing lists the methods that name internal types, so that only this module can implement their
+// interfaces.
 var sealing = map[string]bool{
-	"clustercache.Watcher": true, "clustercache.ContentWatch": true, "credential.Provider": true,
+	"clustercache.Watcher.Spec": true, "clustercache.ContentWatch.Spec": true, "credential.Provider.Bind": true,
 }
 
 // api is what a check of the exported API needs to know about a package.
@@ -141,7 +141,11 @@ func (c *apiChecker) checkObject(object types.Object) {
 	case declared.IsAlias():
 		target := types.Unalias(declared.Type())
 		named, ok := target.(*types.Named)
-		if !ok || !internalType(named.Obj()) {
+		if !ok {
+			c.checkType(name, target)
+			return
+		}
+		if !internalType(named.Obj()) {
 			return
 		}
 		switch _, isStruct := named.Underlying().(*types.Struct); {
@@ -154,12 +158,18 @@ func (c *apiChecker) checkObject(object types.Object) {
 		}
 	default:
 		named := declared.Type().(*types.Named)
-		if !sealing[c.name+"."+name] {
-			c.checkType(name, named.Underlying())
+		if declared, isInterface := named.Underlying().(*types.Interface); isInterface {
+			for m := range declared.Methods() {
+				if m.Exported() && !sealing[c.name+"."+name+"."+m.Name()] {
+					c.checkType(name+"."+m.Name(), m.Type())
+				}
+			}
+			return
 		}
-		for m := range named.Methods() {
-			if m.Exported() {
-				c.checkType(name+"."+m.Name(), m.Type())
+		c.checkType(name, named.Underlying())
+		for m := range types.NewMethodSet(types.NewPointer(named)).Methods() { // also those of embedded types
+			if m.Obj().Exported() {
+				c.checkType(name+"."+m.Obj().Name(), m.Obj().Type())
 			}
 		}
 	}
@@ -435,6 +445,24 @@ type Named struct {
 // Method names an internal type.
 func (Named) Method() connstate.Health { return connstate.Health{} }
 
+// Function names an internal type.
+type Function = func(connstate.Health)
+
+type embedded struct{}
+
+// Promoted names an internal type.
+func (embedded) Promoted() connstate.Health { return connstate.Health{} }
+
+// Embedding shows the methods of embedded.
+type Embedding struct{ embedded }
+
+// Interface names an internal type.
+type Interface interface {
+	// Answer names an internal type.
+	Answer() connstate.Health
+	Bare()
+}
+
 func Undocumented(Named, Phase, Health, Silent) {}
 `), 0o600)).To(Succeed())
 	c := loadAPI(t, fset, sourceImporter(t, fset), dir, "x")
@@ -444,6 +472,9 @@ func Undocumented(Named, Phase, Health, Silent) {}
 	c.checkComments()
 	g.Expect(c.problems).To(ConsistOf(
 		"x.Health: is an alias to a struct of an internal package: declare the struct here",
+		"x.Embedding.Promoted: names connstate.Health, an internal type",
+		"x.Function: names connstate.Health, an internal type",
+		"x.Interface.Answer: names connstate.Health, an internal type",
 		"x.Named: names connstate.Identity, an internal type",
 		"x.Named.Method: names connstate.Health, an internal type",
 		"x.Named.Bare: has no comment",

@@ -59,7 +59,7 @@ const (
 	// ReasonStale means: the connection is not for the object that the caller read, but for another
 	// object of that name, or for another reference to a ServiceAccount or Secret. Only views that
 	// For returns have this reason. Wait for the next event: the caller's copy of the object, or
-	// the connection, is about to change.
+	// the connection, usually changes soon.
 	ReasonStale Reason = "Stale"
 	// ReasonIdentityMismatch means: the API server accepts the credential, but as another identity.
 	// Or the extension now refers to another identity, or another credential, than its connection

@@ -223,21 +223,33 @@ func boundToObject(t *testing.T, w World) {
 	own := w.Cache().For(ctx, object)
 	c, err := own.GetClient(ctx)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(c.Get(ctx, client.ObjectKeyFromObject(configMap(w, "there")), &corev1.ConfigMap{})).To(Succeed())
-	for getter, call := range boundGetters(own) {
+	there := client.ObjectKeyFromObject(configMap(w, "there"))
+	reader, err := own.GetReader(ctx)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(reader.Get(ctx, there, &corev1.ConfigMap{})).To(Succeed())
+	uncached, err := own.GetUncachedClient(ctx)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(uncached.Get(ctx, there, &corev1.ConfigMap{})).To(Succeed())
+	config, err := own.GetRESTConfig(ctx)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(config.Host).NotTo(BeEmpty())
+	whole, err := own.GetCluster(ctx)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(whole.GetClient().Get(ctx, there, &corev1.ConfigMap{})).To(Succeed())
+	for getter, call := range boundGetters(w, own, "bound") {
 		g.Expect(call(ctx)).To(Succeed(), getter)
 	}
 	state, known := own.GetConnectionState(ctx)
 	g.Expect(known).To(BeTrue())
 	g.Expect(state.Phase).To(Equal(clustercache.PhaseConnected))
-	g.Expect(state.Watches).To(HaveLen(1))
+	g.Expect(state.Watches).To(HaveLen(2))
 
 	recreated := w.Object(t, "red")
 	recreated.SetUID("another")
 	otherKind := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: object.GetUID()}}
 	for what, stale := range map[string]client.Object{"another UID": recreated, "another kind": otherKind} {
 		view := w.Cache().For(ctx, stale)
-		for getter, call := range boundGetters(view) {
+		for getter, call := range boundGetters(w, view, "stale") {
 			err := call(ctx)
 			var notConnected *clustercache.NotConnectedError
 			g.Expect(errors.As(err, &notConnected)).To(BeTrue(), "%s: %s: %v", what, getter, err)
@@ -250,9 +262,11 @@ func boundToObject(t *testing.T, w World) {
 		g.Expect(known).To(BeFalse(), what)
 	}
 	w.Cache().For(ctx, recreated).Unwatch(ctx, "bound")
+	w.Cache().For(ctx, otherKind).Unwatch(ctx, "bound")
 	state, _ = own.GetConnectionState(ctx)
-	g.Expect(state.Watches).To(HaveLen(1), "the registration is of another object")
+	g.Expect(state.Watches).To(HaveLen(2), "stale calls register nothing and end nothing")
 	own.Unwatch(ctx, "bound")
+	own.Unwatch(ctx, "bound content")
 	state, _ = own.GetConnectionState(ctx)
 	g.Expect(state.Watches).To(BeEmpty())
 
@@ -268,13 +282,15 @@ func boundToObject(t *testing.T, w World) {
 }
 
 // boundGetters returns a call of each method of a view that needs a connection.
-func boundGetters(view clustercache.Bound) map[string]func(context.Context) error {
+func boundGetters(w World, view clustercache.Bound, name string) map[string]func(context.Context) error {
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "bound", Kind: &corev1.ConfigMap{}, Watcher: newController(),
+		Name: name, Kind: &corev1.ConfigMap{}, Watcher: newController(),
 		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+		Name: name + " content", Objects: []client.Object{
+			configMap(w, "there"),
+		}, Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	return map[string]func(context.Context) error{
 		"GetClient":         func(ctx context.Context) error { _, err := view.GetClient(ctx); return err },

@@ -174,11 +174,16 @@ func TestForWhileExtensionsChange(t *testing.T) {
 					return err
 				}).WithTimeout(settlePatience).Should(Succeed())
 			}
-			violations, requests := c.violations(t, begin)
+			var violations []string
+			requests := 0
+			g.Eventually(func() int {
+				violations, requests = c.violations(t, begin)
+				return requests
+			}).WithTimeout(patience).Should(BeNumerically(">=", int(c.served.Load())), "the log has every answer")
 			g.Expect(violations).To(BeEmpty())
 			t.Logf("%d edits; %d requests arrived, each as the identity that its version of the extension names; "+
 				"%d calls were stale", *forEdits, requests, c.stale.Load())
-			g.Expect(requests).To(BeNumerically(">", 100))
+			g.Expect(c.served.Load()).To(BeNumerically(">", 50), "requests that were permitted")
 			g.Expect(c.stale.Load()).To(BeNumerically(">", 10), "the edits made a difference")
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,8 +17,8 @@ import (
 )
 
 // TestChoose checks a host operator whose extensions act with a kubeconfig if a label says so, and
-// otherwise as a ServiceAccount, with a default. An extension that switches gets another connection.
-// AllowIdentity is asked about those only that act as a ServiceAccount.
+// otherwise as a ServiceAccount, with a default. An extension that switches gets another
+// connection. AllowIdentity is asked about those only that act as a ServiceAccount.
 func TestChoose(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -37,6 +38,9 @@ func TestChoose(t *testing.T) {
 			"tokens": credential.ServiceAccountTokens(credential.ServiceAccountOptions{
 				Reference: func(object client.Object) (types.NamespacedName, error) {
 					name := object.GetLabels()["account"]
+					if name == "panics" {
+						panic("a bug of the host operator")
+					}
 					if name == "" {
 						name = "fallback"
 					}
@@ -52,6 +56,9 @@ func TestChoose(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			asked = append(asked, object.GetName()+" as "+account.Name)
+			if account.Name == "refused" {
+				return errors.New("not this one")
+			}
 			return nil
 		},
 	})
@@ -72,28 +79,51 @@ func TestChoose(t *testing.T) {
 		g.Expect(c.Create(ctx, configMap(ns, fmt.Sprintf("by-%s-%d", account, state.Epoch)))).To(Succeed())
 		return state
 	}
+	staleFor := func(object client.Object) bool {
+		_, err := o.For(ctx, object).GetClient(ctx)
+		var notConnected *clustercache.NotConnectedError
+		return errors.As(err, &notConnected) && notConnected.Reason == clustercache.ReasonStale
+	}
 	first := actsAs("fallback")
 	g.Expect(first.Source).To(Equal("serviceaccount " + ns + "/fallback"))
+	unedited := e.DeepCopy()
 	label(map[string]string{"account": "named"})
 	second := actsAs("named")
+	g.Expect(staleFor(unedited)).To(BeTrue(), "the object that was read names another ServiceAccount")
 	old, err := o.GetClient(ctx, key("chooser"))
 	g.Expect(err).NotTo(HaveOccurred())
 
 	mu.Lock()
-	asked = nil
+	g.Expect(asked).To(ContainElements("chooser as fallback", "chooser as named"))
 	mu.Unlock()
+	before := e.DeepCopy()
 	label(map[string]string{"kubeconfig": "remote"})
 	third := actsAs("remote")
+	g.Expect(staleFor(before)).To(BeTrue(), "the object that was read names a ServiceAccount")
+	mu.Lock()
+	asked = nil
+	mu.Unlock()
+	label(map[string]string{"kubeconfig": "remote", "edited": "yes"})
+	create(t, extension(ns, "named")) // the reconciler sees the edit before this one
+	o.waitConnected(t, "named")
 	g.Expect(third.Source).To(Equal("secret " + ns + "/remote-kubeconfig, key value"))
 	g.Expect(third.Epoch).To(Equal(second.Epoch + 1))
 	g.Expect(old.Get(ctx, client.ObjectKey{Namespace: ns, Name: "by-named-2"}, configMap(ns, ""))).
 		To(MatchError(clustercache.ErrNotConnected), "clients of the other kind of credential are dead")
 	mu.Lock()
-	for _, question := range asked { // from before the edit was seen
-		g.Expect(question).To(Equal("chooser as named"), "no ServiceAccount, no question")
-	}
+	g.Expect(asked).To(HaveEach("named as fallback"), "no ServiceAccount, no question")
 	mu.Unlock()
 
+	before = e.DeepCopy()
 	label(map[string]string{"account": "named"})
 	actsAs("named")
+	g.Expect(staleFor(before)).To(BeTrue(), "the object that was read names a kubeconfig")
+
+	label(map[string]string{"account": "refused"})
+	refused := o.waitReason(t, "chooser", clustercache.ReasonNotAllowed)
+	g.Expect(refused.Message).To(ContainSubstring("not this one"))
+	label(map[string]string{"account": "panics"})
+	o.waitReason(t, "chooser", clustercache.ReasonInvalidCredential)
+	_, err = o.For(ctx, e).GetClient(ctx)
+	g.Expect(err).To(MatchError(clustercache.ErrNotConnected), "a function that panics is no connection")
 }

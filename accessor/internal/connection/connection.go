@@ -182,7 +182,7 @@ func (c *Connection) Credential() *Credential { return c.credential.Load() }
 
 // Binding is what an object says about its connection.
 type Binding struct {
-	UID types.UID
+	UID types.UID // empty if the object cannot be an extension
 	// Reference is what the object names. If it is the WholeObject, Version decides.
 	Reference identity.Reference
 	Version   string

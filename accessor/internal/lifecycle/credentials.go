@@ -8,12 +8,12 @@ import (
 
 // resolved handles a Resolved event, and starts the attempt that is due.
 func (s *step) resolved(e Resolved) {
-	s.generation, s.source = e.Generation, e.Resolution.Source
+	s.generation, s.source, s.reference = e.Generation, e.Resolution.Source, e.Resolution.Reference
 	switch {
 	case e.Err != nil && s.canGoOnUnread(e):
 		// A cache could not be read. The credential in use may still be valid.
 	case e.Err != nil && e.Resolution.KeepCurrent && s.phase == connstate.PhaseConnected &&
-		e.Resolution.Source == s.resolution.Source:
+		e.Resolution.Source == s.resolution.Source && e.Resolution.Reference == s.resolution.Reference:
 		// The newest credential cannot be used. The one in use stays while it works.
 		rotating{s}.dropRotation()
 		rotating{s}.reportRotationError(e.Err)
@@ -49,7 +49,7 @@ func (s *step) confirm(objectVersion string) {
 func (m *Machine) canGoOnUnread(e Resolved) bool {
 	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden &&
 		!m.resolution.Impersonated
-	return unread && m.credential != 0 &&
+	return unread && m.credential != 0 && e.Resolution.Reference == m.resolution.Reference &&
 		e.Resolution.ServiceAccount == m.resolution.ServiceAccount && e.Resolution.Source == m.resolution.Source
 }
 

@@ -50,6 +50,8 @@ type Resolution struct {
 	KeepCurrent    bool
 	Impersonated   bool
 	Expected       connstate.Identity
+	// Reference is what the extension names, with the provider of the credential.
+	Reference string
 	// ObjectVersion is the version of the extension that the Resolution is for, where only the
 	// whole extension determines the credential. It is empty where Source does.
 	ObjectVersion string

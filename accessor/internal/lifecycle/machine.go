@@ -25,6 +25,8 @@ type Machine struct {
 	generation int64  // of the extension, as last resolved
 	source     string // source of the credential that the extension references, also if resolving failed
 
+	reference string // what the extension names, as last resolved
+
 	phase             connstate.Phase
 	reason            connstate.Reason // why there is no connection, "" while connected
 	cause             error            // with reason
@@ -52,8 +54,10 @@ type Machine struct {
 // announcement is the last notification of the extension sources about an extension that is not
 // connected. announcement is zero while the extension is connected.
 type announcement struct {
-	reason     connstate.Reason
-	generation int64 // so that the sources are also notified after an edit that leaves the reason unchanged
+	reason connstate.Reason
+	// so that the sources are also notified after an edit that leaves the reason unchanged
+	generation int64
+	reference  string
 }
 
 // rotation is a newer credential for the same connection. The newer credential replaces the one in

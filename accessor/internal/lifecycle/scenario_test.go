@@ -160,6 +160,7 @@ func (p *player) resolved(verb string, o options) Event {
 			Name: o.get("serviceaccount", "sa"),
 		}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
 		Expected: connstate.Identity{Username: o.get("expected", "")}, ObjectVersion: o.get("object", ""),
+		Reference: o.get("reference", ""),
 	}}
 	switch {
 	case verb == "resolve-error":

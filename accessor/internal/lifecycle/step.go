@@ -50,7 +50,7 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	s.phase, s.reason, s.cause = phase, reason, cause
 	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch,
 		Cause: cause})
-	news := announcement{reason: reason, generation: s.generation}
+	news := announcement{reason: reason, generation: s.generation, reference: s.reference}
 	if phase != connstate.PhaseDisconnected || !wasConnected && s.announced == news {
 		return
 	}
