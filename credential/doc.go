@@ -27,16 +27,18 @@
 // or certificate is used after the API server has stated the same identity for it. Another
 // ServiceAccount, Secret or API server is another connection.
 //
-// KubeconfigOptions.Reference, KubeconfigOptions.Allow and the function for FromRESTConfigMapper
-// may wrap [ErrInvalidReference], [ErrNotAllowed] or [ErrInvalidCredential], to choose the Reason
-// in the extension's state. [SecretsGuardedByAdmission] is an Allow for extensions that an
-// admission policy guards.
+// Some functions in the options choose the Reason in the extension's state with their errors. A
+// Reference function and the function of Choose may wrap [ErrNotAllowed]; their other errors have
+// the reason InvalidReference. Errors of KubeconfigOptions.Allow have the reason NotAllowed. The
+// function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed] or
+// [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an admission
+// policy guards.
 //
 // # Considerations
 //
-//   - Fail closed. A target's config starts from an allow-list of fields. The
-//     RoundTripper overwrites Authorization and removes every impersonation header. A request
-//     without a token fails here, and is not sent as another identity.
+//   - Fail closed. A target's config starts from an allow-list of fields. The RoundTripper overwrites
+//     Authorization and removes every impersonation header. A request without a token fails here,
+//     and is not sent as another identity.
 //   - Tokens come from the TokenRequest API, with the UID of the ServiceAccount as a precondition.
 //     Extensions that name the same ServiceAccount share one token. The token is kept until the
 //     last of these extensions is gone. After 60 to 80 % of its lifetime the token is renewed, by
