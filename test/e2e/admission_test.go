@@ -480,7 +480,18 @@ spec:
 	})
 	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/"+name)
 	g.Expect(err).NotTo(HaveOccurred())
-	return schema.GroupVersionKind{Group: otherVersion.Group, Version: "v1", Kind: kind}
+	gvk := schema.GroupVersionKind{Group: otherVersion.Group, Version: "v1", Kind: kind}
+	waitForSchema(t, gvk)
+	return gvk
+}
+
+// waitForSchema waits until the API server publishes the schema of a kind, which it does some moments
+// after it serves the kind. Without the schema, setup does not check paths.
+func waitForSchema(t *testing.T, gvk schema.GroupVersionKind) {
+	t.Helper()
+	NewWithT(t).Eventually(func() (string, error) {
+		return cp.Kubectl(t.Context(), "get", "--raw", "/openapi/v3/apis/"+gvk.GroupVersion().String())
+	}).WithTimeout(patience).Should(ContainSubstring(fmt.Sprintf(`"kind":"%s"`, gvk.Kind)))
 }
 
 func TestAllowIdentity(t *testing.T) {
