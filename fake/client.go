@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,12 +23,25 @@ func (b *boundClient) Get(ctx context.Context, key client.ObjectKey, obj client.
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
+	if gvk, err := b.GroupVersionKindFor(obj); err == nil {
+		if err := b.conn.checkAccess(gvk, key.Namespace, key.Name, "get"); err != nil {
+			return err
+		}
+	}
 	return b.Client.Get(ctx, key, obj, opts...)
 }
 
 func (b *boundClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	if err := b.conn.Err(); err != nil {
 		return err
+	}
+	if gvk, err := b.GroupVersionKindFor(list); err == nil {
+		options := client.ListOptions{}
+		options.ApplyOptions(opts)
+		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
+		if err := b.conn.checkAccess(gvk, options.Namespace, "", "list"); err != nil {
+			return err
+		}
 	}
 	return b.Client.List(ctx, list, opts...)
 }

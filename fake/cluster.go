@@ -68,9 +68,14 @@ func (f *fakeCache) GetInformer(ctx context.Context, object client.Object,
 	if err != nil {
 		return nil, err
 	}
+	running := informer.current()
+	if running == nil { // Forbid forbids the kind; its watches begin again, but this informer does not
+		informer.Release()
+		return nil, f.conn.checkAccess(informer.gvk, informer.namespace, "", "list")
+	}
 	select {
-	case <-informer.HasSyncedChecker().Done():
-		return informer, nil
+	case <-running.HasSyncedChecker().Done():
+		return running, nil
 	case <-ctx.Done():
 		informer.Release()
 		return nil, errors.WithStack(context.Cause(ctx))

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -34,17 +36,20 @@ type connection struct {
 	testClient client.Client // the client of the test
 	epoch      int64
 	identity   clustercache.Identity
+	access     *access
 	life       context.Context
 	end        context.CancelCauseFunc
 
-	mu      sync.Mutex     // locked to end life, and to add to running
-	running sync.WaitGroup // Add is called only before life ends
+	mu        sync.Mutex         // locked to end life, and to add to running
+	running   sync.WaitGroup     // Add is called only before life ends
+	informers map[*informer]bool // guarded by mu; not released yet
 }
 
 var _ watches.Connection = (*connection)(nil)
 
-func newConnection(c client.Client, epoch int64, identity clustercache.Identity) *connection {
-	conn := &connection{testClient: c, epoch: epoch, identity: identity}
+func newConnection(c client.Client, epoch int64, identity clustercache.Identity, access *access) *connection {
+	conn := &connection{testClient: c, epoch: epoch, identity: identity, access: access,
+		informers: map[*informer]bool{}}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
 	return conn
 }
@@ -122,51 +127,134 @@ type emptySubscription struct{ known replay.Seen }
 func (f emptySubscription) Seen() replay.Seen { return f.known }
 func (emptySubscription) Remove()             {}
 
-// informer is an informer that runs until Release, or until its connection ends.
-type informer struct {
-	toolscache.SharedIndexInformer
-	conn     *connection
-	example  client.Object
-	stop     context.CancelFunc
-	released <-chan struct{} // closed when the informer is stopped
+// applyAccess starts and stops informers after a change of what Forbid took.
+func (c *connection) applyAccess() {
+	c.mu.Lock()
+	informers := slices.Collect(maps.Keys(c.informers))
+	c.mu.Unlock()
+	for _, i := range informers {
+		i.applyAccess()
+	}
 }
 
-func (i *informer) Release() { i.stop() }
+// informer feeds its subscriptions from one informer of client-go after another: while Forbid
+// forbids the kind, there is none. The informer ends with Release, or with its connection.
+type informer struct {
+	conn      *connection
+	example   client.Object
+	gvk       schema.GroupVersionKind
+	namespace string
+	observe   func(scopedcache.ScopeState)
+	create    func() toolscache.SharedIndexInformer
+
+	mu            sync.Mutex
+	released      bool                           // guarded by mu
+	running       toolscache.SharedIndexInformer // guarded by mu; nil while forbidden
+	stop          context.CancelFunc             // guarded by mu; with running
+	life          context.Context                // guarded by mu; with running
+	subscriptions []*subscription                // guarded by mu
+}
+
+// applyAccess starts the informer, or stops it if Forbid forbids its scope.
+func (i *informer) applyAccess() {
+	i.mu.Lock()
+	err := i.conn.checkAccess(i.gvk, i.namespace, "", "list")
+	switch {
+	case i.released || i.conn.Err() != nil:
+		err = nil
+	case err != nil && i.running != nil:
+		i.stop()
+		i.running = nil
+		for _, s := range i.subscriptions {
+			s.Pause()
+		}
+	case err == nil && i.running == nil:
+		i.running = i.create()
+		i.life, i.stop = context.WithCancel(i.conn.life)
+		for _, s := range i.subscriptions {
+			_ = s.attachLocked() // fails only for an informer that has stopped
+		}
+		running, life := i.running, i.life
+		i.conn.Go(func() { running.RunWithContext(life) })
+	}
+	i.mu.Unlock()
+	if err != nil {
+		i.observe(scopedcache.ScopeState{State: scopedcache.StateForbidden, LastError: err})
+	}
+}
+
+// current returns the running informer, nil while Forbid forbids the scope.
+func (i *informer) current() toolscache.SharedIndexInformer {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.running
+}
+
+func (i *informer) Release() {
+	i.conn.mu.Lock()
+	delete(i.conn.informers, i)
+	i.conn.mu.Unlock()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.released = true
+	if i.running != nil {
+		i.stop()
+	}
+}
 
 // Subscribe implements watches.Informer.
 func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
 	error) {
-	fed := replay.New(handler, i.example, options)
-	source := fed.Begin()
-	handle, err := i.AddEventHandler(source)
-	if err != nil {
-		return nil, errors.WithStack(err)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s := &subscription{Feed: replay.New(handler, i.example, options), informer: i}
+	i.subscriptions = append(i.subscriptions, s)
+	if i.running == nil {
+		return s, nil
 	}
-	i.conn.Go(func() {
-		select {
-		case <-handle.HasSyncedChecker().Done():
-			source.EmitMissingDeletes(func(key string) bool {
-				_, found, err := i.GetStore().GetByKey(key)
-				return found && err == nil
-			})
-		case <-i.conn.life.Done():
-		case <-i.released:
-		}
-	})
-	return subscription{Feed: fed, informer: i, handle: handle}, nil
+	return s, s.attachLocked()
 }
 
 // subscription is a handler that receives events from an informer.
 type subscription struct {
 	*replay.Feed
 	informer *informer
-	handle   toolscache.ResourceEventHandlerRegistration
+	handle   toolscache.ResourceEventHandlerRegistration // guarded by informer.mu; at the running informer
+}
+
+// attachLocked feeds the subscription from the running informer.
+func (s *subscription) attachLocked() error {
+	running, life := s.informer.running, s.informer.life
+	source := s.Begin()
+	handle, err := running.AddEventHandler(source)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	s.handle = handle
+	s.informer.conn.Go(func() {
+		select {
+		case <-handle.HasSyncedChecker().Done():
+			source.EmitMissingDeletes(func(key string) bool {
+				_, found, err := running.GetStore().GetByKey(key)
+				return found && err == nil
+			})
+		case <-life.Done():
+		}
+	})
+	return nil
 }
 
 // Remove implements watches.Subscription.
-func (f subscription) Remove() {
-	f.Pause()
-	_ = f.informer.RemoveEventHandler(f.handle) // fails only for a handle of another informer
+func (s *subscription) Remove() {
+	s.Pause()
+	i := s.informer
+	i.mu.Lock()
+	i.subscriptions = slices.DeleteFunc(i.subscriptions, func(other *subscription) bool { return other == s })
+	running, handle := i.running, s.handle
+	i.mu.Unlock()
+	if running != nil && handle != nil {
+		_ = running.RemoveEventHandler(handle) // fails only for a handle of another informer
+	}
 }
 
 func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
@@ -181,25 +269,35 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	if scope.Namespace, err = c.served(object, scope.Namespace); err != nil {
 		return nil, err
 	}
+	gvk, err := apiutil.GVKForObject(object, c.testClient.Scheme())
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	lw := &listerWatcher{client: c.testClient, list: list, scope: scope, onList: func() {
-		observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
-	}}
-	shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
-	// These calls fail only if the informer is running.
-	_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.testClient.Scheme()) })
-	_ = shared.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
-		state := scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: err}
-		if apierrors.IsForbidden(err) {
-			state.State = scopedcache.StateForbidden
-		}
-		observe(state)
-	})
-	life, stop := context.WithCancel(c.life)
-	c.Go(func() { shared.RunWithContext(life) })
-	return &informer{SharedIndexInformer: shared, conn: c, example: object, stop: stop, released: life.Done()}, nil
+	i := &informer{conn: c, example: object, gvk: gvk, namespace: scope.Namespace, observe: observe}
+	i.create = func() toolscache.SharedIndexInformer {
+		lw := &listerWatcher{client: c.testClient, list: list, scope: scope, onList: func() {
+			observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
+		}}
+		shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
+		// These calls fail only if the informer is running.
+		_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.testClient.Scheme()) })
+		_ = shared.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+			state := scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: err}
+			if apierrors.IsForbidden(err) {
+				state.State = scopedcache.StateForbidden
+			}
+			observe(state)
+		})
+		return shared
+	}
+	c.mu.Lock()
+	c.informers[i] = true
+	c.mu.Unlock()
+	i.applyAccess()
+	return i, nil
 }
 
 // served returns the namespace to list, empty if the client's mapper reports the kind as

@@ -33,6 +33,7 @@ type extension struct {
 	identity clustercache.Identity        // for the next connect
 	conn     *connection                  // nil while not connected
 	since    time.Time                    // start of the current phase
+	access   *access                      // what Forbid took; survives reconnects
 	// objectSet is set if SetExtension set object, and stale if calls of For fail
 	objectSet, stale bool
 	presets          []string          // names given to NewFakeCache; replaced, never changed in place
@@ -57,7 +58,7 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	}
 	e.state.Epoch++
 	e.stale = false
-	e.conn = newConnection(c, e.state.Epoch, e.identity)
+	e.conn = newConnection(c, e.state.Epoch, e.identity, e.access)
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()
 	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.PhaseConnected, "", "", now, now
@@ -115,7 +116,7 @@ func (f *extensions) getOrAddLocked(key client.ObjectKey) *extension {
 	object.SetName(key.Name)
 	object.SetUID(types.UID("fake-" + key.Name))
 	now := time.Now()
-	e := &extension{object: object, since: now, state: clustercache.ConnectionState{
+	e := &extension{object: object, since: now, access: &access{}, state: clustercache.ConnectionState{
 		Extension: key, UID: object.GetUID(), Phase: clustercache.PhaseDisconnected,
 		Reason: clustercache.ReasonNotStarted, Since: now,
 	},

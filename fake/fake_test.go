@@ -16,10 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -295,4 +297,85 @@ func TestController(t *testing.T) {
 	cancel()
 	_, err := c.Next(ctx)
 	g.Expect(err).To(MatchError(context.Canceled))
+}
+
+// Forbid takes a permission to read, and Allow gives it back: reads, watches, OnError and the
+// sources behave as with a real API server.
+func TestForbid(t *testing.T) {
+	g := NewWithT(t)
+	w := newWorld(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	object := func(name string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+	}
+	g.Expect(w.content.Create(ctx, object("kept"))).To(Succeed())
+	g.Expect(w.content.Create(ctx, object("removed"))).To(Succeed())
+	w.cache.Connect(key("red"), w.content)
+	c, err := w.cache.GetClient(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	states := make(chan clustercache.WatchError, 10)
+	events := make(chan string, 10)
+	controller := NewController(t)
+	watch := func(name, namespace string) error {
+		return w.cache.Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+			Name: name, Watcher: controller, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: namespace},
+			EventHandler: handler.Funcs{
+				CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+					events <- name + " create " + e.Object.GetName()
+				},
+				DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+					events <- name + " delete " + e.Object.GetName()
+				},
+			},
+			OnError: func(_ context.Context, err clustercache.WatchError) { states <- err },
+		}))
+	}
+	g.Expect(watch("w", "ns")).To(Succeed())
+	g.Expect([]string{<-events, <-events}).To(ConsistOf("w create kept", "w create removed"))
+	g.Expect(controller.Watch(w.cache.GetExtensionSource("test", clustercache.EnqueueExtension))).To(Succeed())
+	red := ctrl.Request{NamespacedName: key("red")}
+	g.Expect(controller.Next(ctx)).To(Equal(red))
+
+	w.cache.Forbid(key("red"), configMaps, "ns")
+	g.Expect(controller.Next(ctx)).To(Equal(red))
+	denied := <-states
+	g.Expect(denied.State).To(Equal(clustercache.StateForbidden))
+	g.Expect(apierrors.IsForbidden(denied.Err)).To(BeTrue())
+	for what, err := range map[string]error{
+		"get":      c.Get(ctx, client.ObjectKeyFromObject(object("kept")), &corev1.ConfigMap{}),
+		"list":     c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace("ns")),
+		"list all": c.List(ctx, &corev1.ConfigMapList{}),
+	} {
+		g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "%s: %v", what, err)
+		g.Expect(err).To(MatchError(ContainSubstring(`User "system:serviceaccount:fake:red" cannot`)), what)
+	}
+	g.Expect(c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace("other"))).To(Succeed())
+	g.Expect(c.List(ctx, &corev1.SecretList{})).To(Succeed())
+	g.Expect(c.Create(ctx, object("added"))).To(Succeed(), "writes are not affected")
+	g.Expect(w.content.Delete(ctx, object("removed"))).To(Succeed())
+	g.Expect(watch("late", "ns")).To(Succeed(), "a watch waits for the permission")
+	g.Expect((<-states).State).To(Equal(clustercache.StateForbidden))
+	w.cache.Forbid(key("red"), configMaps, "ns") // again, which changes nothing
+	g.Expect(events).To(BeEmpty(), "a revocation is no deletion")
+
+	w.cache.Allow(key("red"), configMaps, "ns")
+	g.Expect(controller.Next(ctx)).To(Equal(red))
+	g.Expect([]string{<-events, <-events, <-events, <-events, <-events}).To(ConsistOf("w create kept", "w create added",
+		"w delete removed", "late create kept", "late create added"))
+	g.Expect([]any{(<-states).State, (<-states).State}).To(HaveEach(clustercache.StateSynced))
+	g.Expect(c.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
+	g.Expect(controller.Requests()).To(BeEmpty(), "one event per change")
+
+	w.cache.Forbid(key("red"), configMaps, "")
+	g.Expect(apierrors.IsForbidden(c.List(ctx, &corev1.ConfigMapList{}, client.InNamespace("other")))).To(BeTrue())
+	w.cache.Connect(key("red"), w.content)
+	c, err = w.cache.GetClient(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(apierrors.IsForbidden(c.List(ctx, &corev1.ConfigMapList{}))).To(BeTrue(), "a reconnect grants nothing")
+	whole, err := w.cache.GetCluster(ctx, key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = whole.GetCache().GetInformer(ctx, &corev1.ConfigMap{})
+	g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 }
