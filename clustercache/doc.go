@@ -51,6 +51,25 @@
 // [EnqueueFor] the event handler for watches. [Condition] turns the error of a call into a
 // condition for the extension's status. [Handler] shows all states on the manager's metrics server.
 //
+// # Deleting a tenant
+//
+// An extension that is being deleted keeps its connection until its last finalizer is gone. So a
+// controller with a finalizer deletes the content as the extension's identity, and then removes its
+// finalizer with the host operator's client; see the example ClusterCache (Deletion).
+//
+// The identity may be gone first: a user deleted the ServiceAccount, its Role, the Secret or the
+// whole namespace. Then GetClient returns a [NotConnectedError], for example with
+// [ReasonServiceAccountNotFound], or the deletion of the content is Forbidden. The author of the
+// controller decides what happens, and the users should read it in the documentation of the kind:
+//
+//   - Wait: keep the finalizer, write the error into a condition ([Condition] does), and return.
+//     The extension source calls when the identity is back. Without the condition, the extension
+//     would stay Terminating for no visible reason.
+//   - Leave: remove the finalizer, and leave the content where it is.
+//   - Never delete with the host operator's own permissions what a tenant named: the name of an
+//     object in the content is the tenant's choice. A host operator that deletes it acts for the
+//     tenant with permissions that the tenant does not have.
+//
 // # Considerations
 //
 //   - One reconciler serves all extensions and never dials. Extensions whose API server hangs

@@ -12,6 +12,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -105,6 +106,39 @@ func ExampleOptions_allowIdentity() {
 	fmt.Println(options.AllowIdentity(context.Background(), red,
 		types.NamespacedName{Namespace: "kube-system", Name: "default"}))
 	// Output: red may only act as ServiceAccounts of namespace tenant-red
+}
+
+// A controller with a finalizer deletes the content of an extension as the extension's identity. If
+// the identity is gone, this controller waits, and a condition says why.
+func ExampleClusterCache_deletion() {
+	const finalizer = "example.com/content"
+	type operator struct {
+		client.Client // the host operator's own
+		connections   clustercache.ClusterCache
+	}
+	reconcileDeletion := func(ctx context.Context, o operator, extension client.Object, content []client.Object,
+		setCondition func(metav1.Condition) error) (ctrl.Result, error) {
+		c, err := o.connections.For(ctx, extension).GetClient(ctx)
+		for _, object := range content {
+			if err == nil {
+				err = client.IgnoreNotFound(c.Delete(ctx, object))
+			}
+		}
+		if err != nil {
+			condition := clustercache.Condition(err, extension.GetGeneration())
+			if condition.Status == metav1.ConditionTrue { // connected, but for example Forbidden
+				condition.Type, condition.Status, condition.Reason = "Deleted", metav1.ConditionFalse, "Failed"
+				condition.Message = err.Error()
+				return ctrl.Result{}, errors.Join(err, setCondition(condition))
+			}
+			return ctrl.Result{}, setCondition(condition) // the extension source calls again
+		}
+		if controllerutil.RemoveFinalizer(extension, finalizer) {
+			err = o.Update(ctx, extension)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	_ = reconcileDeletion
 }
 
 // The error contains the reason why an extension is not connected.
