@@ -83,6 +83,11 @@ func (c *connection) checkAccess(gvk schema.GroupVersionKind, namespace, name, v
 	if c.access.permits(gvk.GroupKind(), namespace) {
 		return nil
 	}
+	return c.forbidden(gvk, namespace, name, verb)
+}
+
+// forbidden returns the error of a read that Forbid forbids.
+func (c *connection) forbidden(gvk schema.GroupVersionKind, namespace, name, verb string) error {
 	resource := schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}
 	if mapping, err := c.testClient.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version); err == nil {
 		resource = mapping.Resource.GroupResource()
