@@ -16,8 +16,9 @@ import (
 // Binding is what an object, as a caller read it, says about its connection.
 type Binding = connection.Binding
 
-// View gives access to one extension's connection. Getters take one map load and one atomic load.
-// Only Watch, WatchContent and Unwatch may block, until their context is done.
+// View gives access to one extension's connection. Getters take one map load and one atomic load; a
+// call that is stale also takes the accessor's lock, for the text of its error. Only Watch,
+// WatchContent and Unwatch may block, until their context is done.
 type View struct {
 	registry *registry
 	key      client.ObjectKey
