@@ -43,7 +43,8 @@ type identityAccessor struct {
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	now := time.Now()
 	a := &identityAccessor{key: key, set: set, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
-		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger}}
+		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
+			Metrics: set.options.Metrics}}
 	a.effects.spawn = func(drain func()) {
 		if !set.tasks.Start(drain) { // the set has ended, so no remaining effect takes long
 			go drain()
@@ -140,7 +141,8 @@ func (a *identityAccessor) reconcile(object client.Object, resolution identity.R
 	if err == nil && resolution.Key != a.machine.CredentialKey() {
 		// Join before the accessor leaves the old target. Otherwise the last member closes the TCP
 		// connections and forgets discovery.
-		if payload.membership, event.TargetErr = a.set.targets.Join(resolution.Target, a); event.TargetErr == nil {
+		if payload.membership, event.TargetErr = a.set.shared.targets.Join(resolution.Target, a,
+			&a.set.policy); event.TargetErr == nil {
 			event.Target = lifecycle.TargetID(payload.membership.ID())
 		}
 	}

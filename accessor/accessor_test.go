@@ -166,7 +166,7 @@ func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait
 			base.BearerToken = "secret-" + d.newToken(object.GetName())
 		}
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{})
+	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{}, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.Set = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
@@ -523,7 +523,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-token"))
 	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(d.targets.List()).To(HaveLen(1))
+	g.Expect(d.shared.targets.List()).To(HaveLen(1))
 	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a := found.(*identityAccessor)
 	a.mu.Lock()
@@ -532,7 +532,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 
 	d.deleteExtension("red")
 	d.deleteExtension("red") // a second deletion has no effect
-	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
+	g.Eventually(d.shared.targets.List).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(d.States()).To(BeEmpty())
 	g.Eventually(d.changed).WithTimeout(patience).Should(Equal([]string{"red", "red"}), "connected, and removed")
 	_, err = cred.RoundTripper(http.DefaultTransport).RoundTrip(httptest.NewRequest(http.MethodGet, r.URL, nil))
@@ -661,7 +661,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		base *rest.Config) (*rest.Config, error) {
 		base.BearerToken = "token"
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: r.URL}}, identity.Kind{})
+	}).Bind(host{config: &rest.Config{Host: r.URL}}, identity.Kind{}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	var s *Set
 	reconcile := func(name string) {
@@ -691,9 +691,9 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	g.Expect(s.Run(ended)).To(Succeed())
-	g.Expect(s.targets.List()).To(BeEmpty())
+	g.Expect(s.shared.targets.List()).To(BeEmpty())
 	reconcile("after")
-	g.Expect(s.targets.List()).To(BeEmpty())
+	g.Expect(s.shared.targets.List()).To(BeEmpty())
 	for _, name := range []string{"first", "late", "after"} {
 		_, err := s.At(client.ObjectKey{Name: name}).GetClient()
 		g.Expect(err).To(MatchError(connstate.ErrNotConnected))

@@ -15,7 +15,6 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -50,9 +49,9 @@ func (t *attempt) submit() {
 	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection.Connection){
 		lifecycle.Connect: t.connect, lifecycle.Probe: t.probe, lifecycle.Verify: t.verify,
 	}[t.Kind]
-	t.accessor.set.pool.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
+	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
-		metrics.PoolWait.Observe(time.Since(t.createdAt).Seconds())
+		t.accessor.set.options.Metrics.WaitedForTurn(time.Since(t.createdAt))
 		if t.ctx.Err() != nil {
 			return // cancelled while the attempt waited for its turn
 		}
@@ -68,7 +67,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 	startedAt := time.Now()
 	defer func() {
 		if t.ctx.Err() == nil {
-			metrics.ConnectDuration.Observe(time.Since(startedAt).Seconds())
+			t.accessor.set.options.Metrics.ConnectTook(time.Since(startedAt))
 		}
 	}()
 	if err := t.prepare(); err != nil {
@@ -92,7 +91,7 @@ func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, t.conn.HTTPClient(),
 		t.accessor.set.options.HealthProbe.Timeout)
 	if t.ctx.Err() == nil {
-		metrics.ProbeDuration.Observe(time.Since(sentAt).Seconds())
+		t.accessor.set.options.Metrics.ProbeTook(time.Since(sentAt))
 	}
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }

@@ -85,7 +85,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 		conn := payload.conn
 		return func() { logEffect(a.set.options.Logger, a.key, e, conn) }
 	case lifecycle.Record:
-		return func() { record(e) }
+		return func() { record(a.set.options.Metrics, e) }
 	case lifecycle.Notify:
 		object := a.object
 		return func() {
@@ -116,13 +116,13 @@ func logEffect(logger logr.Logger, key client.ObjectKey, e lifecycle.Log, conn *
 	logger.Info(e.Message, values...)
 }
 
-func record(e lifecycle.Record) {
+func record(counts *metrics.Cache, e lifecycle.Record) {
 	switch e.Counter {
 	case lifecycle.Connects:
-		metrics.Connects.WithLabelValues(e.Result).Inc()
+		counts.Connected(e.Result)
 	case lifecycle.Probes:
-		metrics.Probes.WithLabelValues(e.Result).Inc()
+		counts.Probed(e.Result)
 	case lifecycle.Rotations:
-		metrics.Rotations.WithLabelValues(e.Result).Inc()
+		counts.Rotated(e.Result)
 	}
 }

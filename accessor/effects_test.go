@@ -18,6 +18,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 )
@@ -44,7 +45,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"})
-	membership, err := set.targets.Join(&rest.Config{Host: "https://here:6443"}, nil)
+	membership, err := set.shared.targets.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer membership.Leave()
 	creds := map[lifecycle.CredentialID]*countingCredential{}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -32,6 +33,8 @@ type Options struct {
 	PerExtension   bool                     // metrics have series for every extension
 	RBACWatcher    *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
 	Logger         logr.Logger
+	Metrics        *metrics.Cache // may be nil
+	Shared         *Shared        // what the sets of a manager use together; nil if there is one set only
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)

@@ -135,15 +135,15 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	previous := d.targets.List()
+	previous := d.shared.targets.List()
 	object := d.Object(client.ObjectKey{Name: "red"})
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Key += "another"
 	d.Set.Reconcile(object, resolution, nil)
 	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Epoch >= 2 })
-	g.Expect(d.targets.List()).To(HaveLen(1))
-	g.Expect(d.targets.List()[0]).To(BeIdenticalTo(previous[0]))
+	g.Expect(d.shared.targets.List()).To(HaveLen(1))
+	g.Expect(d.shared.targets.List()[0]).To(BeIdenticalTo(previous[0]))
 }
 
 // The accessor leaves a target that the machine does not adopt.
@@ -160,6 +160,6 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	a.step(lifecycle.Removed{Reason: connstate.ReasonDeleted}, eventPayload{})
 	a.reconcile(object, resolution, nil)
-	g.Eventually(d.targets.List).Should(BeEmpty())
+	g.Eventually(d.shared.targets.List).Should(BeEmpty())
 	g.Expect(a.credentials).To(BeEmpty())
 }

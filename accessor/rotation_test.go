@@ -258,7 +258,7 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	a.mu.Unlock()
 	d.deleteExtension("red")
 	unblock()
-	g.Eventually(d.targets.List).WithTimeout(patience).Should(BeEmpty())
+	g.Eventually(d.shared.targets.List).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(newer.Prepare(t.Context())).NotTo(Succeed(), "the credential is closed")
 	g.Expect(conn.Credential()).NotTo(BeIdenticalTo(newer))
 }

@@ -21,6 +21,14 @@ import (
 // stopping.
 const handlerPatience = 5 * time.Second
 
+// Shared is what the sets of one manager use together: the TCP connections to each API server, what
+// is known of its health and its kinds, and the pool whose limits hold for all of them. The zero
+// value is ready to use.
+type Shared struct {
+	targets targets.Set
+	pool    workpool.Pool
+}
+
 // Set holds the accessors of all extensions by key. The reconciler of clustercache owns the set:
 // only the reconciler calls Reconcile, Remove and Run. All other methods may be called from any
 // goroutine, and getters never block.
@@ -30,8 +38,9 @@ type Set struct {
 	options     *Options
 	lifecycle   lifecycle.Config
 	connections connection.Options
-	targets     targets.Set
-	pool        workpool.Pool
+	policy      targets.Policy
+	shared      *Shared
+	attempts    *workpool.Share
 	tasks       workpool.TaskGroup
 
 	life context.Context // parent of everything; ends when Run does
@@ -41,19 +50,23 @@ type Set struct {
 // NewSet returns an empty set. Run starts its background work.
 func NewSet(options Options) *Set {
 	life, end := context.WithCancelCause(context.Background())
+	shared := options.Shared
+	if shared == nil {
+		shared = &Shared{}
+	}
 	return &Set{
-		options: &options, life: life, end: end,
+		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger},
 		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
-		targets:   targets.Set{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
+		policy:    targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
 }
 
 // Run checks silent targets until ctx is done. Then Run ends every connection, and returns once
 // nothing of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
-	defer metrics.Add(s.metricsSnapshot)()
+	defer s.options.Metrics.Export(s.metricsSnapshot)()
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
 	defer tick.Stop()
 	for {
@@ -62,7 +75,7 @@ func (s *Set) Run(ctx context.Context) error {
 			s.shutdown()
 			return nil
 		case now := <-tick.C:
-			s.targets.CheckSilent(now)
+			s.shared.targets.CheckSilent(now, &s.policy)
 		}
 	}
 }
@@ -101,7 +114,7 @@ func (s *Set) shutdown() {
 	s.end(&connstate.NotConnectedError{Reason: connstate.ReasonNotStarted, Since: time.Now(), Err: stopping})
 	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
 	s.each(func(a *identityAccessor) { a.remove(connstate.ReasonNotStarted, stopping) })
-	s.pool.Close()
+	s.attempts.Close()
 	if !s.tasks.Wait(handlerPatience) {
 		s.options.Logger.Info("Stopped while event handlers of other controllers are still running", "waited",
 			handlerPatience)

@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor"
-	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // Bound has the calls of ClusterCache for one extension, bound to the object as the caller read it;
@@ -67,7 +66,7 @@ func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (bin
 	binding.UID = object.GetUID()
 	defer func() {
 		if cause := recover(); cause != nil {
-			metrics.HandlerPanics.Inc()
+			c.metrics.HandlerPanicked()
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
 				klog.KObj(object), "stack", string(debug.Stack()))
 			err = errors.New("a function in Options.Credentials panicked: see the host operator's log")

@@ -17,6 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
@@ -142,6 +143,7 @@ type ClusterCache interface {
 // clusterCache is the ClusterCache that SetupWithManager returns.
 type clusterCache struct {
 	set         *accessor.Set
+	metrics     *metrics.Cache
 	sources     *extensionsource.Hub
 	scheme      *runtime.Scheme
 	gvk         schema.GroupVersionKind // of the extensions

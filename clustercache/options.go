@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -51,6 +52,10 @@ func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
 // Options configure SetupWithManager. Client.UserAgent is required, and for cluster-scoped kinds
 // AllowIdentity too.
 type Options struct {
+	// Name distinguishes the ClusterCaches of a manager. Name is the controller's name, in logs and
+	// metrics too, and the value of the label cache of latchkey's own series. It consists of
+	// lower-case letters, digits and dashes. Defaults to "clustercache".
+	Name string
 	// Object is an example of the kind whose objects get one connection each. Defaults to an
 	// unstructured ClusterExtension of latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator
 	// Lifecycle Manager's kind see OLMClusterExtension.
@@ -140,6 +145,9 @@ func ownNamespaceOnly(_ context.Context, object client.Object, serviceAccount ty
 }
 
 func (o *Options) setDefaults(mgr manager.Manager) {
+	if o.Name == "" {
+		o.Name = "clustercache"
+	}
 	if o.Object == nil {
 		o.Object = newUnstructured(ClusterExtensionGVK)
 	}
@@ -182,6 +190,10 @@ func (o *Options) validate() error {
 		if _, err := apiutil.GVKForObject(object, o.Scheme); err != nil {
 			return errors.Wrapf(err, "Options.Client.Cache.DisableFor, %T", object)
 		}
+	}
+	if o.Name != "" && len(validation.IsDNS1123Label(o.Name)) > 0 {
+		return errors.Errorf("Options.Name %q must consist of at most 63 lower-case letters, digits and dashes, with no "+
+			"dash at the ends", o.Name)
 	}
 	switch {
 	case o.Client.UserAgent == "":

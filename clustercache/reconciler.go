@@ -34,9 +34,6 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
-// controllerName is the reconciler's name in logs and metrics.
-const controllerName = "clustercache"
-
 // reconciler is the only owner of all accessors.
 type reconciler struct {
 	object   client.Object // an example of the kind
@@ -48,6 +45,8 @@ type reconciler struct {
 	labelled func(client.Object) bool // whether the label selects the object; cheap
 	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
+	metrics  *metrics.Cache
+	ended    func() // called when nothing runs any more
 
 	references references // from extensions to ServiceAccounts
 	forbidden  forbidden  // extensions that wait until the host operator has a permission
@@ -57,9 +56,10 @@ type reconciler struct {
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
 }
 
-func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, options controller.Options) error {
+func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name string,
+	options controller.Options) error {
 	options.Reconciler = r
-	c, err := controller.New(controllerName, mgr, options)
+	c, err := controller.New(name, mgr, options)
 	if err != nil {
 		return err
 	}
@@ -90,6 +90,7 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, options co
 
 // run runs the set, and the goroutines that it needs, until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
+	defer r.ended()
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
@@ -209,7 +210,7 @@ func (r *reconciler) forget(key client.ObjectKey, reason connstate.Reason) {
 func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			metrics.HandlerPanics.Inc()
+			r.metrics.HandlerPanicked()
 			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause) // for the log
 		}
 	}()
@@ -226,7 +227,7 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 	panicked, reached := inCredentials, false
 	defer func() {
 		if cause := recover(); cause != nil {
-			metrics.HandlerPanics.Inc()
+			r.metrics.HandlerPanicked()
 			// The value of the panic may be secret, so only the log has it, and the state has not.
 			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
 				klog.KObj(object), "stack", string(debug.Stack()))

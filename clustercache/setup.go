@@ -4,6 +4,7 @@ import (
 	"context"
 	"reflect"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -14,6 +15,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/informed"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -21,7 +23,9 @@ import (
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
 // manager starts, no extension is connected. All connections end when the manager ends.
 //
-// ctx is used only during the call. A manager takes one ClusterCache. A process takes one too,
+// ctx is used only during the call. A manager takes several ClusterCaches with different
+// Options.Name. They share the TCP connections to each API server, what is known of its health and
+// kinds, and the limits of concurrent connects and probes. Names must differ in the whole process,
 // because controller-runtime requires unique names of controllers, unless controllerOptions set
 // SkipNameValidation. No other field of controllerOptions needs a value: the reconciler never
 // dials, so one worker suffices. controllerOptions.Reconciler is overwritten.
@@ -35,55 +39,74 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 	if err := options.validate(); err != nil {
 		return nil, err
 	}
-	kind, err := options.kind(ctrl.LoggerInto(ctx, mgr.GetLogger().WithName(controllerName)))
+	shared, leave, err := managers.join(mgr, options.Name)
 	if err != nil {
 		return nil, err
 	}
-	resolver, err := options.Credentials.Bind(options.Cluster, kind)
+	cc, err := options.setup(ctx, mgr, controllerOptions, shared, leave)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return cc, nil
+}
+
+// setup adds the reconciler to the manager. The reconciler calls ended when it has ended.
+func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOptions controller.Options,
+	shared *accessor.Shared, ended func()) (ClusterCache, error) {
+	logger := mgr.GetLogger().WithName(o.Name)
+	kind, err := o.kind(ctrl.LoggerInto(ctx, logger))
+	if err != nil {
+		return nil, err
+	}
+	counts := metrics.New(o.Name)
+	resolver, err := o.Credentials.Bind(o.Cluster, kind, counts)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Credentials")
 	}
-	allow, err := options.checkGuard(resolver, kind)
+	allow, err := o.checkGuard(resolver, kind)
 	if err != nil {
 		return nil, err
 	}
 
 	r := &reconciler{
-		object:   options.Object,
-		objects:  informed.NewReader(options.Cluster.GetCache()),
-		scheme:   options.Cluster.GetScheme(),
+		object:   o.Object,
+		objects:  informed.NewReader(o.Cluster.GetCache()),
+		scheme:   o.Cluster.GetScheme(),
 		resolver: resolver,
 		allow:    allow,
-		labelled: options.hasWatchLabel,
-		matches:  options.matches,
+		labelled: o.hasWatchLabel,
+		matches:  o.matches,
 		kind:     kind.GroupKind(),
+		metrics:  counts,
+		ended:    ended,
 	}
-	rbacWatcher, err := options.rbacWatcher(mgr)
+	rbacWatcher, err := o.rbacWatcher(mgr, logger)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
 	}
-	hub := &extensionsource.Hub{}
+	hub := &extensionsource.Hub{Name: o.Name, Metrics: counts}
 	r.set = accessor.NewSet(accessor.Options{
-		Scheme: options.Scheme, Cache: options.Cache.connections(), Client: options.Client.connections(),
-		HealthProbe: connstate.ProbeOptions(options.HealthProbe), ConnectBackoff: options.ConnectBackoff,
-		PerExtension: options.Metrics.PerExtension, RBACWatcher: rbacWatcher,
-		Logger: mgr.GetLogger().WithName(controllerName),
-		Wake:   r.wake, Changed: hub.Changed,
+		Scheme: o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
+		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
+		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
+		Logger: logger, Metrics: counts, Shared: shared,
+		Wake: r.wake, Changed: hub.Changed,
 	})
-	cc := &clusterCache{set: r.set, sources: hub, scheme: r.scheme, gvk: kind.GroupVersionKind,
-		goType: reflect.TypeOf(options.Object), referenceOf: resolver.Reference}
-	if options.EventRecorder != nil {
-		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, options.EventRecorder) }
+	cc := &clusterCache{set: r.set, metrics: counts, sources: hub, scheme: r.scheme, gvk: kind.GroupVersionKind,
+		goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
+	if o.EventRecorder != nil {
+		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }
 	}
-	if err := r.addTo(mgr, options.Cluster, controllerOptions); err != nil {
-		return nil, errors.WithMessage(err, "adding the clustercache reconciler to the manager")
+	if err := r.addTo(mgr, o.Cluster, o.Name, controllerOptions); err != nil {
+		return nil, errors.WithMessagef(err, "adding the controller %q to the manager (Options.Name is its name)", o.Name)
 	}
 	return cc, nil
 }
 
-// rbacEvents returns a watcher of RBAC in the cluster of the extensions, or nil without WatchRBAC.
+// rbacWatcher returns a watcher of RBAC in the cluster of the extensions, or nil without WatchRBAC.
 // The watcher acts as the host operator and runs as long as the manager.
-func (o *Options) rbacWatcher(mgr manager.Manager) (*scopedcache.RBACWatcher, error) {
+func (o *Options) rbacWatcher(mgr manager.Manager, logger logr.Logger) (*scopedcache.RBACWatcher, error) {
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}
@@ -91,7 +114,7 @@ func (o *Options) rbacWatcher(mgr manager.Manager) (*scopedcache.RBACWatcher, er
 		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(),
 			Mapper: o.Cluster.GetRESTMapper()},
 		scopedcache.Options{AccessReviewInterval: o.Cache.AccessReviewInterval,
-			Logger: mgr.GetLogger().WithName(controllerName)})
+			Logger: logger})
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -42,7 +43,7 @@ type chosen struct {
 
 func (chosen) sealed() {}
 
-func (c chosen) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
+func (c chosen) Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver, error) {
 	switch {
 	case c.choose == nil:
 		return nil, errors.New("Choose needs a function")
@@ -54,7 +55,7 @@ func (c chosen) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolve
 		if c.providers[name] == nil {
 			return nil, errors.Errorf("the provider %q of Choose is nil", name)
 		}
-		resolver, err := c.providers[name].Bind(host, kind)
+		resolver, err := c.providers[name].Bind(host, kind, counts)
 		if err != nil {
 			return nil, errors.WithMessagef(err, "the provider %q of Choose", name)
 		}

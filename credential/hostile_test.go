@@ -151,7 +151,7 @@ func parseHostile() (cost hostileCost) {
 			append(cost.Accepted, err == nil)
 	}
 	// Parse all of them concurrently, as at the start of a manager.
-	s := newSecrets(nil, lenient.parse)
+	s := newSecrets(nil, lenient.parse, nil)
 	s.wake = func(client.ObjectKey) {}
 	var parsing sync.WaitGroup
 	cost.Goroutine = readsAtOnce

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -108,7 +109,8 @@ type kubeconfigSecrets KubeconfigOptions
 
 func (kubeconfigSecrets) sealed() {}
 
-func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
+func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver,
+	error) {
 	r := &kubeconfigResolver{options: o}
 	if o.NamePath != "" {
 		var err error
@@ -138,7 +140,7 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind) (ident
 		return nil, err
 	}
 	limits := kubeconfigLimits{allowInsecure: o.AllowInsecure, maxSize: cmp.Or(o.MaxSize, defaultMaxSize)}
-	r.secrets = newSecrets(reader, limits.parse)
+	r.secrets = newSecrets(reader, limits.parse, counts)
 	return r, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // Provider is the configuration for one source of credentials, for clustercache.Options. The
@@ -12,7 +13,7 @@ type Provider interface {
 	// Bind returns the source of credentials for the extensions of the given kind on the host
 	// cluster, or an error for options with which no extension could be resolved. Bind does no I/O.
 	// Only clustercache calls Bind.
-	Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error)
+	Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver, error)
 
 	sealed()
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
 // FromRESTConfigMapper is the provider for credentials that no other provider supports. mapper sets
@@ -51,7 +52,7 @@ type restConfigMapper func(context.Context, client.Object, *rest.Config) (*rest.
 
 func (restConfigMapper) sealed() {}
 
-func (m restConfigMapper) Bind(host cluster.Cluster, _ identity.Kind) (identity.Resolver, error) {
+func (m restConfigMapper) Bind(host cluster.Cluster, _ identity.Kind, _ *metrics.Cache) (identity.Resolver, error) {
 	if m == nil {
 		return nil, errors.New("FromRESTConfigMapper needs a function")
 	}

@@ -25,6 +25,7 @@ import (
 type secrets struct {
 	reader rest.Interface
 	parse  func([]byte) (kubeconfig, error)
+	counts *metrics.Cache
 	turns  *semaphore.Weighted // limits lists, and watches until they have started
 
 	// parsing is locked while parse runs, without I/O. Parsing for all tenants together therefore
@@ -41,8 +42,8 @@ type secrets struct {
 	byExtension map[client.ObjectKey]*watchedSecret // guarded by mu
 }
 
-func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error)) *secrets {
-	return &secrets{reader: reader, parse: parse, turns: semaphore.NewWeighted(readsAtOnce),
+func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error), counts *metrics.Cache) *secrets {
+	return &secrets{reader: reader, parse: parse, counts: counts, turns: semaphore.NewWeighted(readsAtOnce),
 		byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
 }
 
@@ -194,7 +195,7 @@ type watchedSecret struct {
 func (w *watchedSecret) parse(data []byte) (parsed kubeconfig, err error) {
 	defer func() {
 		if recover() != nil {
-			metrics.HandlerPanics.Inc()
+			w.all.counts.HandlerPanicked()
 			parsed, err = kubeconfig{}, invalid(nil, "the content cannot be parsed as a kubeconfig")
 		}
 	}()

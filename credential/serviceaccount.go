@@ -22,6 +22,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -70,7 +71,8 @@ type serviceAccountTokens ServiceAccountOptions
 
 func (serviceAccountTokens) sealed() {}
 
-func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind) (identity.Resolver, error) {
+func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
+	counts *metrics.Cache) (identity.Resolver, error) {
 	if o.Lifetime == 0 {
 		o.Lifetime = time.Hour
 	}
@@ -86,7 +88,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind) (id
 	if err != nil {
 		return nil, err
 	}
-	all := &tokens{issue: issuer.issue, turns: semaphore.NewWeighted(requestsAtOnce)}
+	all := &tokens{issue: issuer.issue, counts: counts, turns: semaphore.NewWeighted(requestsAtOnce)}
 	resolver.credential = func(id tokenID, resolved *identity.Resolution) {
 		resolved.Expected.UID = id.uid
 		resolved.OpenFunc = func() identity.Credential { return all.open(id) }

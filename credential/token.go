@@ -69,8 +69,9 @@ func (i *issuedToken) expires() time.Time {
 
 // tokens shares tokens between the extensions that name the same ServiceAccount.
 type tokens struct {
-	issue func(context.Context, tokenID) (issuedToken, error)
-	turns *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
+	issue  func(context.Context, tokenID) (issuedToken, error)
+	turns  *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
+	counts *metrics.Cache
 
 	mu   sync.Mutex
 	byID map[tokenID]*token // guarded by mu; only tokens with users
@@ -82,7 +83,7 @@ func (t *tokens) open(id tokenID) identity.Credential {
 	shared, ok := t.byID[id]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		shared = &token{id: id, issue: t.issueInTurn, ctx: ctx, cancel: cancel}
+		shared = &token{id: id, issue: t.issueInTurn, counts: t.counts, ctx: ctx, cancel: cancel}
 		if t.byID == nil {
 			t.byID = map[tokenID]*token{}
 		}
@@ -119,9 +120,10 @@ func (t *tokens) close(shared *token) {
 
 // token is the token of one ServiceAccount. A request renews the token when its expiry is near.
 type token struct {
-	id    tokenID
-	issue func(context.Context, tokenID) (issuedToken, error)
-	users int // guarded by tokens.mu
+	id     tokenID
+	issue  func(context.Context, tokenID) (issuedToken, error)
+	counts *metrics.Cache
+	users  int // guarded by tokens.mu
 
 	ctx    context.Context // context of renewals: no single caller can cancel them, only the last user's Close
 	cancel context.CancelFunc
@@ -210,7 +212,7 @@ func (t *token) renew(stale *issuedToken) <-chan singleflight.Result {
 		ctx, cancel := context.WithTimeout(t.ctx, issueTimeout)
 		defer cancel()
 		fresh, err := t.issue(ctx, t.id)
-		metrics.TokenRequests.WithLabelValues(resultOf(err)).Inc()
+		t.counts.RequestedToken(resultOf(err))
 		if err != nil {
 			t.lastFailure.Store(afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64()))
 			return nil, err

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
@@ -105,6 +106,9 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	close(s.started)
 	s.mu.Unlock()
 	context.AfterFunc(ctx, func() { close(s.over) })
+	if s.options.Name != "" {
+		defer metrics.ExportInformers(s.options.Name, s.metricsSnapshot)()
+	}
 
 	<-ctx.Done()
 	s.mu.Lock()
@@ -113,6 +117,16 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	stopListening()
 	s.running.Wait()
 	return nil
+}
+
+// metricsSnapshot returns the values that the metrics export.
+func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
+	snapshot := metrics.Snapshot{Informers: map[string]int{}}
+	for _, scope := range s.States() {
+		snapshot.Informers[string(scope.State)]++
+		snapshot.Objects += scope.Objects
+	}
+	return snapshot
 }
 
 // IndexField adds an index to all informers of the object's kind and representation, including

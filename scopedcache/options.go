@@ -16,6 +16,10 @@ import (
 // Options configure what a scoped cache does beyond controller-runtime's cache. The zero value of
 // each field is its default. A negative duration is the default too.
 type Options struct {
+	// Name is the label cache of the series latchkey_informers and latchkey_objects, which are
+	// computed at each collection of controller-runtime's metrics while the cache runs. Caches of one
+	// name add up. No series if Name is empty.
+	Name string
 	// AccessReviewInterval is how often the cache asks the API server whether the identity still
 	// has access to what it watches. For scopes that are Forbidden, the cache asks whether access
 	// has been granted. The next review comes after 80 to 100 % of the interval. Defaults to 60 s.
@@ -89,13 +93,14 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// New creates a cache, which is a [Cache]. New does what controller-runtime's cache.New does,
+// New creates a cache, which is a [Cache]: NewWithOptions with the Name "scopedcache" and otherwise
+// the defaults. New does what controller-runtime's cache.New does,
 // except for the differences that the package documentation lists. New is a cache.NewCacheFunc, so
 // a manager can use it:
 //
 //	ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New})
 func New(config *rest.Config, opts cache.Options) (cache.Cache, error) {
-	return NewWithOptions(Options{})(config, opts)
+	return NewWithOptions(Options{Name: "scopedcache"})(config, opts)
 }
 
 // NewWithOptions returns a cache.NewCacheFunc that creates caches with these options. Each of them

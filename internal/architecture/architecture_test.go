@@ -50,7 +50,7 @@ var mayImport = map[string][]string{
 		"internal/metrics"},
 	"scopedcache": {
 		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
-		"internal/untrusted", "internal/replay",
+		"internal/untrusted", "internal/replay", "internal/metrics",
 	},
 	"scopedcache/internal/monitor":   {},
 	"scopedcache/internal/access":    {"scopedcache/internal/monitor", "internal/untrusted"},

@@ -1,6 +1,7 @@
 package extensionsource
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -22,6 +23,9 @@ import (
 // Hub holds the consumers that listen. The zero value is ready to use. Its methods may be called
 // from any goroutine.
 type Hub struct {
+	Name    string         // of the ClusterCache, for logs
+	Metrics *metrics.Cache // counts the panics of map functions; may be nil
+
 	mu        sync.Mutex
 	consumers map[*pending]struct{} // guarded by mu
 }
@@ -243,7 +247,7 @@ func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.
 	object client.Object) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			metrics.HandlerPanics.Inc()
+			s.hub.Metrics.HandlerPanicked()
 			s.logger(ctx).Error(errors.Errorf("%v", cause),
 				"The map function of an extension source panicked; its event is lost",
 				"extension", klog.KObj(object), "stack", string(debug.Stack()))
@@ -255,5 +259,6 @@ func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.
 }
 
 func (s *extensionSource[request]) logger(ctx context.Context) logr.Logger {
-	return log.FromContext(ctx).WithName("clustercache").WithValues("controller", s.options.ControllerName)
+	return log.FromContext(ctx).WithName(cmp.Or(s.hub.Name, "clustercache")).
+		WithValues("controller", s.options.ControllerName)
 }

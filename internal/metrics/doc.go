@@ -2,18 +2,19 @@
 //
 // # Setup
 //
-// Importing the package registers all metrics. Code that owns connections registers a function with
-// [Add].
+// Importing the package registers all metrics. Code that owns connections creates a [Cache] and
+// calls its Export. Code that owns informers only calls [ExportInformers].
 //
 // # Usage
 //
-// Code increments counters and histograms when an event happens. Gauges are computed at each scrape
+// Code calls the methods of Cache when an event happens. Gauges are computed at each scrape
 // from a [Snapshot], so they are correct and leave no stale series.
 //
 // # Considerations
 //
 //   - No label holds a name that tenants choose, unless the host operator's author enables series
 //     per extension. These series too are computed at each scrape, so they end with the extension.
-//   - The metrics are sums over all ClusterCaches of a process.
+//   - Every series has the label cache: the name of its ClusterCache or scoped cache. The series end
+//     with the last cache of that name.
 //   - docs/operations.md explains every metric; a test compares the lists.
 package metrics

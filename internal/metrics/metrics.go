@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,72 +14,129 @@ import (
 // seconds are the buckets of durations: from a local round trip to Client.Timeout.
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
+// every family has the label cache: the name of the ClusterCache or scoped cache.
 var (
-	// Connects counts finished connects, by result: Connected, or the reason of the failure.
-	Connects = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_connects_total", Help: "Finished connects, by result: Connected, or the reason of the failure.",
-	}, []string{"result"})
-	// ConnectDuration is how long connects took, without the wait for their turn in the pool.
-	ConnectDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "latchkey_connect_duration_seconds",
-		Help:    "How long connects took from TokenRequest to SelfSubjectReview, without the wait for their turn.",
-		Buckets: seconds,
-	})
-	// Rotations counts the checks of newer credentials of connections, by result.
-	Rotations = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_rotations_total",
-		Help: "Newer credentials of connections, by the result of the check at the API server: TakenUp, or why not.",
-	}, []string{"result"})
-	// Probes counts finished probes, by result.
-	Probes = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_probes_total",
-		Help: "Finished probes, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or " +
-			"NoCredential.",
-	}, []string{"result"})
-	// ProbeDuration is how long probes took, without the wait for their turn in the pool.
-	ProbeDuration = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_probe_duration_seconds", Help: "How long probes took, without the wait for their turn.",
-		Buckets: seconds,
-	})
-	// PoolWait is how long connects and probes waited for their turn.
-	PoolWait = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "latchkey_pool_wait_seconds", Help: "How long connects and probes waited for their turn in the pool.",
-		Buckets: append(slices.Clone(seconds), 30, 60, 300),
-	})
-	// TokenRequests counts finished TokenRequests, by result.
-	TokenRequests = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "latchkey_token_requests_total",
-		Help: "Finished TokenRequests, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.",
-	}, []string{"result"})
-	// HandlerPanics counts panics of the host operator's functions.
-	HandlerPanics = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "latchkey_handler_panics_total",
-		Help: "Panics of the host operator's functions: event handlers, OnError, map functions (the event is lost), " +
-			"Filter, AllowIdentity, RESTConfigMappers (the extension is refused).",
-	})
+	connects = counters("latchkey_connects_total",
+		"Finished connects, by result: Connected, or the reason of the failure.", "result")
+	connectDuration = histograms("latchkey_connect_duration_seconds",
+		"How long connects took from TokenRequest to SelfSubjectReview, without the wait for their turn.", seconds)
+	rotations = counters("latchkey_rotations_total",
+		"Newer credentials of connections, by the result of the check at the API server: TakenUp, or why not.", "result")
+	probes = counters("latchkey_probes_total",
+		"Finished probes, by result: Valid, Unauthorized, IdentityMismatch, Denied, Failing, Silent, or NoCredential.",
+		"result")
+	probeDuration = histograms("latchkey_probe_duration_seconds",
+		"How long probes took, without the wait for their turn.", seconds)
+	poolWait = histograms("latchkey_pool_wait_seconds",
+		"How long connects and probes waited for their turn in the pool.", append(slices.Clone(seconds), 30, 60, 300))
+	tokenRequests = counters("latchkey_token_requests_total",
+		"Finished TokenRequests, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.", "result")
+	handlerPanics = counters("latchkey_handler_panics_total",
+		"Panics of the host operator's functions: event handlers, OnError, map functions (the event is lost), "+
+			"Filter, AllowIdentity, RESTConfigMappers (the extension is refused).")
 )
 
-var (
-	connections = prometheus.NewDesc("latchkey_connections",
-		"Extensions by phase of their connection and reason for not being connected.", []string{"phase", "reason"}, nil)
-	watches = prometheus.NewDesc("latchkey_watches", "Watches of other controllers, by informer that they need.",
-		nil, nil)
-	informers = prometheus.NewDesc("latchkey_informers",
-		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", []string{"state"}, nil)
-	objects = prometheus.NewDesc("latchkey_objects", "Objects in the caches of all connections.", nil, nil)
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append([]string{"cache"}, labels...))
+}
 
-	extensionConnected = prometheus.NewDesc("latchkey_extension_connected",
-		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", []string{
-			"namespace", "name",
-		}, nil)
-	extensionSuccess = prometheus.NewDesc("latchkey_extension_last_success_timestamp_seconds",
+func histograms(name, help string, buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets},
+		[]string{"cache"})
+}
+
+var (
+	connections = gauge("latchkey_connections",
+		"Extensions by phase of their connection and reason for not being connected.", "phase", "reason")
+	watches   = gauge("latchkey_watches", "Watches of other controllers, by informer that they need.")
+	informers = gauge("latchkey_informers",
+		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", "state")
+	objects = gauge("latchkey_objects", "Objects in the caches.")
+
+	extensionConnected = gauge("latchkey_extension_connected",
+		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")
+	extensionSuccess = gauge("latchkey_extension_last_success_timestamp_seconds",
 		"When a probe or request of the extension last succeeded, in Unix time; 0 if never. Only with "+
-			"Options.Metrics.PerExtension.", []string{"namespace", "name"}, nil)
+			"Options.Metrics.PerExtension.", "namespace", "name")
 )
 
-// Snapshot has the values of the gauges of one ClusterCache.
+func gauge(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, append([]string{"cache"}, labels...), nil)
+}
+
+// Cache has the metrics of one ClusterCache. Its methods may be called from any goroutine. A nil
+// *Cache counts nothing.
+type Cache struct {
+	name  string
+	ended atomic.Bool
+}
+
+// New returns the metrics of a ClusterCache of that name. Caches of one name add up.
+func New(name string) *Cache { return &Cache{name: name} }
+
+// Export makes every collection of metrics call snapshot, until end is called. snapshot may be
+// called from any goroutine. After end the cache counts nothing, and the series of its name are
+// gone once no other cache of that name is exported.
+func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
+	if c == nil {
+		return func() {}
+	}
+	for _, histogram := range []*prometheus.HistogramVec{connectDuration, probeDuration, poolWait} {
+		histogram.WithLabelValues(c.name)
+	}
+	handlerPanics.WithLabelValues(c.name)
+	remove := all.add(c.name, snapshot)
+	return func() {
+		c.ended.Store(true)
+		remove()
+	}
+}
+
+// ExportInformers makes every collection of metrics call snapshot for a scoped cache of that name,
+// until end is called. A scoped cache has informers only.
+func ExportInformers(name string, snapshot func() Snapshot) (end func()) {
+	return all.add(name, snapshot)
+}
+
+func (c *Cache) count(counter *prometheus.CounterVec, labels ...string) {
+	if c != nil && !c.ended.Load() {
+		counter.WithLabelValues(append([]string{c.name}, labels...)...).Inc()
+	}
+}
+
+func (c *Cache) observe(histogram *prometheus.HistogramVec, duration time.Duration) {
+	if c != nil && !c.ended.Load() {
+		histogram.WithLabelValues(c.name).Observe(duration.Seconds())
+	}
+}
+
+// Connected counts a finished connect. The result is Connected, or the reason of the failure.
+func (c *Cache) Connected(result string) { c.count(connects, result) }
+
+// ConnectTook records how long a connect took, without the wait for its turn in the pool.
+func (c *Cache) ConnectTook(duration time.Duration) { c.observe(connectDuration, duration) }
+
+// Rotated counts the check of a connection's newer credential, by result.
+func (c *Cache) Rotated(result string) { c.count(rotations, result) }
+
+// Probed counts a finished probe, by result.
+func (c *Cache) Probed(result string) { c.count(probes, result) }
+
+// ProbeTook records how long a probe took, without the wait for its turn in the pool.
+func (c *Cache) ProbeTook(duration time.Duration) { c.observe(probeDuration, duration) }
+
+// WaitedForTurn records how long a connect or probe waited for its turn in the pool.
+func (c *Cache) WaitedForTurn(duration time.Duration) { c.observe(poolWait, duration) }
+
+// RequestedToken counts a finished TokenRequest, by result.
+func (c *Cache) RequestedToken(result string) { c.count(tokenRequests, result) }
+
+// HandlerPanicked counts a panic of one of the host operator's functions.
+func (c *Cache) HandlerPanicked() { c.count(handlerPanics) }
+
+// Snapshot has the values of the gauges of one cache.
 type Snapshot struct {
-	Connections map[Connection]int
+	Connections map[Connection]int // nil if the cache has informers only
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
@@ -95,37 +153,55 @@ type Extension struct {
 	LastSuccess     time.Time
 }
 
-// Add makes every collection of metrics call snapshot, until remove is called. snapshot may be
-// called from any goroutine.
-func Add(snapshot func() Snapshot) (remove func()) {
-	return all.add(snapshot)
-}
-
 // collector computes the gauges at each collection.
 type collector struct {
-	mu        sync.Mutex
-	next      int
-	snapshots map[int]func() Snapshot // guarded by mu
+	mu       sync.Mutex
+	next     int
+	exported map[int]exported // guarded by mu
 }
 
-var all = &collector{snapshots: map[int]func() Snapshot{}}
+// exported is a cache of some name, which other caches may share.
+type exported struct {
+	name     string
+	snapshot func() Snapshot
+}
+
+var all = &collector{exported: map[int]exported{}}
+
+// counting lists the families that count events.
+var counting = []interface {
+	prometheus.Collector
+	DeletePartialMatch(labels prometheus.Labels) int
+}{connects, connectDuration, rotations, probes, probeDuration, poolWait, tokenRequests, handlerPanics}
 
 // everything lists all registered collectors.
-var everything = []prometheus.Collector{Connects, ConnectDuration, Rotations, Probes, ProbeDuration, PoolWait,
-	TokenRequests, HandlerPanics, all}
+func everything() (collectors []prometheus.Collector) {
+	for _, family := range counting {
+		collectors = append(collectors, family)
+	}
+	return append(collectors, all)
+}
 
-func init() { metrics.Registry.MustRegister(everything...) }
+func init() { metrics.Registry.MustRegister(everything()...) }
 
-func (c *collector) add(snapshot func() Snapshot) (remove func()) {
+func (c *collector) add(name string, snapshot func() Snapshot) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.next++
 	id := c.next
-	c.snapshots[id] = snapshot
+	c.exported[id] = exported{name, snapshot}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.snapshots, id)
+		delete(c.exported, id)
+		for _, other := range c.exported {
+			if other.name == name {
+				return
+			}
+		}
+		for _, family := range counting {
+			family.DeletePartialMatch(prometheus.Labels{"cache": name})
+		}
 	}
 }
 
@@ -140,34 +216,54 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. Collect holds no lock while it calls the snapshots.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
-	snapshots := slices.Collect(maps.Values(c.snapshots))
+	caches := slices.Collect(maps.Values(c.exported))
 	c.mu.Unlock()
-	sum := Snapshot{Connections: map[Connection]int{}, Informers: map[string]int{}}
-	for _, snapshot := range snapshots {
-		p := snapshot()
-		for connection, n := range p.Connections {
-			sum.Connections[connection] += n
+	byName := map[string]*Snapshot{}
+	for _, cache := range caches {
+		if byName[cache.name] == nil {
+			byName[cache.name] = &Snapshot{Informers: map[string]int{}}
 		}
-		for state, n := range p.Informers {
-			sum.Informers[state] += n
-		}
-		sum.Watches += p.Watches
-		sum.Objects += p.Objects
-		sum.Extensions = append(sum.Extensions, p.Extensions...)
+		byName[cache.name].add(cache.snapshot())
 	}
+	for name, sum := range byName {
+		sum.collect(name, ch)
+	}
+}
+
+// add adds the values of another cache of the same name.
+func (s *Snapshot) add(other Snapshot) {
+	if s.Connections == nil && other.Connections != nil {
+		s.Connections = map[Connection]int{}
+	}
+	for connection, n := range other.Connections {
+		s.Connections[connection] += n
+	}
+	for state, n := range other.Informers {
+		s.Informers[state] += n
+	}
+	s.Watches += other.Watches
+	s.Objects += other.Objects
+	s.Extensions = append(s.Extensions, other.Extensions...)
+}
+
+// collect sends the gauges of the caches of a name.
+func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{name}, labels...)...)
 	}
-	for connection, n := range sum.Connections {
-		gauge(connections, float64(n), connection.Phase, connection.Reason)
-	}
-	for state, n := range sum.Informers {
+	for state, n := range s.Informers {
 		gauge(informers, float64(n), state)
 	}
-	gauge(watches, float64(sum.Watches))
-	gauge(objects, float64(sum.Objects))
-	seen := map[[2]string]bool{} // two ClusterCaches may know extensions of one name; Prometheus accepts a series once
-	for _, e := range sum.Extensions {
+	gauge(objects, float64(s.Objects))
+	if s.Connections == nil {
+		return
+	}
+	for connection, n := range s.Connections {
+		gauge(connections, float64(n), connection.Phase, connection.Reason)
+	}
+	gauge(watches, float64(s.Watches))
+	seen := map[[2]string]bool{} // caches of one name may know extensions of one name; Prometheus accepts a series once
+	for _, e := range s.Extensions {
 		if seen[[2]string{e.Namespace, e.Name}] {
 			continue
 		}

@@ -19,7 +19,7 @@ var described = regexp.MustCompile(
 func TestOperationsPageListsEveryMetric(t *testing.T) {
 	g := NewWithT(t)
 	registered := map[string]string{}
-	for _, c := range everything {
+	for _, c := range everything() {
 		descs := make(chan *prometheus.Desc, 100)
 		c.Describe(descs)
 		close(descs)
@@ -44,16 +44,18 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 	}
 }
 
-// The collector adds up snapshots, and no longer calls a removed one.
+// The collector adds up the caches of a name, keeps names apart, and no longer calls a cache that has
+// ended.
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
-	c := &collector{snapshots: map[int]func() Snapshot{}}
+	c := &collector{exported: map[int]exported{}}
 	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5,
 		Informers: map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
 			{Name: "blue"}}}
-	removeFirst := c.add(func() Snapshot { return one })
-	removeSecond := c.add(func() Snapshot { return one })
+	removeFirst := c.add("one", func() Snapshot { return one })
+	removeSecond := c.add("one", func() Snapshot { return one })
+	removeInformers := c.add("two", func() Snapshot { return Snapshot{Objects: 7} })
 	gather := func() map[string]float64 {
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(c)
@@ -62,16 +64,68 @@ func TestCollect(t *testing.T) {
 		values := map[string]float64{}
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
-				values[family.GetName()] += metric.GetGauge().GetValue()
+				g.Expect(metric.GetLabel()[0].GetName()).To(Equal("cache"))
+				values[family.GetName()+" "+metric.GetLabel()[0].GetValue()] += metric.GetGauge().GetValue()
 			}
 		}
 		return values
 	}
-	g.Expect(gather()).
-		To(Equal(map[string]float64{"latchkey_connections": 4, "latchkey_watches": 6, "latchkey_objects": 10,
-			"latchkey_informers":           2,
-			"latchkey_extension_connected": 1, "latchkey_extension_last_success_timestamp_seconds": 1_000_000_000.5}))
+	g.Expect(gather()).To(Equal(map[string]float64{
+		"latchkey_connections one": 4, "latchkey_watches one": 6, "latchkey_objects one": 10, "latchkey_informers one": 2,
+		"latchkey_extension_connected one": 1, "latchkey_extension_last_success_timestamp_seconds one": 1_000_000_000.5,
+		"latchkey_objects two": 7}))
 	removeFirst()
+	g.Expect(gather()).To(HaveKeyWithValue("latchkey_watches one", 3.0))
 	removeSecond()
-	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_watches": 0, "latchkey_objects": 0}))
+	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_objects two": 7}))
+	removeInformers()
+	g.Expect(gather()).To(BeEmpty())
+}
+
+// The counters of a name are gone with the last cache of that name, and what comes late is dropped.
+func TestCountersEndWithTheCache(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(everything()...)
+	families := func(name string) (found []string) {
+		gathered, err := registry.Gather()
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, family := range gathered {
+			for _, metric := range family.GetMetric() {
+				if metric.GetLabel()[0].GetValue() == name {
+					found = append(found, family.GetName())
+				}
+			}
+		}
+		return found
+	}
+	count := func(c *Cache) {
+		c.Connected("Connected")
+		c.ConnectTook(time.Second)
+		c.Rotated("TakenUp")
+		c.Probed("Valid")
+		c.ProbeTook(time.Second)
+		c.WaitedForTurn(time.Second)
+		c.RequestedToken("Issued")
+		c.HandlerPanicked()
+	}
+	snapshot := func() Snapshot { return Snapshot{Connections: map[Connection]int{}} }
+	first, second, other := New("ending"), New("ending"), New("staying")
+	endFirst, endSecond, endOther := first.Export(snapshot), second.Export(snapshot), other.Export(snapshot)
+	defer endOther()
+	g.Expect(families("ending")).To(ConsistOf("latchkey_handler_panics_total", "latchkey_connect_duration_seconds",
+		"latchkey_probe_duration_seconds", "latchkey_pool_wait_seconds", "latchkey_watches", "latchkey_objects"),
+		"what has no other label is there before the first event")
+	for _, c := range []*Cache{first, second, other} {
+		count(c)
+	}
+	g.Expect(families("ending")).To(HaveLen(len(counting) + 2))
+	endFirst()
+	count(first)
+	g.Expect(families("ending")).To(HaveLen(len(counting)+2), "the second cache of the name is still there")
+	endSecond()
+	count(second)
+	g.Expect(families("ending")).To(BeEmpty())
+	g.Expect(families("staying")).To(HaveLen(len(counting) + 2))
+	count(nil)
 }

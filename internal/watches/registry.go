@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -82,6 +83,7 @@ type Registry struct {
 	Extension client.ObjectKey
 	Scheme    *runtime.Scheme
 	Logger    logr.Logger
+	Metrics   *metrics.Cache // counts the panics of handlers; may be nil
 
 	mu      sync.Mutex
 	current Connection               // guarded by mu; nil while there is none

@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -198,7 +197,7 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 	w.mu.Unlock()
 	defer func() {
 		if cause := recover(); cause != nil {
-			metrics.HandlerPanics.Inc()
+			w.reg.registry.Metrics.HandlerPanicked()
 			w.reg.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
 				"extension", klog.KRef(w.reg.registry.Extension.Namespace,
 					w.reg.registry.Extension.Name), "watch", w.reg.name, "kind", w.part.kind, "stack", string(debug.Stack()))

@@ -43,6 +43,8 @@ func TestLikelyMistakesAtSetup(t *testing.T) {
 		mistake func(*clustercache.Options)
 		want    message
 	}{
+		"a Name in capitals": {func(o *clustercache.Options) { o.Name = "Tenants" },
+			message{"must consist of", `Options.Name "Tenants"`, "lower-case letters"}},
 		"no UserAgent": {func(o *clustercache.Options) { o.Client.UserAgent = "" },
 			message{"must be set", "Options.Client.UserAgent", "logs of API servers show it for the host operator"}},
 		"a UserAgent of two lines": {func(o *clustercache.Options) { o.Client.UserAgent = "a\nb" },
@@ -116,7 +118,13 @@ func TestLikelyMistakesAtSetup(t *testing.T) {
 		_ = setUpExactly(t, quick(guarded), controller.Options{}) // the first one in this process takes the name
 		err := setUpExactly(t, quick(guarded), controller.Options{})
 		g.Expect(err).To(HaveOccurred())
-		message{"already exists", "clustercache", "SkipNameValidation"}.expect(t, err.Error())
+		message{"already exists", "clustercache", "Options.Name"}.expect(t, err.Error())
+
+		o := newOperator(t, guarded)
+		defer utilnet.CloseIdleConnectionsFor(o.mgr.GetHTTPClient().Transport)
+		_, err = clustercache.SetupWithManager(t.Context(), o.mgr, quick(guarded), unnamed())
+		g.Expect(err).To(HaveOccurred())
+		message{"already", `"clustercache"`, "Options.Name"}.expect(t, err.Error())
 	})
 }
 

@@ -28,7 +28,7 @@ func (n unusableCredential) RoundTripper(http.RoundTripper) http.RoundTripper {
 func TestNoCredentialForOtherHosts(t *testing.T) {
 	g := NewWithT(t)
 	var all targets.Set
-	membership, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil)
+	membership, err := all.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer membership.Leave()
 	conn := &Connection{}

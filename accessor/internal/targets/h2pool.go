@@ -81,7 +81,7 @@ func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 	}
 	w := &h2Waiter{done: make(chan struct{})}
 	p.waiters = append(p.waiters, w)
-	p.dialLocked()
+	p.serveLocked() // room may have come free for those that wait already
 	p.mu.Unlock()
 	select {
 	case <-w.done:
@@ -159,8 +159,14 @@ func (p *h2Pool) changed(conn *http.ClientConn) {
 func (p *h2Pool) serve() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.serveLocked()
+}
+
+func (p *h2Pool) serveLocked() {
 	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool { return conn.Err() != nil })
+	promising := false
 	for len(p.waiters) > 0 {
+		promising = p.isPromisingLocked()
 		conn := p.reserveLocked()
 		if conn == nil {
 			break
@@ -169,7 +175,7 @@ func (p *h2Pool) serve() {
 		close(p.waiters[0].done)
 		p.waiters = p.waiters[1:]
 	}
-	p.dialLocked()
+	p.dialLocked(promising)
 }
 
 // reserveLocked reserves room on the oldest connection that has room, and returns the connection,
@@ -197,7 +203,9 @@ func (p *h2Pool) reserveLocked() (reserved *h2Conn) {
 }
 
 // dialLocked dials if requests wait, and no dial or request under way gives them room soon.
-func (p *h2Pool) dialLocked() {
+// promising is whether a connection was promising before the attempt to reserve room. Afterwards its
+// request may have sent its headers, and then serve is called again.
+func (p *h2Pool) dialLocked(promising bool) {
 	if len(p.waiters) == 0 {
 		if p.timer != nil {
 			p.timer.Stop()
@@ -210,7 +218,7 @@ func (p *h2Pool) dialLocked() {
 	} else {
 		p.timer.Reset(dialPatience)
 	}
-	if slices.ContainsFunc(p.conns, (*h2Conn).isPromising) {
+	if promising {
 		return
 	}
 	if n := len(p.dials); n == maxDials || n > 0 && time.Since(p.dials[n-1]) < dialPatience {
@@ -220,6 +228,8 @@ func (p *h2Pool) dialLocked() {
 	p.dials = append(p.dials, startedAt)
 	go p.run(startedAt)
 }
+
+func (p *h2Pool) isPromisingLocked() bool { return slices.ContainsFunc(p.conns, (*h2Conn).isPromising) }
 
 // isPromising reports whether the connection may soon have more room: when its first answer
 // arrives, or when the headers of a request are sent. If the headers are not sent within

@@ -132,7 +132,8 @@ func (s *rawH2) serve(c *rawConn, n int32) {
 func (s *rawH2) target(t *testing.T) *Target {
 	t.Helper()
 	var set Set
-	target, err := set.Join(&rest.Config{Host: s.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: s.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	return target.Target
@@ -343,7 +344,8 @@ func TestRequestsThatAreGivenUp(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	var asking sync.WaitGroup

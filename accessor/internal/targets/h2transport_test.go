@@ -17,6 +17,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 )
 
@@ -80,7 +81,8 @@ func (s *streamingServer) stream(t *testing.T, transport http.RoundTripper, n in
 func (s *streamingServer) target(t *testing.T) *Target {
 	t.Helper()
 	var set Set
-	target, err := set.Join(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	return target.Target
@@ -100,6 +102,39 @@ func TestThousandStarts(t *testing.T) {
 	s.stream(t, s.target(t).RoundTripper(), 1000)
 	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)),
 		"ten connections, and two more if the machine is very busy")
+}
+
+// Bursts of requests share a connection: the headers of one may be sent just after another found no
+// room, and that is no reason to dial.
+func TestBurstsShareAConnection(t *testing.T) {
+	g := NewWithT(t)
+	var dials atomic.Int32
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	server.EnableHTTP2 = true
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			dials.Add(1)
+		}
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	transport := (&streamingServer{Server: server}).target(t).RoundTripper()
+	for range 500 {
+		var burst errgroup.Group
+		for range 20 {
+			burst.Go(func() error {
+				req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+				resp, err := transport.RoundTrip(req)
+				if err == nil {
+					err = resp.Body.Close()
+				}
+				return err
+			})
+		}
+		g.Expect(burst.Wait()).To(Succeed())
+	}
+	g.Expect(dials.Load()).To(BeNumerically("<=", 2),
+		"one, and another if the machine is so busy that a request takes a second")
 }
 
 // newHangingListener returns the URL of a listener that accepts connections and never answers, and
@@ -137,7 +172,7 @@ func TestWaitingForAConnection(t *testing.T) {
 	g := NewWithT(t)
 	url, accepted := newHangingListener(t)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: url}, nil)
+	target, err := set.Join(&rest.Config{Host: url}, nil, &Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	ask := func(ctx context.Context) error {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, http.NoBody)
@@ -212,7 +247,8 @@ func TestDialThatHangs(t *testing.T) {
 	t.Cleanup(server.Close)
 	url, accepted := newHangingProxy(t, server.URL, 1)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-dialPatience)
@@ -247,7 +283,8 @@ func TestRoomThatComesFree(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	ask := func(path string) error {
@@ -336,7 +373,8 @@ func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	for upgrade, want := range map[string]string{"": "HTTP/2.0", "websocket": "HTTP/1.1"} {
@@ -373,7 +411,7 @@ func TestBodyIsClosed(t *testing.T) {
 	g.Expect(listener.Close()).To(Succeed())
 	url := "https://" + listener.Addr().String()
 	var set Set
-	target, err := set.Join(&rest.Config{Host: url}, nil)
+	target, err := set.Join(&rest.Config{Host: url}, nil, &Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	body := &closeRecorder{Reader: strings.NewReader("body")}
@@ -432,7 +470,8 @@ func TestServerWithoutHTTP2(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil)
+	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	for range 2 {

@@ -29,6 +29,7 @@ type Membership struct {
 	*Target
 	id     ID
 	member Member
+	policy *Policy
 
 	// Guarded by the target's mu.
 	connected  bool
@@ -66,7 +67,7 @@ type Outcome struct {
 
 // Report records the result of a member's request. An answer wakes the members that wait for the
 // target. Silence counts as a failure of the target if the target requested the probe. After
-// FailureThreshold such failures all members are disconnected.
+// FailureThreshold such failures the members with this threshold are disconnected.
 func (m *Membership) Report(outcome Outcome) {
 	if outcome.Answered {
 		m.wakeWaiters()
@@ -76,11 +77,16 @@ func (m *Membership) Report(outcome Outcome) {
 	if m.LastAnswer().After(outcome.Asked) { // another member got an answer meanwhile
 		m.wakeWaiters()
 	}
-	if outcome.ForAll && m.set.Probe.Failed(m.probeFailed(outcome.Asked, time.Now(), outcome.Err)) {
+	if !outcome.ForAll {
+		return
+	}
+	health := m.probeFailed(outcome.Asked, time.Now(), outcome.Err)
+	down := m.members(func(other *Membership) bool { return other.connected && other.policy.Probe.Failed(health) })
+	if len(down) > 0 {
 		m.silent.Store(true)
-		for _, member := range m.members(func(other *Membership) bool { return other.connected }) {
-			member.member.TargetDown(member.id, outcome.Err)
-		}
+	}
+	for _, member := range down {
+		member.member.TargetDown(member.id, outcome.Err)
 	}
 }
 
@@ -122,24 +128,25 @@ func (t *Target) wakeWaiters() {
 	}
 }
 
-// CheckSilent makes one member of every silent target probe on behalf of all. CheckSilent selects
+// CheckSilent makes one member of every target that is silent for longer than the policy's interval
+// probe on behalf of all. Only members with that policy are selected. CheckSilent selects
 // the connected member whose last probe is the oldest. If no member is connected, the member whose
 // next connect is the soonest connects now. The members thus notice an available target before
 // their backoffs end.
-func (s *Set) CheckSilent(now time.Time) {
+func (s *Set) CheckSilent(now time.Time, policy *Policy) {
 	for _, t := range s.List() {
-		if now.Sub(t.LastAnswer()) >= s.Probe.Interval {
-			t.checkSilent(now)
+		if now.Sub(t.LastAnswer()) >= policy.Probe.Interval {
+			t.checkSilent(now, policy)
 		}
 	}
 }
 
-func (t *Target) checkSilent(now time.Time) {
-	connected := t.members(func(m *Membership) bool { return m.connected })
-	waiting := t.members(func(m *Membership) bool { return !m.waitsUntil.IsZero() })
+func (t *Target) checkSilent(now time.Time, policy *Policy) {
+	connected := t.members(func(m *Membership) bool { return m.policy == policy && m.connected })
+	waiting := t.members(func(m *Membership) bool { return m.policy == policy && !m.waitsUntil.IsZero() })
 	switch {
 	case len(connected) > 0:
-		if !t.isTurn(now, t.set.Probe.Interval) {
+		if !t.isTurn(now, policy.Probe.Interval) {
 			return
 		}
 		t.sortMembers(connected, func(m *Membership) time.Time { return m.lastProbe })
@@ -150,7 +157,7 @@ func (t *Target) checkSilent(now time.Time) {
 			}
 		}
 	case len(waiting) > 1: // a single waiting member uses only its own backoff
-		if !t.isTurn(now, scoutInterval(len(waiting), t.set.Probe.Interval, t.set.FirstBackoff)) {
+		if !t.isTurn(now, scoutInterval(len(waiting), policy.Probe.Interval, policy.FirstBackoff)) {
 			return
 		}
 		t.takeTurn(now)

@@ -21,6 +21,7 @@ var errDown = errors.New("down")
 // team holds the members of one target, and records the calls of the target.
 type team struct {
 	Set
+	policy Policy
 	g      *WithT
 	target *Target
 	all    map[string]*player
@@ -56,15 +57,17 @@ func (p *player) RetryAt(id ID, at time.Time) {
 
 func newTeam(t *testing.T) *team {
 	return &team{
-		Set: Set{Probe: connstate.ProbeOptions{FailureThreshold: 3}.WithDefaults(), FirstBackoff: 30 * time.Second},
-		g:   NewWithT(t), all: map[string]*player{},
+		policy: Policy{Probe: connstate.ProbeOptions{FailureThreshold: 3}.WithDefaults(), FirstBackoff: 30 * time.Second},
+		g:      NewWithT(t), all: map[string]*player{},
 	}
 }
 
-func (tm *team) join(name string) *player {
+func (tm *team) join(name string) *player { return tm.joinWith(name, &tm.policy) }
+
+func (tm *team) joinWith(name string, policy *Policy) *player {
 	p := &player{team: tm, name: name}
 	var err error
-	p.Membership, err = tm.Join(&rest.Config{Host: "https://one"}, p)
+	p.Membership, err = tm.Join(&rest.Config{Host: "https://one"}, p, policy)
 	tm.g.Expect(err).NotTo(HaveOccurred())
 	tm.all[name], tm.target = p, p.Target
 	return p
@@ -89,7 +92,7 @@ func (tm *team) addWaiting(name string, delay time.Duration) *player {
 func (tm *team) checkAfter(d time.Duration) []string {
 	<-time.After(d)
 	tm.calls = nil
-	tm.CheckSilent(time.Now())
+	tm.CheckSilent(time.Now(), &tm.policy)
 	return tm.calls
 }
 
@@ -258,4 +261,40 @@ func TestScoutInterval(t *testing.T) {
 	g.Expect(scoutInterval(2, 10*time.Second, 30*time.Second)).To(Equal(30 * time.Second))
 	g.Expect(scoutInterval(3, 10*time.Second, 30*time.Second)).To(Equal(15 * time.Second))
 	g.Expect(scoutInterval(500, 10*time.Second, 30*time.Second)).To(Equal(10 * time.Second))
+}
+
+// Members with different policies share a target: each policy selects its own members, once per its
+// interval, and the failed probes of one count for the other.
+func TestPoliciesShareATarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, tm := NewWithT(t), newTeam(t)
+		patient := &Policy{Probe: connstate.ProbeOptions{Interval: time.Minute, FailureThreshold: 4}.WithDefaults()}
+		member := tm.addConnected("quick", time.Second)
+		other := tm.joinWith("patient", patient)
+		other.Update(true, time.Now().Add(-time.Hour), time.Time{})
+		g.Expect(other.Target).To(BeIdenticalTo(member.Target))
+		check := func(policy *Policy) []string {
+			tm.calls = nil
+			tm.CheckSilent(time.Now(), policy)
+			return tm.calls
+		}
+		g.Expect(tm.checkAfter(0)).To(Equal([]string{"quick probes"}), "the other member is older, but of another policy")
+		g.Expect(check(patient)).To(BeEmpty(), "another policy's member has just probed")
+		fail := func() []string {
+			tm.calls = nil
+			member.Report(Outcome{Asked: time.Now(), ForAll: true, Err: errDown})
+			return tm.calls
+		}
+		g.Expect(fail()).To(BeEmpty())
+		g.Expect(fail()).To(BeEmpty())
+		g.Expect(fail()).To(Equal([]string{"quick is down"}))
+		member.Update(false, time.Time{}, time.Time{})
+		g.Expect(fail()).To(Equal([]string{"patient is down"}))
+		<-time.After(time.Minute)
+		g.Expect(check(patient)).To(Equal([]string{"patient probes"}))
+		member.Leave()
+		g.Expect(tm.List()).To(HaveLen(1), "the target stays while the other policy has a member")
+		other.Leave()
+		g.Expect(tm.List()).To(BeEmpty())
+	})
 }

@@ -31,28 +31,32 @@ func KeyOf(config *rest.Config) Key {
 	}
 }
 
-// Set holds the targets that are in use. Its fields must not change after first use. Its methods
-// may be called from any goroutine.
+// Set holds the targets that are in use. The zero value is ready to use. Its methods may be called
+// from any goroutine.
 type Set struct {
-	// Probe configures how long a target may be silent, and after how many failures the target
-	// counts as down.
-	Probe connstate.ProbeOptions
-	// FirstBackoff is how long a member waits after its first failed connect.
-	FirstBackoff time.Duration
-
 	mu      sync.Mutex
 	targets map[Key]*Target // guarded by mu
 	lastID  atomic.Uint64
 }
 
+// Policy says how the members that joined with it treat a silent target. Members with different
+// policies share a target, its answers and its failed probes.
+type Policy struct {
+	// Probe configures how long a target may be silent, and after how many failures the target
+	// counts as down.
+	Probe connstate.ProbeOptions
+	// FirstBackoff is how long a member waits after its first failed connect.
+	FirstBackoff time.Duration
+}
+
 // Join adds the member to the target that config reaches. Leave ends the membership. Join does no
 // I/O.
-func (s *Set) Join(config *rest.Config, member Member) (*Membership, error) {
+func (s *Set) Join(config *rest.Config, member Member, policy *Policy) (*Membership, error) {
 	t, err := s.acquire(config)
 	if err != nil {
 		return nil, err
 	}
-	m := &Membership{Target: t, id: ID(s.lastID.Add(1)), member: member}
+	m := &Membership{Target: t, id: ID(s.lastID.Add(1)), member: member, policy: policy}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.memberships = append(t.memberships, m)

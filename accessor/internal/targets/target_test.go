@@ -29,7 +29,7 @@ func TestSetSharesAndForgets(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
 	acquire := func(config *rest.Config) *Membership {
-		target, err := s.Join(config, nil)
+		target, err := s.Join(config, nil, &Policy{})
 		g.Expect(err).NotTo(HaveOccurred())
 		return target
 	}
@@ -59,10 +59,11 @@ func TestTargetHasNoIdentity(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
 	_, err := s.Join(&rest.Config{Host: "https://one",
-		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil)
+		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil, &Policy{})
 	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	g.Expect(s.List()).To(BeEmpty())
-	target, err := s.Join(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"}, nil)
+	target, err := s.Join(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"}, nil,
+		&Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(target.Config()).To(Equal(&rest.Config{Host: "https://one"}))
 }
@@ -117,7 +118,7 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 
 func (a *apiServer) target(t *testing.T) *Target {
 	var s Set
-	target, err := s.Join(&rest.Config{Host: a.URL}, nil)
+	target, err := s.Join(&rest.Config{Host: a.URL}, nil, &Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	return target.Target
@@ -258,7 +259,7 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		requests.Store(0)
 		unit.Store(&tc.unit)
 		var s Set
-		target, err := s.Join(&rest.Config{Host: endless.URL}, nil)
+		target, err := s.Join(&rest.Config{Host: endless.URL}, nil, &Policy{})
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = member(target.Target, "member").RESTMapping(gadget)
 		g.Expect(err).To(HaveOccurred(), what)
@@ -307,7 +308,7 @@ func TestKindsComeAndGo(t *testing.T) {
 func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	target, err := s.Join(&rest.Config{Host: "https://one"}, nil)
+	target, err := s.Join(&rest.Config{Host: "https://one"}, nil, &Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer target.Leave()
 	sent := 0

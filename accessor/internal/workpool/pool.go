@@ -21,18 +21,58 @@ const (
 	maxConsecutiveUrgent = 4
 )
 
-// Pool runs connects and probes. The number of running jobs is bounded in total and per target, and
-// Submit never blocks. The urgent jobs of a target run before its other jobs; otherwise jobs run in
+// Pool runs connects and probes of all its shares. The number of running jobs is bounded in total
+// and per target, and Submit never blocks. The urgent jobs of a target run before its other jobs; otherwise jobs run in
 // order. Targets that have room take turns: first the targets that answer, then those that were not
 // tried, then those that may not answer.
 type Pool struct {
 	mu      sync.Mutex
-	closed  bool
 	running [reachabilities]int  // guarded by mu
 	queues  map[string]*jobQueue // guarded by mu; by target; only targets with waiting or running jobs
 	// guarded by mu; in order of turns; entries of queues that have moved are skipped
 	turns [reachabilities][]*jobQueue
-	done  sync.WaitGroup
+}
+
+// Share is one user's part of a pool: its jobs, and when they end. The limits are the pool's.
+type Share struct {
+	pool    *Pool
+	mu      sync.Mutex
+	closed  bool           // guarded by mu
+	running sync.WaitGroup // Add is called under mu
+}
+
+// Share returns another share of the pool.
+func (p *Pool) Share() *Share { return &Share{pool: p} }
+
+// Submit runs job soon, unless the share is closed before. reachability returns what is known about
+// the target; reachability must not block.
+func (s *Share) Submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
+	s.pool.submit(target, reachability, urgent, func() {
+		if s.begin() {
+			defer s.running.Done()
+			job()
+		}
+	})
+}
+
+// begin reports whether a job may run, and counts it.
+func (s *Share) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.running.Add(1)
+	return true
+}
+
+// Close drops the waiting jobs of the share, and returns when none of its jobs runs any more. The
+// caller must cancel the running jobs before.
+func (s *Share) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.running.Wait()
 }
 
 // reachabilities is the number of values of connstate.Reachability.
@@ -76,14 +116,9 @@ func (q *jobQueue) take() (job func()) {
 
 func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
 
-// Submit runs job soon. After Close, Submit does nothing. reachability returns what is known about
-// the target; reachability must not block.
-func (p *Pool) Submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
+func (p *Pool) submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
 	q, ok := p.queues[target]
 	if !ok {
 		if p.queues == nil {
@@ -148,13 +183,11 @@ func (p *Pool) dispatchLocked() {
 		q.running++
 		p.running[r]++
 		p.giveTurnLocked(q)
-		p.done.Add(1)
 		go p.run(q, r, job)
 	}
 }
 
 func (p *Pool) run(q *jobQueue, r connstate.Reachability, job func()) {
-	defer p.done.Done()
 	job()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,17 +198,4 @@ func (p *Pool) run(q *jobQueue, r connstate.Reachability, job func()) {
 	}
 	p.giveTurnLocked(q)
 	p.dispatchLocked()
-}
-
-// Close drops the waiting jobs and returns when no job runs any more. The caller must cancel the
-// running jobs before.
-func (p *Pool) Close() {
-	p.mu.Lock()
-	p.closed = true
-	p.turns = [reachabilities][]*jobQueue{}
-	for _, q := range p.queues {
-		q.urgent, q.waiting = nil, nil
-	}
-	p.mu.Unlock()
-	p.done.Wait()
 }

@@ -19,7 +19,8 @@ func answers() connstate.Reachability { return connstate.Reachable }
 func TestPoolIsBoundedPerTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		var hanging, others atomic.Int32
 		for range 500 {
@@ -34,7 +35,7 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(500))
-		g.Expect(p.queues).To(BeEmpty(), "a target without jobs has no queue")
+		g.Expect(pool.queues).To(BeEmpty(), "a target without jobs has no queue")
 		p.Close()
 	})
 }
@@ -42,7 +43,8 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 func TestPoolIsBoundedInAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		var running, most atomic.Int32
 		for i := range 400 {
@@ -57,13 +59,13 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		synctest.Wait()
 		g.Expect(running.Load()).To(BeEquivalentTo(maxJobs - minUnconfirmedJobs))
 		close(release)
-		p.mu.Lock()
-		waiting := len(p.turns[connstate.Reachable])
-		p.mu.Unlock()
+		pool.mu.Lock()
+		waiting := len(pool.turns[connstate.Reachable])
+		pool.mu.Unlock()
 		g.Expect(waiting).To(BeNumerically("<=", 400-(maxJobs-minUnconfirmedJobs)))
 		synctest.Wait()
 		g.Expect(most.Load()).To(BeNumerically("<=", maxJobs))
-		g.Expect(p.queues).To(BeEmpty())
+		g.Expect(pool.queues).To(BeEmpty())
 		p.Close()
 	})
 }
@@ -71,7 +73,8 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 func TestPoolCloseDropsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		var ran atomic.Int32
 		for range 2 * maxJobsPerTarget {
@@ -99,7 +102,8 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		var hanging, served atomic.Int32
 		var turnedOut atomic.Bool
@@ -133,8 +137,8 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 		close(release)
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(10 * maxUnconfirmedJobs))
-		g.Expect(p.queues).To(BeEmpty())
-		g.Expect(p.running).To(Equal([reachabilities]int{}))
+		g.Expect(pool.queues).To(BeEmpty())
+		g.Expect(pool.running).To(Equal([reachabilities]int{}))
 		p.Close()
 	})
 }
@@ -143,7 +147,8 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		for range maxJobsPerTarget {
 			p.Submit("target", answers, false, func() { <-release })
@@ -175,7 +180,8 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 func TestPoolServesEveryTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		release := make(chan struct{})
 		for i := range 40 * maxJobsPerTarget {
 			p.Submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
@@ -203,7 +209,8 @@ func TestPoolServesEveryTarget(t *testing.T) {
 func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		var p Pool
+		var pool Pool
+		p := pool.Share()
 		silent, busy := make(chan struct{}), make(chan struct{})
 		for i := range maxUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
@@ -222,5 +229,31 @@ func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 		g.Expect(probed.Load()).To(BeEquivalentTo(1))
 		close(silent)
 		p.Close()
+	})
+}
+
+// A share that closes leaves the jobs of the others alone, and all of them have one limit.
+func TestShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var pool Pool
+		one, other := pool.Share(), pool.Share()
+		release := make(chan struct{})
+		var ones, others atomic.Int32
+		for range maxJobsPerTarget {
+			one.Submit("target", answers, false, func() { ones.Add(1); <-release })
+			other.Submit("target", answers, false, func() { others.Add(1); <-release })
+		}
+		synctest.Wait()
+		g.Expect(ones.Load() + others.Load()).To(BeEquivalentTo(maxJobsPerTarget))
+		running := ones.Load()
+		go one.Close()
+		synctest.Wait()
+		close(release)
+		synctest.Wait()
+		g.Expect(ones.Load()).To(Equal(running), "what waited was dropped")
+		g.Expect(others.Load()).To(BeEquivalentTo(maxJobsPerTarget))
+		g.Expect(pool.queues).To(BeEmpty())
+		other.Close()
 	})
 }

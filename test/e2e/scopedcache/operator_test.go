@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -116,15 +117,31 @@ func TestPlainOperatorWithDefaults(t *testing.T) {
 	before := testenv.NewGoroutines()
 	mgr, seen, err := plainOperator(u, scopedcache.New)
 	g.Expect(err).NotTo(HaveOccurred())
+	informers := func() map[string]float64 {
+		families, err := metrics.Registry.Gather()
+		g.Expect(err).NotTo(HaveOccurred())
+		values := map[string]float64{}
+		for _, family := range families {
+			if family.GetName() != "latchkey_informers" {
+				continue
+			}
+			for _, metric := range family.GetMetric() {
+				values[metric.GetLabel()[0].GetValue()+" "+metric.GetLabel()[1].GetValue()] = metric.GetGauge().GetValue()
+			}
+		}
+		return values
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
 	g.Eventually(seen.has("ConfigMap " + ns + "/a")).WithTimeout(patience).Should(BeTrue())
 	g.Consistently(ended, 10*time.Second).ShouldNot(Receive(), "the operator runs for twice CacheSyncTimeout")
+	g.Expect(informers()).To(Equal(map[string]float64{"scopedcache Synced": 1, "scopedcache Forbidden": 2}))
 	cancel()
 	g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
 	idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport) })
 	expectNoLeakedGoroutines(t, before)
+	g.Expect(informers()).To(BeEmpty(), "an ended cache leaves no series")
 }
 
 // TestPlainOperatorWithTheOtherCache checks that the operator ends with controller-runtime's own
