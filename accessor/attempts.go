@@ -80,7 +80,9 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 		t.credential,
 		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
 		func() { a.stepAsync(lifecycle.AccessChanged{}) })
-	answer := askWhileDenied(t.ctx, a.set.options.Logger, conn, a.set.options.HealthProbe.Timeout)
+	timeout := a.set.options.HealthProbe.Timeout
+	answer := askWhileDenied(t.ctx, a.set.options.Logger, conn,
+		conn.ProbeClients(t.membership.RoundTripper(), timeout), timeout)
 	conn.SetIdentity(answer.Identity)
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, conn
 }
@@ -88,8 +90,9 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 // probe asks the API server whether it still states the same identity.
 func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, t.conn.HTTPClient(),
-		t.accessor.set.options.HealthProbe.Timeout)
+	timeout := t.accessor.set.options.HealthProbe.Timeout
+	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn,
+		t.conn.ProbeClients(t.membership.RoundTripper(), timeout), timeout)
 	if t.ctx.Err() == nil {
 		t.accessor.set.options.Metrics.ProbeTook(time.Since(sentAt))
 	}
@@ -102,10 +105,10 @@ func (t *attempt) verify() (lifecycle.AttemptFinished, *connection.Connection) {
 	if err := t.prepare(); err != nil {
 		return notSent(startedAt, err), nil
 	}
-	httpClient := t.conn.VerifyClient(t.credential, t.membership.RoundTripper(),
-		t.accessor.set.options.HealthProbe.Timeout)
+	timeout := t.accessor.set.options.HealthProbe.Timeout
+	clients := t.conn.ProbeClientsOf(t.credential, t.membership.RoundTripper(), timeout)
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, httpClient, t.accessor.set.options.HealthProbe.Timeout)
+	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, clients, timeout)
 	answer.OwnConnections = t.credential.OwnConnections()
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
@@ -123,9 +126,44 @@ func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
 		Answer: lifecycle.Answer{Verdict: healthprobe.Failing, Err: err, NotSent: reasonOf(err)}}
 }
 
-// ask probes once. A request that failed because no credential was available was never sent. The
-// error of such a request may have a status, which is not the answer of the target's API server.
-func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, httpClient *http.Client,
+// ask asks the API server which identity the requests of clients have. If they impersonate, ask
+// first asks who the credential's own user is.
+func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, clients connection.ProbeClients,
+	timeout time.Duration) lifecycle.Answer {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var own connstate.Identity
+	if clients.Own != nil {
+		answer := askOnce(ctx, logger, conn, clients.Own, timeout)
+		if answer.Verdict == healthprobe.Denied {
+			answer.Verdict = healthprobe.Failing // a denial of the impersonation is something else
+		}
+		if answer.Verdict != healthprobe.Valid {
+			answer.Err = errors.WithMessage(answer.Err, "the kubeconfig's own user")
+			return answer
+		}
+		own = answer.Identity
+	}
+	answer := askOnce(ctx, logger, conn, clients.Identity, timeout)
+	switch {
+	case answer.Verdict == healthprobe.Valid:
+		answer.Identity.ImpersonatorUsername, answer.Identity.ImpersonatorUID = own.Username, own.UID
+	case answer.Verdict == healthprobe.Denied && clients.Own != nil:
+		answer.Err = errors.WithMessagef(answer.Err,
+			"%s, the user of the kubeconfig, needs impersonate on serviceaccounts "+
+				"for %s there", own.Username, conn.Resolution().Expected.Username)
+	case answer.Verdict == healthprobe.Denied && conn.Resolution().Impersonated:
+		answer.Err = errors.WithMessagef(answer.Err,
+			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
+			conn.Resolution().ServiceAccount)
+	}
+	return answer
+}
+
+// askOnce sends one review. A request that failed because no credential was available was never
+// sent. The error of such a request may have a status, which is not the answer of the target's API
+// server.
+func askOnce(ctx context.Context, logger logr.Logger, conn *connection.Connection, httpClient *http.Client,
 	timeout time.Duration) lifecycle.Answer {
 	config := conn.RESTConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
@@ -143,22 +181,17 @@ func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, h
 			"error", connstate.ErrorText(got.Err))
 		answer.Err = statusOnly(got.Err)
 	}
-	if answer.Verdict == healthprobe.Denied && conn.Resolution().Impersonated {
-		answer.Err = errors.WithMessagef(answer.Err,
-			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
-			conn.Resolution().ServiceAccount)
-	}
 	return answer
 }
 
 // askWhileDenied probes again while the answer is Denied, because an API server that has just
 // started denies permitted requests. askWhileDenied returns within timeout.
 func askWhileDenied(ctx context.Context, logger logr.Logger, conn *connection.Connection,
-	timeout time.Duration) lifecycle.Answer {
+	clients connection.ProbeClients, timeout time.Duration) lifecycle.Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		answer := ask(ctx, logger, conn, conn.HTTPClient(), timeout)
+		answer := ask(ctx, logger, conn, clients, timeout)
 		if answer.Verdict != healthprobe.Denied {
 			return answer
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"regexp"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -133,13 +132,11 @@ func (i *impersonationTransport) RoundTrip(req *http.Request) (*http.Response, e
 		closeBody(req)
 		return nil, err
 	}
-	if found := hopByHop(req); len(found) > 0 {
-		// If a proxy removed the impersonation headers, the API server would serve the request as
-		// the host operator.
+	// If a proxy removed the impersonation headers, the API server would serve the request as the
+	// host operator.
+	if err := refuseHopByHop(req); err != nil {
 		closeBody(req)
-		return nil,
-			errors.Errorf("a request with %s is not sent under impersonation: with hop-by-hop headers "+
-				"a proxy could remove the impersonation headers; remove them from the request", strings.Join(found, ", "))
+		return nil, err
 	}
 	clone := cloneForIdentity(req)
 	for name, values := range i.credential.headers {

@@ -54,6 +54,25 @@ type KubeconfigOptions struct {
 	// SecretsGuardedByAdmission is an Allow for operators whose extensions are guarded by an
 	// admission policy, such as that in config/admission-kubeconfigs. Allow must not do I/O.
 	Allow func(ctx context.Context, object client.Object, secret SecretReference) error
+	// Impersonate, if set, returns the ServiceAccount of the kubeconfig's cluster that an extension
+	// acts as. Requests carry the kubeconfig's credential and Impersonate-User. The API server must
+	// first state who the kubeconfig's own user is, and a newer kubeconfig of another user is
+	// another connection. The own user needs "impersonate" on serviceaccounts there. The
+	// ServiceAccount is not watched, its UID is not known, and an API server does not check whether
+	// it exists.
+	//
+	// Each result must have Namespace and Name. For objects that act as the kubeconfig's own user,
+	// use Choose with another KubeconfigSecrets. The text of an error is shown to users. An error
+	// that wraps ErrNotAllowed means that the extension may not act as that ServiceAccount.
+	// Impersonate must not do I/O.
+	Impersonate func(client.Object) (types.NamespacedName, error)
+	// AllowImpersonate returns nil if an extension may act as the ServiceAccount that Impersonate
+	// returned. An error means no, and the error's text is shown to users. A panic means no, too.
+	// AllowImpersonate is required with Impersonate: without it, anyone who may write an extension
+	// could act as every ServiceAccount that the kubeconfig's user may impersonate. An admission
+	// policy in the operator's cluster knows no permissions of the kubeconfig's cluster.
+	// AllowImpersonate must not do I/O.
+	AllowImpersonate func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName) error
 	// AllowInsecure accepts insecure-skip-tls-verify. Anyone on the network path between the
 	// operator and the API server can then steal the credential and forge responses.
 	AllowInsecure bool
@@ -132,6 +151,14 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind, counts
 			errors.Errorf("%s is cluster-scoped: set Namespace to the namespace of its Secrets, or set Reference",
 				kind.Name())
 	}
+	switch {
+	case o.Impersonate != nil && o.AllowImpersonate == nil:
+		return nil, errors.New("with Impersonate, anyone who may write an extension could act as any ServiceAccount that " +
+			"the user of its kubeconfig may impersonate: set AllowImpersonate, and allow for example only ServiceAccounts " +
+			"in a namespace of the extension's name")
+	case o.Impersonate == nil && o.AllowImpersonate != nil:
+		return nil, errors.New("AllowImpersonate would never be called: set Impersonate, or leave AllowImpersonate nil")
+	}
 	if o.MaxSize < 0 {
 		return nil, errors.New("MaxSize must not be negative")
 	}
@@ -159,7 +186,37 @@ func (*kubeconfigResolver) ServiceAccount(client.Object) (types.NamespacedName, 
 
 func (r *kubeconfigResolver) Reference(object client.Object) (identity.Reference, error) {
 	ref, err := r.reference(object)
-	return identity.Reference{Name: sourceOf(ref)}, err
+	if err != nil {
+		return identity.Reference{}, err
+	}
+	account, err := r.impersonated(object)
+	return referenceTo(ref, account), err
+}
+
+// referenceTo returns the Reference to a Secret, and to the ServiceAccount that is impersonated with
+// it, if any.
+func referenceTo(ref SecretReference, account types.NamespacedName) identity.Reference {
+	name := sourceOf(ref)
+	if account != (types.NamespacedName{}) {
+		name += " as " + serviceAccountSource(account)
+	}
+	return identity.Reference{Name: name}
+}
+
+// impersonated returns the ServiceAccount that the object acts as with its kubeconfig, zero if it
+// acts as the kubeconfig's own user.
+func (r *kubeconfigResolver) impersonated(object client.Object) (account types.NamespacedName, err error) {
+	if r.options.Impersonate == nil {
+		return account, nil
+	}
+	if account, err = r.options.Impersonate(object); err != nil {
+		return types.NamespacedName{}, referenceError(err, "determining the ServiceAccount to impersonate")
+	}
+	if err := validServiceAccount(account, "the namespace of the ServiceAccount to impersonate",
+		"the name of the ServiceAccount to impersonate"); err != nil {
+		return types.NamespacedName{}, err
+	}
+	return account, nil
 }
 
 func (r *kubeconfigResolver) Forget(extension client.ObjectKey) { r.secrets.forget(extension) }
@@ -171,14 +228,24 @@ func (r *kubeconfigResolver) Run(ctx context.Context, wake func(client.ObjectKey
 func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
 	extension := client.ObjectKeyFromObject(object)
 	ref, err := r.reference(object)
+	var account types.NamespacedName
 	if err == nil {
 		err = r.allow(ctx, object, ref)
+	}
+	if err == nil {
+		account, err = r.impersonated(object)
+	}
+	if err == nil && r.options.Impersonate != nil {
+		if refused := r.options.AllowImpersonate(ctx, object, account); refused != nil {
+			err = errors.Wrapf(&classifiedError{kind: ErrNotAllowed, cause: refused},
+				"acting as serviceaccount %s with the kubeconfig in secret %s", account, ref)
+		}
 	}
 	if err != nil {
 		r.secrets.forget(extension)
 		return identity.Resolution{Source: sourceOf(ref)}, err
 	}
-	resolved := identity.Resolution{Source: sourceOf(ref), Reference: identity.Reference{Name: sourceOf(ref)}}
+	resolved := identity.Resolution{Source: sourceOf(ref), Reference: referenceTo(ref, account)}
 	found, err := r.secrets.get(extension, ref)
 	if err != nil {
 		return resolved, errors.WithMessage(err, resolved.Source)
@@ -193,6 +260,15 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 	resolved.Target = found.kubeconfig.reach
 	resolved.UntrustedServer = true
 	resolved.OpenFunc = found.kubeconfig.secretMaterial.open
+	if r.options.Impersonate != nil {
+		resolved.Key += "\x00as\x00" + account.String()
+		resolved.Impersonated = true
+		resolved.Expected.Username = usernameOf(account)
+		resolved.OpenFunc = func() identity.Credential {
+			return &remoteImpersonation{staticCredential: newStaticCredential(found.kubeconfig.secretMaterial),
+				username: usernameOf(account)}
+		}
+	}
 	return resolved, nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // limits returns the default limits.
@@ -288,6 +291,93 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 		g.Expect(err).To(MatchError(ErrNotAllowed))
 		g.Expect(err).To(MatchError(ContainSubstring("not for red")))
 	}
+}
+
+// With Impersonate, a kubeconfig's credential names the ServiceAccount in every request, and no
+// header of the caller does. The own user's requests name none.
+func TestRemoteImpersonation(t *testing.T) {
+	g := NewWithT(t)
+	account := types.NamespacedName{Namespace: "team", Name: "deployer"}
+	options := KubeconfigOptions{
+		Impersonate: func(object client.Object) (types.NamespacedName, error) {
+			if object.GetName() == "nobody" {
+				return types.NamespacedName{Namespace: "team"}, nil
+			}
+			return account, nil
+		},
+		AllowImpersonate: func(_ context.Context, object client.Object, account types.NamespacedName) error {
+			if object.GetName() == "refused" {
+				return errors.Errorf("%s is not for everyone", account)
+			}
+			return nil
+		},
+	}
+	bind := func(options KubeconfigOptions) (identity.Resolver, error) {
+		return KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
+			identity.Kind{Namespaced: true}, nil)
+	}
+	resolver, err := bind(options)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resolver.UsesServiceAccounts()).To(BeFalse(), "the ServiceAccount is in another cluster")
+	named := func(name string) client.Object {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
+	}
+	g.Expect(resolver.Reference(named("red"))).To(Equal(identity.Reference{
+		Name: "secret team/red-kubeconfig, key value as serviceaccount team/deployer"}))
+	_, err = resolver.Resolve(t.Context(), named("red"))
+	g.Expect(err).To(MatchError(identity.ErrPending))
+	_, err = resolver.Resolve(t.Context(), named("refused"))
+	g.Expect(err).To(MatchError(ErrNotAllowed))
+	g.Expect(err).To(MatchError(ContainSubstring("team/deployer is not for everyone")))
+	_, err = resolver.Resolve(t.Context(), named("nobody"))
+	g.Expect(err).To(MatchError(ErrInvalidReference), "never empty: the request would be the kubeconfig's own user's")
+
+	noGuard, noUse := options, options
+	noGuard.AllowImpersonate = nil
+	_, err = bind(noGuard)
+	g.Expect(err).To(MatchError(ContainSubstring("set AllowImpersonate")))
+	noUse.Impersonate = nil
+	_, err = bind(noUse)
+	g.Expect(err).To(MatchError(ContainSubstring("AllowImpersonate would never be called")))
+
+	var sent http.Header
+	next := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sent = req.Header
+		return nil, errors.New("enough")
+	})
+	material, err := newSecretMaterial("the-token", nil, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	request := func(headers ...string) *http.Request {
+		sent = nil
+		req := httptest.NewRequest(http.MethodGet, "/", nil)
+		for _, header := range headers {
+			req.Header.Set(header, "system:masters")
+		}
+		return req
+	}
+	forged := []string{"Authorization", "Impersonate-User", "Impersonate-Uid", "Impersonate-Group",
+		"Impersonate-Extra-Scopes",
+		"Impersonate_User"}
+	c := &remoteImpersonation{staticCredential: newStaticCredential(material), username: usernameOf(account)}
+	_, err = c.RoundTripper(next).RoundTrip(request(forged...))
+	g.Expect(err).To(MatchError("enough"))
+	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer the-token"},
+		"Impersonate-User": {"system:serviceaccount:team:deployer"}}))
+	_, err = c.OwnRoundTripper(next).RoundTrip(request(forged...))
+	g.Expect(err).To(MatchError("enough"))
+	g.Expect(sent).To(Equal(http.Header{"Authorization": {"Bearer the-token"}}))
+	_, err = c.RoundTripper(next).RoundTrip(request("Proxy-Something"))
+	g.Expect(err).To(MatchError(ContainSubstring("is not sent under impersonation")))
+	g.Expect(sent).To(BeNil())
+	unnamed := &remoteImpersonation{staticCredential: newStaticCredential(material)}
+	_, err = unnamed.RoundTripper(next).RoundTrip(request())
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
+	g.Expect(sent).To(BeNil())
+	through := c.RoundTripper(next)
+	c.Close()
+	_, err = through.RoundTrip(request())
+	g.Expect(err).To(MatchError(ErrInvalidCredential))
+	g.Expect(sent).To(BeNil())
 }
 
 // The document that is checked for anchors is also the document that is used. Text that only looks

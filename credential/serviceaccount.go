@@ -186,17 +186,24 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 			return types.NamespacedName{}, err
 		}
 	}
-	if problems := validation.IsDNS1123Label(key.Namespace); len(problems) > 0 {
-		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid namespace: %s", namespaceField,
-				untrusted.Quote(key.Namespace), problems[0])
-	}
-	if problems := validation.IsDNS1123Subdomain(key.Name); len(problems) > 0 {
-		return types.NamespacedName{},
-			errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid name: %s", nameField, untrusted.Quote(key.Name),
-				problems[0])
+	if err := validServiceAccount(key, namespaceField, nameField); err != nil {
+		return types.NamespacedName{}, err
 	}
 	return key, nil
+}
+
+// validServiceAccount returns an ErrInvalidReference unless a ServiceAccount can have that name and
+// namespace, which are never empty. The fields are their origins, for the message.
+func validServiceAccount(key types.NamespacedName, namespaceField, nameField string) error {
+	if problems := validation.IsDNS1123Label(key.Namespace); len(problems) > 0 {
+		return errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid namespace: %s", namespaceField,
+			untrusted.Quote(key.Namespace), problems[0])
+	}
+	if problems := validation.IsDNS1123Subdomain(key.Name); len(problems) > 0 {
+		return errors.Wrapf(ErrInvalidReference, "%s: %s is not a valid name: %s", nameField, untrusted.Quote(key.Name),
+			problems[0])
+	}
+	return nil
 }
 
 // referenceError returns the error of a function of the options that determines a reference.
@@ -210,6 +217,11 @@ func referenceError(err error, action string) error {
 func (r *serviceAccountResolver) Reference(object client.Object) (identity.Reference, error) {
 	key, err := r.ServiceAccount(object)
 	return identity.Reference{Name: serviceAccountSource(key)}, err
+}
+
+// usernameOf returns the name by which API servers know a ServiceAccount.
+func usernameOf(key types.NamespacedName) string {
+	return "system:serviceaccount:" + key.Namespace + ":" + key.Name
 }
 
 // serviceAccountSource returns the Resolution.Source for a ServiceAccount.
@@ -242,7 +254,7 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
 	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00")
 	resolved.Target = r.target
-	resolved.Expected = connstate.Identity{Username: "system:serviceaccount:" + key.Namespace + ":" + key.Name}
+	resolved.Expected = connstate.Identity{Username: usernameOf(key)}
 	resolved.UID = id.uid
 	r.credential(id, &resolved)
 	return resolved, nil

@@ -49,6 +49,11 @@ type Identity struct {
 	UID types.UID
 	// Groups are the groups of the user, in the API server's order.
 	Groups []string
+	// ImpersonatorUsername and ImpersonatorUID are the user of the kubeconfig that impersonates
+	// Username (credential.KubeconfigOptions.Impersonate), as the API server states it. Otherwise
+	// they are empty.
+	ImpersonatorUsername string
+	ImpersonatorUID      types.UID
 }
 
 // Verdict classifies the outcome of a probe, for the API server and for the identity.

@@ -76,6 +76,25 @@ func TestIdentityMatches(t *testing.T) {
 	}
 }
 
+// Another impersonator is another identity: the same name would otherwise hide another user's
+// credential.
+func TestSameIdentity(t *testing.T) {
+	identity := Identity{Username: "u", UID: "1", ImpersonatorUsername: "own", ImpersonatorUID: "2"}
+	same := identity
+	same.Groups = []string{"g"}
+	NewWithT(t).Expect(identity.Same(same)).To(BeTrue())
+	for name, change := range map[string]func(*Identity){
+		"Username":             func(i *Identity) { i.Username = "v" },
+		"UID":                  func(i *Identity) { i.UID = "3" },
+		"ImpersonatorUsername": func(i *Identity) { i.ImpersonatorUsername = "" },
+		"ImpersonatorUID":      func(i *Identity) { i.ImpersonatorUID = "3" },
+	} {
+		other := identity
+		change(&other)
+		NewWithT(t).Expect(identity.Same(other)).To(BeFalse(), name)
+	}
+}
+
 func TestServed(t *testing.T) {
 	g := NewWithT(t)
 	failed := Health{}.After(t0, nil).After(t0.Add(10), errDown)

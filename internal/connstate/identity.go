@@ -11,17 +11,29 @@ type Identity struct {
 	Username string
 	UID      types.UID // empty for users that have none, such as those of client certificates
 	Groups   []string
+	// ImpersonatorUsername and ImpersonatorUID are the user whose credential impersonates the
+	// identity, if the API server was asked for it too; otherwise empty.
+	ImpersonatorUsername string
+	ImpersonatorUID      types.UID
 }
 
 // Matches reports whether seen is acceptable where i is expected. Matches does not compare fields
-// that are empty in i, and never compares groups: groups may change while the identity stays the
-// same.
+// that are empty in i. Matches never compares groups, which may change while the identity stays the
+// same, nor the impersonator.
 func (i Identity) Matches(seen Identity) bool {
 	return (i.Username == "" || i.Username == seen.Username) && (i.UID == "" || i.UID == seen.UID)
 }
 
-// Same reports whether seen has the same name and UID. Groups are not compared.
-func (i Identity) Same(seen Identity) bool { return i.Username == seen.Username && i.UID == seen.UID }
+// Same reports whether seen has the same name and UID, and the same impersonator. Groups are not
+// compared.
+func (i Identity) Same(seen Identity) bool {
+	return i.Username == seen.Username && i.UID == seen.UID && i.SameImpersonator(seen)
+}
+
+// SameImpersonator reports whether the same user impersonates seen, or none.
+func (i Identity) SameImpersonator(seen Identity) bool {
+	return i.ImpersonatorUsername == seen.ImpersonatorUsername && i.ImpersonatorUID == seen.ImpersonatorUID
+}
 
 // SameGroups reports whether seen has the same groups, in any order.
 func (i Identity) SameGroups(seen Identity) bool {

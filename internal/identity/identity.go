@@ -74,9 +74,9 @@ type Resolution struct {
 	// UID is the UID of the identity. UID is used where the API server does not state the UID, as
 	// under impersonation.
 	UID types.UID
-	// Impersonated is set if requests impersonate the identity with the host operator's credential.
-	// If the API server denies even the SelfSubjectReview, the host operator lacks permission to
-	// impersonate.
+	// Impersonated is set if requests impersonate the identity with another user's credential: the
+	// host operator's, or that of a kubeconfig. If the API server denies even the SelfSubjectReview,
+	// that user lacks permission to impersonate.
 	Impersonated bool
 	// UntrustedServer is set if the provider of the credential may choose the target. Of its
 	// answers to reviews and to informers, errors show only the HTTP status.
@@ -122,6 +122,14 @@ type Credential interface {
 	Discard(before time.Time)
 	// Close drops the secret. Later requests fail.
 	Close()
+}
+
+// Impersonator is a Credential whose requests impersonate another user than its own.
+type Impersonator interface {
+	Credential
+	// OwnRoundTripper returns a RoundTripper that sends every request through next as the
+	// credential's own user. The API server must state both users before either is trusted.
+	OwnRoundTripper(next http.RoundTripper) http.RoundTripper
 }
 
 // TransportRequirement describes the transport that a credential needs. The zero value accepts any

@@ -23,14 +23,14 @@ import (
 )
 
 // reverseProxy is a proxy in front of the API server that removes hop-by-hop headers, as RFC 9110
-// requires.
+// requires, and any others that a test names.
 type reverseProxy struct {
 	*httptest.Server
 	requests  atomic.Int64
 	transport http.RoundTripper
 }
 
-func newReverseProxy(t *testing.T, http2 bool) *reverseProxy {
+func newReverseProxy(t *testing.T, http2 bool, removed ...string) *reverseProxy {
 	t.Helper()
 	g := NewWithT(t)
 	server, err := url.Parse(cp.Config().Host)
@@ -40,6 +40,9 @@ func newReverseProxy(t *testing.T, http2 bool) *reverseProxy {
 	g.Expect(err).NotTo(HaveOccurred())
 	proxy := &httputil.ReverseProxy{Transport: p.transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(server)
+		for _, header := range removed {
+			r.Out.Header.Del(header)
+		}
 	}}
 	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.requests.Add(1)

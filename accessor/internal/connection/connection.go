@@ -224,11 +224,36 @@ func (c *Connection) Host() string { return c.config.Host }
 // HTTPClient returns the client for requests that end.
 func (c *Connection) HTTPClient() *http.Client { return c.httpClient }
 
-// VerifyClient returns a client whose requests use another credential than the connection's. shared
-// carries the requests unless the credential brings its own transport.
-func (c *Connection) VerifyClient(other *Credential, shared http.RoundTripper, timeout time.Duration) *http.Client {
-	transport := userAgentRoundTripper{userAgent: c.config.UserAgent, next: other.RoundTripper(shared)}
-	return &http.Client{Transport: transport, Timeout: timeout, CheckRedirect: neverRedirect}
+// ProbeClients send the requests of a probe.
+type ProbeClients struct {
+	Identity *http.Client
+	// Own sends requests as the credential's own user; nil unless other requests impersonate.
+	Own *http.Client
+}
+
+// ProbeClients returns clients whose requests use the connection's credential. shared carries the
+// requests of Own unless the credential brings its own transport.
+func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duration) ProbeClients {
+	clients := ProbeClients{Identity: c.httpClient}
+	if now := c.credential.Load(); now != nil { // otherwise the connection has ended, and so its client refuses
+		clients.Own = c.probeClient(now.ownRoundTripper(shared), timeout)
+	}
+	return clients
+}
+
+// ProbeClientsOf returns clients whose requests use another credential than the connection's.
+// shared carries the requests unless the credential brings its own transport.
+func (c *Connection) ProbeClientsOf(other *Credential, shared http.RoundTripper, timeout time.Duration) ProbeClients {
+	return ProbeClients{Identity: c.probeClient(other.RoundTripper(shared), timeout),
+		Own: c.probeClient(other.ownRoundTripper(shared), timeout)}
+}
+
+func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Duration) *http.Client {
+	if transport == nil {
+		return nil
+	}
+	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
+		Timeout: timeout, CheckRedirect: neverRedirect}
 }
 
 // Clients returns the clients of the connection, built on first use without I/O.

@@ -46,6 +46,19 @@ func (b *Credential) RoundTripper(shared http.RoundTripper) http.RoundTripper {
 	return b.Credential.RoundTripper(shared)
 }
 
+// ownRoundTripper returns a RoundTripper that sends requests as the credential's own user, nil if
+// requests do not impersonate another user than that.
+func (b *Credential) ownRoundTripper(shared http.RoundTripper) http.RoundTripper {
+	impersonator, ok := b.Credential.(identity.Impersonator)
+	if !ok {
+		return nil
+	}
+	if b.carrier != nil {
+		shared = b.carrier
+	}
+	return impersonator.OwnRoundTripper(shared)
+}
+
 // Close closes the credential and its own TCP connections.
 func (b *Credential) Close() {
 	b.Credential.Close()

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
@@ -45,10 +46,11 @@ func (s *step) confirm(objectVersion string) {
 
 // canGoOnUnread reports whether the credential may stay in use although its reference could not be
 // read. Without the permission to watch ServiceAccounts, the machine would not notice the deletion
-// of an impersonated ServiceAccount. A token ends with its ServiceAccount.
+// of an impersonated ServiceAccount. A token ends with its ServiceAccount. The ServiceAccount that is
+// impersonated with a kubeconfig is not watched anyway.
 func (m *Machine) canGoOnUnread(e Resolved) bool {
-	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden &&
-		!m.resolution.Impersonated
+	isWatched := m.resolution.Impersonated && m.resolution.ServiceAccount != types.NamespacedName{}
+	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden && !isWatched
 	return unread && m.credential != 0 && e.Resolution.Reference == m.resolution.Reference &&
 		e.Resolution.ServiceAccount == m.resolution.ServiceAccount && e.Resolution.Source == m.resolution.Source
 }

@@ -179,6 +179,11 @@ func mismatch(want, got connstate.Identity) Answer {
 			Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: they have changed", got.Username),
 		}
 	}
+	if want.ImpersonatorUsername != "" && !want.SameImpersonator(got) {
+		return Answer{Verdict: connstate.Failing, Err: errors.Errorf(
+			"unexpected identity: the user who impersonates %s is %s (UID %s), want %s (UID %s)", got.Username,
+			got.ImpersonatorUsername, got.ImpersonatorUID, want.ImpersonatorUsername, want.ImpersonatorUID)}
+	}
 	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
 		got.Username, got.UID, want.Username, want.UID)}
 }
