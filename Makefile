@@ -24,8 +24,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 .PHONY: controlplane
-controlplane: ## build kube-apiserver, etcd, kube-controller-manager and kubectl, unless they are there; about 5 minutes once
-	@go run ./internal/controlplane/ensure
+controlplane: ## kube-apiserver, etcd and kubectl, downloaded or else built, and kube-controller-manager; up to 5 minutes once
+	@go run ./internal/controlplane/ensure -controller-manager
 
 .PHONY: run
 run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=connect, repair, recreate, grant or restart makes that step fail

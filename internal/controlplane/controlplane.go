@@ -253,7 +253,11 @@ func (c *ControlPlane) startControllerManager() error {
 	if err != nil {
 		return errors.WithStack(err)
 	}
-	cmd := exec.Command(filepath.Join(filepath.Dir(c.kubectl), "kube-controller-manager"),
+	program, err := assets.FindControllerManager()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(program,
 		"--kubeconfig", c.kubeconfig,
 		"--leader-elect=false",
 		"--secure-port=0",

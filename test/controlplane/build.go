@@ -70,8 +70,8 @@ func (b builder) build(ctx context.Context, dst string, programs []string) (err 
 	}
 	defer os.RemoveAll(tmp) // gone already after the rename
 
-	fmt.Fprintf(b.out, "Building a Kubernetes %s control plane from Go modules.\n", kubernetesVersion)
-	fmt.Fprintf(b.out, "This happens once per machine and takes about 5 minutes on 2 cores.\n")
+	fmt.Fprintf(b.out, "Building %s of Kubernetes %s from Go modules.\n", strings.Join(programs, ", "), kubernetesVersion)
+	fmt.Fprintf(b.out, "This happens once per machine and takes up to 5 minutes on 2 cores.\n")
 	start := b.now()
 	for i, program := range programs {
 		if err := b.buildOne(ctx, fmt.Sprintf("[%d/%d] %s", i+1, len(programs), program), program,
@@ -85,7 +85,7 @@ func (b builder) build(ctx context.Context, dst string, programs []string) (err 
 	if err := os.Rename(tmp, dst); err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "Control plane built in %s: %s\n", b.now().Sub(start).Round(time.Second), dst)
+	fmt.Fprintf(b.out, "Built in %s: %s\n", b.now().Sub(start).Round(time.Second), dst)
 	return nil
 }
 

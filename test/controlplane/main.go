@@ -1,7 +1,7 @@
-// Command controlplane builds kube-apiserver, etcd, kube-controller-manager and kubectl from Go
-// modules into one directory.
+// Command controlplane builds programs of a Kubernetes control plane from Go modules into one
+// directory: those named, or kube-apiserver, etcd, kube-controller-manager and kubectl.
 //
-//	go run . -o DIR
+//	go run . -o DIR [PROGRAM...]
 //
 // DIR appears whole or not at all: everything is built beside DIR and renamed into place. Builds of
 // the same DIR wait for each other (a file lock), so that the second finds the work done, and what
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -24,7 +25,13 @@ import (
 func main() {
 	dir := flag.String("o", "", "directory to build into; it must not exist or be complete")
 	flag.Parse()
-	if *dir == "" || flag.NArg() > 0 {
+	wanted := programs
+	if flag.NArg() > 0 {
+		wanted = slices.DeleteFunc(slices.Clone(programs), func(program string) bool {
+			return !slices.Contains(flag.Args(), program)
+		})
+	}
+	if *dir == "" || flag.NArg() > 0 && len(wanted) != flag.NArg() {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -32,7 +39,7 @@ func main() {
 	defer stop()
 
 	b := builder{compile: goBuild, out: os.Stderr, now: time.Now}
-	if err := b.build(ctx, *dir, programs); err != nil {
+	if err := b.build(ctx, *dir, wanted); err != nil {
 		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		stop()
 		os.Exit(1)

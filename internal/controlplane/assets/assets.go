@@ -20,47 +20,97 @@ const (
 // controller-runtime.
 const Env = "KUBEBUILDER_ASSETS"
 
-// Programs are the programs in a complete directory.
-var Programs = []string{"kube-apiserver", "etcd", "kubectl", "kube-controller-manager"}
+// Programs are the programs of a control plane, in one directory.
+var Programs = []string{"kube-apiserver", "etcd", "kubectl"}
 
-// ErrMissing is in the chain of the error that Find returns when no directory has all the programs.
+// ControllerManager is a program that only some tests need. Prebuilt control planes do not have it.
+const ControllerManager = "kube-controller-manager"
+
+// ErrMissing is in the chain of the error of Find and FindControllerManager when the programs are
+// nowhere on this machine.
 var ErrMissing = errors.New("control plane programs not found")
 
 // Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store
-// of setup-envtest, then the cache of this user that "make controlplane" fills.
+// of setup-envtest, then the cache of this user that "make run" and "make controlplane" fill.
 //
 // A $KUBEBUILDER_ASSETS that lacks a program is an error, because the user chose that directory.
-// The store of setup-envtest often lacks kube-controller-manager; Find skips the store then.
 func Find() (string, error) {
 	if dir := os.Getenv(Env); dir != "" {
-		if missing := lacking(dir); len(missing) > 0 {
+		if missing := lacking(dir, Programs...); len(missing) > 0 {
 			return "",
-				fmt.Errorf("%w: %s=%s lacks %s; unset the variable and run \"make controlplane\" to build the programs",
+				fmt.Errorf("%w: %s=%s lacks %s; unset the variable and run \"make controlplane\" to get the programs",
 					ErrMissing, Env, dir, strings.Join(missing, ", "))
 		}
 		return dir, nil
 	}
-	cacheDir, err := Dir()
+	cached, err := cacheDirs()
 	if err != nil {
 		return "", err
 	}
-	for _, dir := range append(envtestStore(), cacheDir) {
-		if len(lacking(dir)) == 0 {
+	for _, dir := range append(envtestStore(), cached...) {
+		if len(lacking(dir, Programs...)) == 0 {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("%w: run \"make controlplane\" once (about 5 minutes), or set %s", ErrMissing, Env)
+	return "", fmt.Errorf("%w: run \"make controlplane\" once (seconds where prebuilt programs can be downloaded, "+
+		"otherwise about 5 minutes), or set %s", ErrMissing, Env)
 }
 
-// Dir returns the directory to which "make controlplane" writes the programs: a directory in this
-// user's cache, named for their versions.
-func Dir() (string, error) {
+// FindControllerManager returns the file of kube-controller-manager: in the directory of Find, or in
+// the cache of this user.
+func FindControllerManager() (string, error) {
+	dirs, err := cacheDirs()
+	if err != nil {
+		return "", err
+	}
+	if dir, err := Find(); err == nil {
+		dirs = append([]string{dir}, dirs...)
+	}
+	for _, dir := range dirs {
+		if len(lacking(dir, ControllerManager)) == 0 {
+			return filepath.Join(dir, ControllerManager), nil
+		}
+	}
+	return "", fmt.Errorf("%w: %s: run \"make controlplane\" once", ErrMissing, ControllerManager)
+}
+
+// PrebuiltDir returns the directory for prebuilt programs, in this user's cache.
+func PrebuiltDir() (string, error) { return inCache("prebuilt-" + Minor()) }
+
+// BuiltDir returns the directory for programs that are built from Go modules, in this user's cache.
+func BuiltDir() (string, error) {
+	return inCache("kubernetes-" + KubernetesVersion + "-etcd-" + EtcdVersion)
+}
+
+// ControllerManagerDir returns the directory for the kube-controller-manager that is built from Go
+// modules, in this user's cache.
+func ControllerManagerDir() (string, error) {
+	return inCache(ControllerManager + "-" + KubernetesVersion)
+}
+
+// Minor returns the minor version of Kubernetes, such as "1.36".
+func Minor() string { return KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")] }
+
+// inCache returns a directory in this user's cache.
+func inCache(name string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("no per-user cache directory (is HOME set?): %w", err)
 	}
-	return filepath.Join(cache, "latchkey", "controlplane",
-		fmt.Sprintf("kubernetes-%s-etcd-%s-%s-%s", KubernetesVersion, EtcdVersion, runtime.GOOS, runtime.GOARCH)), nil
+	return filepath.Join(cache, "latchkey", "controlplane", fmt.Sprintf("%s-%s-%s", name, runtime.GOOS, runtime.GOARCH)),
+		nil
+}
+
+// cacheDirs returns all directories in this user's cache.
+func cacheDirs() (dirs []string, err error) {
+	for _, dirOf := range []func() (string, error){PrebuiltDir, BuiltDir, ControllerManagerDir} {
+		dir, err := dirOf()
+		if err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
 }
 
 // envtestStore returns the directories of setup-envtest's store that hold our minor version.
@@ -73,17 +123,16 @@ func envtestStore() []string {
 		}
 		data = filepath.Join(home, ".local", "share")
 	}
-	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
 	dirs, err := filepath.Glob(filepath.Join(data, "kubebuilder-envtest", "k8s",
-		fmt.Sprintf("%s.*-%s-%s", minor, runtime.GOOS, runtime.GOARCH)))
+		fmt.Sprintf("%s.*-%s-%s", Minor(), runtime.GOOS, runtime.GOARCH)))
 	if err != nil {
 		return nil
 	}
 	return dirs
 }
 
-func lacking(dir string) (missing []string) {
-	for _, program := range Programs {
+func lacking(dir string, programs ...string) (missing []string) {
+	for _, program := range programs {
 		info, err := os.Stat(filepath.Join(dir, program))
 		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
 			missing = append(missing, program)

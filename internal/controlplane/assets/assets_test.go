@@ -37,17 +37,21 @@ func TestFindInOrder(t *testing.T) {
 	g.Expect(err).To(MatchError(ErrMissing))
 	g.Expect(err).To(MatchError(ContainSubstring("make controlplane")), "the error names the command")
 
-	cacheDir, err := Dir()
+	cacheDir, err := BuiltDir()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(cacheDir).To(HavePrefix(filepath.Join(dir, ".cache", "latchkey")))
 	fill(t, cacheDir, Programs...)
 	g.Expect(Find()).To(Equal(cacheDir))
 
 	store := filepath.Join(dir, ".local", "share", "kubebuilder-envtest", "k8s")
-	minor := KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")]
+	minor := Minor()
 	suffix := cacheDir[strings.LastIndex(cacheDir, EtcdVersion)+len(EtcdVersion):]
-	partial := fill(t, filepath.Join(store, minor+".0"+suffix), "kube-apiserver", "etcd", "kubectl")
-	g.Expect(Find()).To(Equal(cacheDir), "%s lacks kube-controller-manager", partial)
+	partial := fill(t, filepath.Join(store, minor+".0"+suffix), "kube-apiserver", "etcd")
+	g.Expect(Find()).To(Equal(cacheDir), "%s lacks kubectl", partial)
+	prebuilt, err := PrebuiltDir()
+	g.Expect(err).NotTo(HaveOccurred())
+	fill(t, prebuilt, Programs...)
+	g.Expect(Find()).To(Equal(prebuilt))
 	whole := fill(t, filepath.Join(store, minor+".9"+suffix), Programs...)
 	fill(t, filepath.Join(store, "1.20.0"+suffix), Programs...)
 	g.Expect(Find()).To(Equal(whole), "not another minor version")
@@ -57,8 +61,26 @@ func TestFindInOrder(t *testing.T) {
 	g.Expect(Find()).To(Equal(set))
 	t.Setenv(Env, partial)
 	_, err = Find()
-	g.Expect(err).To(MatchError(ContainSubstring("lacks kube-controller-manager")),
+	g.Expect(err).To(MatchError(ContainSubstring("lacks kubectl")),
 		"the variable takes precedence even if its directory is incomplete")
+}
+
+// kube-controller-manager may be beside the other programs, or in the cache, wherever those are.
+func TestFindControllerManager(t *testing.T) {
+	g := NewWithT(t)
+	dir := home(t)
+	_, err := FindControllerManager()
+	g.Expect(err).To(MatchError(ErrMissing))
+	g.Expect(err).To(MatchError(ContainSubstring("make controlplane")))
+	cached, err := ControllerManagerDir()
+	g.Expect(err).NotTo(HaveOccurred())
+	fill(t, cached, ControllerManager)
+	g.Expect(FindControllerManager()).To(Equal(filepath.Join(cached, ControllerManager)))
+	t.Setenv(Env, fill(t, filepath.Join(dir, "without"), Programs...))
+	g.Expect(FindControllerManager()).To(Equal(filepath.Join(cached, ControllerManager)))
+	with := fill(t, filepath.Join(dir, "with"), append(Programs, ControllerManager)...)
+	t.Setenv(Env, with)
+	g.Expect(FindControllerManager()).To(Equal(filepath.Join(with, ControllerManager)))
 }
 
 // The versions here name the cache directory; the other module's go.mod determines the versions
@@ -71,8 +93,9 @@ func TestVersionsAreThoseThatAreBuilt(t *testing.T) {
 	g.Expect(string(goMod)).To(ContainSubstring("\tgo.etcd.io/etcd/server/v3 " + EtcdVersion + "\n"))
 	programs, err := os.ReadDir("../../../test/controlplane/cmd")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(programs).To(HaveLen(len(Programs)))
+	var names []string
 	for _, program := range programs {
-		g.Expect(Programs).To(ContainElement(program.Name()))
+		names = append(names, program.Name())
 	}
+	g.Expect(names).To(ConsistOf(append(Programs, ControllerManager)))
 }

@@ -2,7 +2,7 @@
 //
 // # Setup
 //
-// None if $KUBEBUILDER_ASSETS or setup-envtest's store has the programs; otherwise
+// None if $KUBEBUILDER_ASSETS or setup-envtest's store has the programs; otherwise "make run" or
 // "make controlplane".
 //
 // # Usage

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/latchkey-dev/latchkey/internal/controlplane/assets"
+)
+
+// downloader downloads a prebuilt control plane with setup-envtest, which verifies the checksum that
+// its index states.
+type downloader struct {
+	index        string        // address of the index; empty for setup-envtest's own
+	answerWithin time.Duration // the index must answer in this time
+	patience     time.Duration // for the download
+}
+
+// download makes dir hold the programs. dir appears whole or not at all.
+func (d downloader) download(ctx context.Context, program, dir string, out io.Writer) (err error) {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	store, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(dir)+".downloading-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, removeAll(store)) }()
+	run := func(timeout time.Duration, args ...string) (string, error) {
+		args = append(args, "--bin-dir", store)
+		if d.index != "" {
+			args = append(args, "--index", d.index)
+		}
+		return output(ctx, timeout, program, args...)
+	}
+	versions := assets.Minor() + ".x"
+	available, err := run(d.answerWithin, "list", versions)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(available, "available") {
+		return fmt.Errorf("the index has none of Kubernetes %s for this platform", assets.Minor())
+	}
+	fmt.Fprintln(out, "Downloading it, about 60 MB")
+	unpacked, err := run(d.patience, "use", versions, "--print", "path")
+	if err != nil {
+		return err
+	}
+	for _, program := range assets.Programs {
+		if _, err := os.Stat(filepath.Join(unpacked, program)); err != nil {
+			return fmt.Errorf("the archive lacks %s", program)
+		}
+	}
+	if err := os.Chmod(unpacked, 0o755); err != nil { // setup-envtest makes it read-only, so it could not be moved
+		return err
+	}
+	if err := os.Rename(unpacked, dir); err != nil {
+		if found, findErr := assets.Find(); findErr == nil && found == dir {
+			return nil // another process was faster
+		}
+		return err
+	}
+	return nil
+}
+
+// output runs a program and returns what it prints. The error has the last line of its log.
+func output(ctx context.Context, timeout time.Duration, program string, args ...string) (string, error) {
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	command := exec.CommandContext(limited, program, args...)
+	command.Stdout, command.Stderr = &stdout, &stderr
+	command.WaitDelay = time.Second
+	err := command.Run()
+	switch {
+	case limited.Err() != nil && ctx.Err() == nil:
+		return "", fmt.Errorf("no answer within %s", timeout)
+	case err != nil:
+		return "", fmt.Errorf("setup-envtest: %w: %s", err, lastLine(stderr.String()))
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+// lastLine returns the last line of a log that is not empty, cut to a readable length.
+func lastLine(log string) string {
+	lines := strings.Split(strings.TrimSpace(log), "\n")
+	line := strings.TrimSpace(lines[len(lines)-1])
+	const most = 300
+	if len(line) > most {
+		line = line[:most] + "…"
+	}
+	return line
+}
+
+// removeAll removes a directory with read-only directories in it.
+func removeAll(dir string) error {
+	err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			err = os.Chmod(path, 0o755)
+		}
+		return err
+	})
+	return errors.Join(err, os.RemoveAll(dir))
+}
