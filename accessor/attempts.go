@@ -81,8 +81,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
 		func() { a.stepAsync(lifecycle.AccessChanged{}) })
 	timeout := a.set.options.HealthProbe.Timeout
-	answer := askWhileDenied(t.ctx, a.set.options.Logger, conn,
-		conn.ProbeClients(t.membership.RoundTripper(), timeout), timeout)
+	answer := ask(t.ctx, conn, conn.ProbeClients(t.membership.RoundTripper(), timeout), a.asking().whileDenied)
 	conn.SetIdentity(answer.Identity)
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, conn
 }
@@ -91,8 +90,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	sentAt := time.Now()
 	timeout := t.accessor.set.options.HealthProbe.Timeout
-	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn,
-		t.conn.ProbeClients(t.membership.RoundTripper(), timeout), timeout)
+	answer := ask(t.ctx, t.conn, t.conn.ProbeClients(t.membership.RoundTripper(), timeout), t.accessor.asking().once)
 	if t.ctx.Err() == nil {
 		t.accessor.set.options.Metrics.ProbeTook(time.Since(sentAt))
 	}
@@ -108,7 +106,7 @@ func (t *attempt) verify() (lifecycle.AttemptFinished, *connection.Connection) {
 	timeout := t.accessor.set.options.HealthProbe.Timeout
 	clients := t.conn.ProbeClientsOf(t.credential, t.membership.RoundTripper(), timeout)
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.accessor.set.options.Logger, t.conn, clients, timeout)
+	answer := ask(t.ctx, t.conn, clients, t.accessor.asking().once)
 	answer.OwnConnections = t.credential.OwnConnections()
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
@@ -127,14 +125,12 @@ func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
 }
 
 // ask asks the API server which identity the requests of clients have. If they impersonate, ask
-// first asks who the credential's own user is.
-func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, clients connection.ProbeClients,
-	timeout time.Duration) lifecycle.Answer {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+// first asks who the credential's own user is. review sends each question.
+func ask(ctx context.Context, conn *connection.Connection, clients connection.ProbeClients,
+	review func(context.Context, *connection.Connection, *http.Client) lifecycle.Answer) lifecycle.Answer {
 	var own connstate.Identity
 	if clients.Own != nil {
-		answer := askOnce(ctx, logger, conn, clients.Own, timeout)
+		answer := review(ctx, conn, clients.Own)
 		if answer.Verdict == healthprobe.Denied {
 			answer.Verdict = healthprobe.Failing // a denial of the impersonation is something else
 		}
@@ -144,7 +140,7 @@ func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, c
 		}
 		own = answer.Identity
 	}
-	answer := askOnce(ctx, logger, conn, clients.Identity, timeout)
+	answer := review(ctx, conn, clients.Identity)
 	switch {
 	case answer.Verdict == healthprobe.Valid:
 		answer.Identity.ImpersonatorUsername, answer.Identity.ImpersonatorUID = own.Username, own.UID
@@ -160,16 +156,24 @@ func ask(ctx context.Context, logger logr.Logger, conn *connection.Connection, c
 	return answer
 }
 
-// askOnce sends one review. A request that failed because no credential was available was never
-// sent. The error of such a request may have a status, which is not the answer of the target's API
-// server.
-func askOnce(ctx context.Context, logger logr.Logger, conn *connection.Connection, httpClient *http.Client,
-	timeout time.Duration) lifecycle.Answer {
+// asking sends reviews, each within timeout.
+type asking struct {
+	logger  logr.Logger
+	timeout time.Duration
+}
+
+func (a *identityAccessor) asking() asking {
+	return asking{a.set.options.Logger, a.set.options.HealthProbe.Timeout}
+}
+
+// once sends one review. A request that failed because no credential was available was never sent.
+// The error of such a request may have a status, which is not the answer of the target's API server.
+func (a asking) once(ctx context.Context, conn *connection.Connection, httpClient *http.Client) lifecycle.Answer {
 	config := conn.RESTConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
-	got := healthprobe.Ask(ctx, config, &limited, timeout)
+	got := healthprobe.Ask(ctx, config, &limited, a.timeout)
 	answer := lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err}
 	var none *credential.NoTokenError
 	switch reason := reasonOf(got.Err); {
@@ -177,30 +181,34 @@ func askOnce(ctx context.Context, logger logr.Logger, conn *connection.Connectio
 	case reason != connstate.ReasonUnreachable, errors.As(got.Err, &none):
 		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
 	case conn.Resolution().UntrustedServer:
-		logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
+		a.logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
 			"error", connstate.ErrorText(got.Err))
 		answer.Err = statusOnly(got.Err)
 	}
 	return answer
 }
 
-// askWhileDenied probes again while the answer is Denied, because an API server that has just
-// started denies permitted requests. askWhileDenied returns within timeout.
-func askWhileDenied(ctx context.Context, logger logr.Logger, conn *connection.Connection,
-	clients connection.ProbeClients, timeout time.Duration) lifecycle.Answer {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+// whileDenied sends a review again while the answer is Denied, because an API server that has just
+// started denies permitted requests. whileDenied returns within timeout, with the last answer: that
+// the time was over before another answer is none.
+func (a asking) whileDenied(ctx context.Context, conn *connection.Connection,
+	httpClient *http.Client) lifecycle.Answer {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	for {
-		answer := ask(ctx, logger, conn, clients, timeout)
-		if answer.Verdict != healthprobe.Denied {
-			return answer
-		}
+	answer := a.once(ctx, conn, httpClient)
+	for answer.Verdict == healthprobe.Denied {
 		select {
 		case <-ctx.Done():
 			return answer
 		case <-time.After(denialRetryInterval):
 		}
+		next := a.once(ctx, conn, httpClient)
+		if ctx.Err() != nil && !next.Verdict.Answered() {
+			return answer
+		}
+		answer = next
 	}
+	return answer
 }
 
 // statusOnly reduces the error of an answer to its status. The author of a kubeconfig names the

@@ -31,6 +31,9 @@ func (s *managerSet) join(mgr manager.Manager, name string) (shared *accessor.Sh
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	elected := mgr.Elected()
+	if elected == nil { // a type for tests, which cannot be told from others
+		return &accessor.Shared{}, func() {}, nil
+	}
 	m, known := s.byElected[elected]
 	if !known {
 		m = &managed{names: map[string]struct{}{}, shared: &accessor.Shared{}}

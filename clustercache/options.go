@@ -54,7 +54,8 @@ func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
 type Options struct {
 	// Name distinguishes the ClusterCaches of a manager. Name is the controller's name, in logs and
 	// metrics too, and the value of the label cache of latchkey's own series. It consists of
-	// lower-case letters, digits and dashes. Defaults to "clustercache".
+	// lower-case letters, digits and dashes. Defaults to "clustercache". Give each ClusterCache its
+	// own Client.UserAgent too, if audit logs are to tell them apart.
 	Name string
 	// Object is an example of the kind whose objects get one connection each. Defaults to an
 	// unstructured ClusterExtension of latchkey.dev/v1alpha1 (ClusterExtensionGVK). For Operator

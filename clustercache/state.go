@@ -32,8 +32,9 @@ type ConnectionState struct {
 	// Message states why there is no connection or, while connected, why the newest credential is
 	// not in use. It is for people, and never contains a secret.
 	Message string
-	// Identity is the user as the API server stated it, or zero while not connected. Under
-	// impersonation the UID is that of the ServiceAccount.
+	// Identity is the user as the API server stated it, or zero while not connected. With
+	// credential.Impersonation the UID is that of the ServiceAccount. With a kubeconfig that
+	// impersonates, the UID is not known, and the impersonator is the kubeconfig's own user.
 	Identity Identity
 	// Target is the API server's URL, empty while unknown.
 	Target string

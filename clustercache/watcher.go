@@ -39,7 +39,8 @@ type ContentWatch interface {
 }
 
 // SourceWatcher is the part of a controller that a watch needs. Every controller-runtime controller
-// implements SourceWatcher.
+// implements SourceWatcher, and so does fake.Controller: a reconciler that keeps its own controller
+// as a SourceWatcher can be tested with that one.
 type SourceWatcher[request comparable] interface {
 	// Watch starts the source with the controller's queue, now or when the controller starts.
 	Watch(src source.TypedSource[request]) error

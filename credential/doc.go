@@ -28,8 +28,8 @@
 // ServiceAccount, Secret or API server is another connection.
 //
 // Some functions in the options choose the Reason in the extension's state with their errors. A
-// Reference function and the function of Choose may wrap [ErrNotAllowed]; their other errors have
-// the reason InvalidReference. Errors of KubeconfigOptions.Allow have the reason NotAllowed. The
+// Reference function, Impersonate and the function of Choose may wrap [ErrNotAllowed]; their other errors have
+// the reason InvalidReference. Errors of KubeconfigOptions.Allow and AllowImpersonate have the reason NotAllowed. The
 // function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed] or
 // [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an admission
 // policy guards.
@@ -50,7 +50,7 @@
 //   - Anyone who may write an extension chooses the identity that the extension acts as. The host
 //     operator's author must therefore decide which identities an extension may name: with
 //     Options.AllowIdentity of clustercache for ServiceAccounts, with [KubeconfigOptions].Allow for
-//     Secrets.
+//     Secrets, with AllowImpersonate for ServiceAccounts of a kubeconfig's cluster.
 //   - A kubeconfig is data: this package runs no program and opens no file that a kubeconfig names.
 //     A kubeconfig with such a field is refused, and the error names the field.
 //   - Secrets are kept in closures, so printing any value of this package with %+v shows no secret.

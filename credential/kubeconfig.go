@@ -57,14 +57,15 @@ type KubeconfigOptions struct {
 	// Impersonate, if set, returns the ServiceAccount of the kubeconfig's cluster that an extension
 	// acts as. Requests carry the kubeconfig's credential and Impersonate-User. The API server must
 	// first state who the kubeconfig's own user is, and a newer kubeconfig of another user is
-	// another connection. The own user needs "impersonate" on serviceaccounts there. The
-	// ServiceAccount is not watched, its UID is not known, and an API server does not check whether
-	// it exists.
+	// another connection. The own user needs "impersonate" on serviceaccounts there; grant it with
+	// a Role of the tenants' namespace and resourceNames, as in
+	// config/rbac-examples/impersonation.yaml for the operator's own cluster. The ServiceAccount is
+	// not watched, its UID is not known, and an API server does not check whether it exists.
 	//
-	// Each result must have Namespace and Name. For objects that act as the kubeconfig's own user,
-	// use Choose with another KubeconfigSecrets. The text of an error is shown to users. An error
-	// that wraps ErrNotAllowed means that the extension may not act as that ServiceAccount.
-	// Impersonate must not do I/O.
+	// The result must depend on the object only, and must have Namespace and Name. For objects that
+	// act as the kubeconfig's own user, use Choose with another KubeconfigSecrets. The text of an
+	// error is shown to users. An error that wraps ErrNotAllowed means that the extension may not
+	// act as that ServiceAccount. Impersonate must not do I/O.
 	Impersonate func(client.Object) (types.NamespacedName, error)
 	// AllowImpersonate returns nil if an extension may act as the ServiceAccount that Impersonate
 	// returned. An error means no, and the error's text is shown to users. A panic means no, too.
@@ -193,8 +194,8 @@ func (r *kubeconfigResolver) Reference(object client.Object) (identity.Reference
 	return referenceTo(ref, account), err
 }
 
-// referenceTo returns the Reference to a Secret, and to the ServiceAccount that is impersonated with
-// it, if any.
+// referenceTo returns the Reference to a Secret, and to the ServiceAccount that is impersonated
+// with it, if any.
 func referenceTo(ref SecretReference, account types.NamespacedName) identity.Reference {
 	name := sourceOf(ref)
 	if account != (types.NamespacedName{}) {

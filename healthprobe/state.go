@@ -32,7 +32,8 @@ type Options struct {
 	// Interval is also the time between probes while they fail. Defaults to 10 s.
 	Interval time.Duration
 	// IdentityInterval is how long an identity may go without a successful request before a probe
-	// verifies the identity. Defaults to 60 s.
+	// verifies the identity. Under impersonation, a probe verifies the identity after each
+	// IdentityInterval, whatever its requests. Defaults to 60 s.
 	IdentityInterval time.Duration
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration

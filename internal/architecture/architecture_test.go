@@ -24,6 +24,8 @@ var mayImport = map[string][]string{
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
 	"examples/contentoperator":                     {"clustercache"},
+	"examples/fluxlike":                            {"clustercache", "credential"},
+	"examples/fluxlike/cmd/fluxlike":               {"examples/fluxlike", "scopedcache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "scopedcache", "examples/contentoperator"},
 
 	"fake": {"clustercache", "scopedcache", "internal/connstate", "internal/watches", "internal/extensionsource",

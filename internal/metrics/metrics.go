@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,7 +67,8 @@ func gauge(name, help string, labels ...string) *prometheus.Desc {
 // *Cache counts nothing.
 type Cache struct {
 	name  string
-	ended atomic.Bool
+	mu    sync.RWMutex
+	ended bool // guarded by mu
 }
 
 // New returns the metrics of a ClusterCache of that name. Caches of one name add up.
@@ -87,7 +87,9 @@ func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
 	handlerPanics.WithLabelValues(c.name)
 	remove := all.add(c.name, snapshot)
 	return func() {
-		c.ended.Store(true)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.ended = true
 		remove()
 	}
 }
@@ -98,16 +100,24 @@ func ExportInformers(name string, snapshot func() Snapshot) (end func()) {
 	return all.add(name, snapshot)
 }
 
-func (c *Cache) count(counter *prometheus.CounterVec, labels ...string) {
-	if c != nil && !c.ended.Load() {
-		counter.WithLabelValues(append([]string{c.name}, labels...)...).Inc()
+// unlessEnded calls record, unless the series of the cache are gone: record would bring them back.
+func (c *Cache) unlessEnded(record func()) {
+	if c == nil {
+		return
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if !c.ended {
+		record()
 	}
 }
 
+func (c *Cache) count(counter *prometheus.CounterVec, labels ...string) {
+	c.unlessEnded(func() { counter.WithLabelValues(append([]string{c.name}, labels...)...).Inc() })
+}
+
 func (c *Cache) observe(histogram *prometheus.HistogramVec, duration time.Duration) {
-	if c != nil && !c.ended.Load() {
-		histogram.WithLabelValues(c.name).Observe(duration.Seconds())
-	}
+	c.unlessEnded(func() { histogram.WithLabelValues(c.name).Observe(duration.Seconds()) })
 }
 
 // Connected counts a finished connect. The result is Connected, or the reason of the failure.

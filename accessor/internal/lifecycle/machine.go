@@ -184,7 +184,11 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	// receives one probe per Interval, not one per identity.
 	at := now.Add(m.config.Probe.Interval)
 	if !silent {
-		at = m.config.Probe.Due(m.health.Served(seen.Served), m.jitter)
+		health := m.health
+		if !m.resolution.Impersonated { // an answer to a request that lost its impersonation is no success of the identity
+			health = health.Served(seen.Served)
+		}
+		at = m.config.Probe.Due(health, m.jitter)
 	}
 	if !at.After(now) {
 		return Probe, now

@@ -59,6 +59,9 @@ func TestDue(t *testing.T) {
 		"probe due": {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
 		"probe due, but served": {machine: connected(func(*Machine) {}), at: time.Minute,
 			seen: Observed{Served: epoch0.Add(50 * time.Second)}, delay: 50 * time.Second},
+		"probe due, served, but under impersonation": {machine: connected(func(m *Machine) {
+			m.resolution.Impersonated = true
+		}), at: time.Minute, seen: Observed{Served: epoch0.Add(50 * time.Second)}, want: Probe},
 		"probe requested": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
 			want: Probe},
 		"probe requested while not connected": {machine: disconnected(func(m *Machine) {

@@ -45,6 +45,11 @@ func (m *Membership) ID() ID { return m.id }
 func (m *Membership) Leave() {
 	m.mu.Lock()
 	m.memberships = slices.DeleteFunc(m.memberships, func(other *Membership) bool { return other == m })
+	if v := m.views[m.policy]; v.members > 1 {
+		v.members--
+	} else {
+		delete(m.views, m.policy)
+	}
 	m.mu.Unlock()
 	m.set.release(m.Target)
 }
@@ -67,7 +72,7 @@ type Outcome struct {
 
 // Report records the result of a member's request. An answer wakes the members that wait for the
 // target. Silence counts as a failure of the target if the target requested the probe. After
-// FailureThreshold such failures the members with this threshold are disconnected.
+// FailureThreshold such failures all members with the same policy are disconnected.
 func (m *Membership) Report(outcome Outcome) {
 	if outcome.Answered {
 		m.wakeWaiters()
@@ -81,11 +86,13 @@ func (m *Membership) Report(outcome Outcome) {
 		return
 	}
 	health := m.probeFailed(outcome.Asked, time.Now(), outcome.Err)
-	down := m.members(func(other *Membership) bool { return other.connected && other.policy.Probe.Failed(health) })
-	if len(down) > 0 {
-		m.silent.Store(true)
+	if !m.policy.Probe.Failed(health) {
+		return
 	}
-	for _, member := range down {
+	m.silent.Store(true)
+	for _, member := range m.members(func(other *Membership) bool {
+		return other.policy == m.policy && other.connected
+	}) {
 		member.member.TargetDown(member.id, outcome.Err)
 	}
 }
@@ -146,21 +153,21 @@ func (t *Target) checkSilent(now time.Time, policy *Policy) {
 	waiting := t.members(func(m *Membership) bool { return m.policy == policy && !m.waitsUntil.IsZero() })
 	switch {
 	case len(connected) > 0:
-		if !t.isTurn(now, policy.Probe.Interval) {
+		if !t.isTurn(now, policy, policy.Probe.Interval) {
 			return
 		}
 		t.sortMembers(connected, func(m *Membership) time.Time { return m.lastProbe })
 		for _, m := range connected {
 			if m.member.ProbeForAll(m.id) {
-				t.takeTurn(now)
+				t.takeTurn(now, policy)
 				return
 			}
 		}
 	case len(waiting) > 1: // a single waiting member uses only its own backoff
-		if !t.isTurn(now, scoutInterval(len(waiting), policy.Probe.Interval, policy.FirstBackoff)) {
+		if !t.isTurn(now, policy, scoutInterval(len(waiting), policy.Probe.Interval, policy.FirstBackoff)) {
 			return
 		}
-		t.takeTurn(now)
+		t.takeTurn(now, policy)
 		t.sortMembers(waiting, func(m *Membership) time.Time { return m.waitsUntil })
 		waiting[0].member.RetryAt(waiting[0].id, now)
 	}
@@ -172,17 +179,21 @@ func (t *Target) sortMembers(members []*Membership, key func(*Membership) time.T
 	slices.SortFunc(members, func(a, b *Membership) int { return key(a).Compare(key(b)) })
 }
 
-// isTurn reports whether a member is due to probe, because no member was selected for an interval.
-func (t *Target) isTurn(now time.Time, interval time.Duration) bool {
+// isTurn reports whether a member with the policy is due to probe, because none was selected for an
+// interval.
+func (t *Target) isTurn(now time.Time, policy *Policy, interval time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return now.Sub(t.lastTurn) >= interval
+	v := t.views[policy]
+	return v != nil && now.Sub(v.lastTurn) >= interval
 }
 
-func (t *Target) takeTurn(now time.Time) {
+func (t *Target) takeTurn(now time.Time, policy *Policy) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lastTurn = now
+	if v := t.views[policy]; v != nil {
+		v.lastTurn = now
+	}
 }
 
 // WakeDelay returns how long one of the given number of waiters delays its retry after the resource

@@ -162,16 +162,16 @@ func TestTargetDown(t *testing.T) {
 		}
 		silence(false)
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Unresponsive))
-		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero(), "a member's own probe does not count")
+		g.Expect(one.Health().ConsecutiveFailures).To(BeZero(), "a member's own probe does not count")
 		silence(true)
 		silence(true)
-		g.Expect(tm.target.Health().ConsecutiveFailures).To(Equal(2))
+		g.Expect(one.Health().ConsecutiveFailures).To(Equal(2))
 		g.Expect(tm.calls).To(BeEmpty())
 		silence(true)
 		g.Expect(tm.calls).To(ConsistOf("one is down", "two is down"))
 		<-time.After(time.Second)
 		tm.answer()
-		g.Expect(tm.target.Health().ConsecutiveFailures).
+		g.Expect(one.Health().ConsecutiveFailures).
 			To(BeZero(), "any answer to any member proves that the target is up")
 	})
 }
@@ -191,7 +191,7 @@ func TestAnswersDuringAProbe(t *testing.T) {
 		<-time.After(time.Second)
 		tm.answer()
 		one.Report(Outcome{Asked: sentAt, ForAll: true, Err: errDown})
-		g.Expect(tm.target.Health().ConsecutiveFailures).To(BeZero())
+		g.Expect(one.Health().ConsecutiveFailures).To(BeZero())
 		g.Expect(tm.target.Reachability()).To(Equal(connstate.Reachable))
 		g.Expect(tm.calls).To(Equal([]string{"two retries in 0s"}), "the waiting members are woken")
 	})
@@ -263,37 +263,54 @@ func TestScoutInterval(t *testing.T) {
 	g.Expect(scoutInterval(500, 10*time.Second, 30*time.Second)).To(Equal(10 * time.Second))
 }
 
-// Members with different policies share a target: each policy selects its own members, once per its
-// interval, and the failed probes of one count for the other.
+// Members with different policies share a target and its answers. Each policy selects its own
+// members, counts its own failures, and disconnects its own members only.
 func TestPoliciesShareATarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		patient := &Policy{Probe: connstate.ProbeOptions{Interval: time.Minute, FailureThreshold: 4}.WithDefaults()}
-		member := tm.addConnected("quick", time.Second)
+		patient := &Policy{FirstBackoff: 30 * time.Second,
+			Probe: connstate.ProbeOptions{Interval: time.Minute, FailureThreshold: 2}.WithDefaults()}
+		quick := []*player{tm.addConnected("quick", time.Second), tm.addConnected("also", time.Second)}
 		other := tm.joinWith("patient", patient)
 		other.Update(true, time.Now().Add(-time.Hour), time.Time{})
-		g.Expect(other.Target).To(BeIdenticalTo(member.Target))
+		g.Expect(other.Target).To(BeIdenticalTo(quick[0].Target))
 		check := func(policy *Policy) []string {
 			tm.calls = nil
 			tm.CheckSilent(time.Now(), policy)
 			return tm.calls
 		}
-		g.Expect(tm.checkAfter(0)).To(Equal([]string{"quick probes"}), "the other member is older, but of another policy")
-		g.Expect(check(patient)).To(BeEmpty(), "another policy's member has just probed")
-		fail := func() []string {
+		fail := func(p *player) []string {
 			tm.calls = nil
-			member.Report(Outcome{Asked: time.Now(), ForAll: true, Err: errDown})
+			p.Report(Outcome{Asked: time.Now(), ForAll: true, Err: errDown})
 			return tm.calls
 		}
-		g.Expect(fail()).To(BeEmpty())
-		g.Expect(fail()).To(BeEmpty())
-		g.Expect(fail()).To(Equal([]string{"quick is down"}))
-		member.Update(false, time.Time{}, time.Time{})
-		g.Expect(fail()).To(Equal([]string{"patient is down"}))
-		<-time.After(time.Minute)
-		g.Expect(check(patient)).To(Equal([]string{"patient probes"}))
-		member.Leave()
+		g.Expect(tm.checkAfter(0)).To(ConsistOf(Or(Equal("quick probes"), Equal("also probes"))),
+			"the patient member is older, but of another policy")
+		g.Expect(check(patient)).To(Equal([]string{"patient probes"}), "another policy took no turn of this one")
+		g.Expect(fail(other)).To(BeEmpty())
+		for range 2 {
+			g.Expect(fail(quick[0])).To(BeEmpty())
+		}
+		g.Expect(fail(quick[0])).To(ConsistOf("quick is down", "also is down"))
+		g.Expect(other.Health().ConsecutiveFailures).To(Equal(1))
+		for _, p := range quick { // from now on they try in turn, every Interval
+			p.Update(false, time.Time{}, time.Now().Add(time.Hour))
+		}
+		for range 6 {
+			g.Expect(tm.checkAfter(30 * time.Second)).To(HaveLen(1))
+		}
+		g.Expect(check(patient)).To(Equal([]string{"patient probes"}), "the tries of the others took no turn of this one")
+		g.Expect(fail(other)).To(Equal([]string{"patient is down"}))
+
+		<-time.After(time.Second)
+		tm.answer()
+		g.Expect(other.Health().ConsecutiveFailures).To(BeZero())
+		g.Expect(quick[0].Health().ConsecutiveFailures).To(BeZero(), "an answer is everybody's")
+		for _, p := range quick {
+			p.Leave()
+		}
 		g.Expect(tm.List()).To(HaveLen(1), "the target stays while the other policy has a member")
+		g.Expect(other.views).To(HaveLen(1))
 		other.Leave()
 		g.Expect(tm.List()).To(BeEmpty())
 	})

@@ -40,7 +40,7 @@ type Set struct {
 }
 
 // Policy says how the members that joined with it treat a silent target. Members with different
-// policies share a target, its answers and its failed probes.
+// policies share a target and its answers, and each policy's members probe for themselves.
 type Policy struct {
 	// Probe configures how long a target may be silent, and after how many failures the target
 	// counts as down.
@@ -60,6 +60,13 @@ func (s *Set) Join(config *rest.Config, member Member, policy *Policy) (*Members
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.memberships = append(t.memberships, m)
+	if t.views == nil {
+		t.views = map[*Policy]*view{}
+	}
+	if t.views[policy] == nil {
+		t.views[policy] = &view{}
+	}
+	t.views[policy].members++
 	return m, nil
 }
 

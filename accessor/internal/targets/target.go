@@ -32,9 +32,17 @@ type Target struct {
 	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
 
 	mu          sync.Mutex
-	health      connstate.Health // guarded by mu
-	lastTurn    time.Time        // guarded by mu; when a member was last selected to probe on behalf of all
-	memberships []*Membership    // guarded by mu
+	views       map[*Policy]*view // guarded by mu; of the members' policies
+	memberships []*Membership     // guarded by mu
+}
+
+// view is a target as the members with one policy see it: answers are everybody's, failed probes are
+// their own. So no policy disconnects the members of another, or takes their turn. The target's mu
+// guards all fields.
+type view struct {
+	members  int
+	health   connstate.Health
+	lastTurn time.Time // when a member was last selected to probe on behalf of all
 }
 
 func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
@@ -122,31 +130,36 @@ func (t *Target) LastAnswer() time.Time {
 	return time.Time{}
 }
 
-// Health returns the result of the probes that check whether the server is up. ConsecutiveFailures
-// is zero as soon as the server answers any member.
-func (t *Target) Health() connstate.Health {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.healthLocked()
+// Health returns the result of the probes of the member's policy that check whether the server is
+// up. ConsecutiveFailures is zero as soon as the server answers any member.
+func (m *Membership) Health() connstate.Health {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.viewLocked().health
 }
 
-// healthLocked records the last answer, and returns the health.
-func (t *Target) healthLocked() connstate.Health {
-	if last := t.LastAnswer(); last.After(t.health.LastProbeTime) {
-		t.health = t.health.After(last, nil)
+// viewLocked returns the target as the member's policy sees it, with the last answer.
+func (m *Membership) viewLocked() *view {
+	v := m.views[m.policy]
+	if v == nil { // a late call, after Leave
+		v = &view{}
 	}
-	return t.health
+	if last := m.LastAnswer(); last.After(v.health.LastProbeTime) {
+		v.health = v.health.After(last, nil)
+	}
+	return v
 }
 
 // probeFailed records that a probe on behalf of all, sent at sentAt, got no answer until now. The
 // failure counts only if no member got an answer meanwhile. probeFailed returns the new health.
-func (t *Target) probeFailed(sentAt, now time.Time, err error) connstate.Health {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.healthLocked(); !t.LastAnswer().After(sentAt) {
-		t.health = t.health.After(now, err)
+func (m *Membership) probeFailed(sentAt, now time.Time, err error) connstate.Health {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.viewLocked()
+	if !m.LastAnswer().After(sentAt) {
+		v.health = v.health.After(now, err)
 	}
-	return t.health
+	return v.health
 }
 
 // observer is a RoundTripper that sends requests to its server only, and records the time of each
