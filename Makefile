@@ -31,6 +31,11 @@ controlplane: ## kube-apiserver, etcd and kubectl, downloaded or else built, and
 run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=connect, repair, recreate, grant or restart makes that step fail
 	@assets=$$(go run ./internal/controlplane/ensure) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
 
+.PHONY: picture
+picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
+	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./internal/terminalpicture < .picture.log > docs/run.svg; \
+		failed=$$?; rm -f .picture.log; exit $$failed
+
 .PHONY: bin/latchkey
 bin/latchkey: ## the binary
 	@echo "Building bin/latchkey"
@@ -102,4 +107,4 @@ verify-api: ## incompatible changes of the public packages since the last tag, o
 
 .PHONY: clean
 clean: ## remove bin/; the control plane stays in your cache
-	rm -rf bin .soak.log
+	rm -rf bin .soak.log .picture.log

@@ -25,6 +25,7 @@ var mayImport = map[string][]string{
 
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/fluxlike":                            {"clustercache", "credential"},
+	"examples/scopedonly":                          {"scopedcache"},
 	"examples/fluxlike/cmd/fluxlike":               {"examples/fluxlike", "scopedcache"},
 	"examples/contentoperator/cmd/contentoperator": {"clustercache", "scopedcache", "examples/contentoperator"},
 
@@ -71,6 +72,7 @@ var mayImport = map[string][]string{
 	"internal/metrics":             {},
 	"internal/mutants":             {},
 	"internal/statediagram":        {},
+	"internal/terminalpicture":     {},
 	"internal/objectlist":          {},
 	"internal/contract":            {"clustercache"},
 	"internal/controlplane":        {"internal/controlplane/assets"},
@@ -224,7 +226,7 @@ func TestREADMECompiles(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	var examples string
 	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go",
-		"../../scopedcache/example_test.go"} {
+		"../../scopedcache/example_test.go", "../../examples/fluxlike/fluxlike.go"} {
 		example, err := os.ReadFile(file)
 		g.Expect(err).NotTo(HaveOccurred())
 		examples += string(example)
