@@ -49,6 +49,17 @@ test: controlplane ## all tests of all modules, race detector on
 	go test -C $(CONTROLPLANE) -race .
 	go run ./internal/conformance
 
+.PHONY: test-docs
+test-docs: controlplane ## the commands of the documentation that "make test" does not run, and the programs of the migration pages
+	go vet -C test/docs .
+	make verify-api
+	make lint
+	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+	go run ./cmd/latchkey manager -h
+	go test -race ./test/e2e -run TestWatch -operator-log
+	go test ./accessor/internal/lifecycle -run Scenarios -update
+	git diff --exit-code # what is generated is what is committed
+
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache
 	go run ./internal/conformance

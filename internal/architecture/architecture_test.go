@@ -219,29 +219,6 @@ func TestEveryPackageHasItsDoc(t *testing.T) {
 	}
 }
 
-// The README's Go code is a copy of godoc examples and tests, which compile and run.
-func TestREADMECompiles(t *testing.T) {
-	g := NewWithT(t)
-	readme, err := os.ReadFile("../../README.md")
-	g.Expect(err).NotTo(HaveOccurred())
-	var examples string
-	for _, file := range []string{"../../clustercache/example_test.go", "../../fake/example_test.go",
-		"../../scopedcache/example_test.go", "../../examples/fluxlike/fluxlike.go"} {
-		example, err := os.ReadFile(file)
-		g.Expect(err).NotTo(HaveOccurred())
-		examples += string(example)
-	}
-	blocks := strings.Split(string(readme), "```go\n")[1:]
-	g.Expect(blocks).NotTo(BeEmpty())
-	for _, block := range blocks {
-		code, _, _ := strings.Cut(block, "```")
-		code = strings.TrimSpace(code)
-		indented := func(by string) string { return "\n" + by + strings.ReplaceAll(code, "\n", "\n"+by) + "\n" }
-		g.Expect(examples).
-			To(Or(ContainSubstring(indented("\t\t")), ContainSubstring(indented("\t")), ContainSubstring(indented(""))))
-	}
-}
-
 // The page that explains the code names every package.
 func TestArchitecturePageNamesEveryPackage(t *testing.T) {
 	g := NewWithT(t)

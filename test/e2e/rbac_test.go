@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -64,6 +66,9 @@ func TestRBACExamples(t *testing.T) {
 				_, err := cp.KubectlInput(context.Background(), manifest, "delete", "-f", "-")
 				g.Expect(err).NotTo(HaveOccurred())
 			})
+			if example == "tokens-by-name" {
+				checkCommandsOfSecurityPage(t, strings.NewReplacer("latchkey-system", system, "team-blue", team))
+			}
 			config := rest.AnonymousClientConfig(cp.Config())
 			config.BearerToken = token(t, system, "operator")
 			o := newOperatorAt(t, config, clustercache.Options{Credentials: tc.credentials, AllowIdentity: tc.guard},
@@ -95,6 +100,22 @@ func TestRBACExamples(t *testing.T) {
 	}
 	NewWithT(t).Expect(config.Manifests()).NotTo(ContainSubstring("latchkey-tokens-by-name"),
 		"the default manifests contain no example")
+}
+
+// checkCommandsOfSecurityPage runs the commands with which docs/security.md checks what the host
+// operator may do, and compares their output with the page.
+func checkCommandsOfSecurityPage(t *testing.T, names *strings.Replacer) {
+	t.Helper()
+	g := NewWithT(t)
+	page, err := os.ReadFile("../../docs/security.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	commands := regexp.MustCompile(`(?m)^\$ kubectl (auth can-i .*)\n(yes|no)$`).FindAllStringSubmatch(string(page), -1)
+	g.Expect(commands).To(HaveLen(4))
+	for _, command := range commands {
+		// kubectl exits with 1 if the answer is no
+		answer, _ := cp.Kubectl(t.Context(), strings.Fields(names.Replace(command[1]))...)
+		g.Expect(strings.TrimSpace(answer)).To(Equal(command[2]), command[1])
+	}
 }
 
 // exampleOf returns the objects of an example, which are those with the name latchkey-<example>.
