@@ -60,6 +60,15 @@ test-docs: controlplane ## the commands of the documentation that "make test" do
 	go test ./accessor/internal/lifecycle -run Scenarios -update
 	git diff --exit-code # what is generated is what is committed
 
+.PHONY: test-matrix
+test-matrix: controlplane ## the tests with the lowest controller-runtime that passes (go.mod's) and with the newest of its minor version; an hour
+	cp go.mod .newest.mod && cp go.sum .newest.sum
+	go get -modfile=.newest.mod sigs.k8s.io/controller-runtime@v0.25 k8s.io/client-go@v0.37 k8s.io/api@v0.37 k8s.io/apimachinery@v0.37 k8s.io/streaming@v0.37
+	@for mod in go.mod .newest.mod; do \
+		echo "$$mod: controller-runtime $$(go list -modfile=$$mod -m -f '{{.Version}}' sigs.k8s.io/controller-runtime)"; \
+		go vet -modfile=$$mod ./... && go test -modfile=$$mod -count=1 -p 1 -timeout 40m ./... || exit 1; \
+	done; rm -f .newest.mod .newest.sum
+
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache
 	go run ./internal/conformance
@@ -118,4 +127,4 @@ verify-api: ## incompatible changes of the public packages since the last tag, o
 
 .PHONY: clean
 clean: ## remove bin/; the control plane stays in your cache
-	rm -rf bin .soak.log .picture.log
+	rm -rf bin .soak.log .picture.log .newest.mod .newest.sum
