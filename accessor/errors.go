@@ -9,8 +9,8 @@ import (
 )
 
 // errUnknown is the cause of NotStarted if the extension is unknown.
-var errUnknown = errors.New("the extension is unknown here: not seen yet, deleted, or filtered out, or this " +
-	"replica is not the leader")
+var errUnknown = errors.New("the extension is unknown here: the manager has not started, or the extension " +
+	"is not seen yet, deleted, or filtered out, or this replica is not the leader")
 
 // reasonOf returns the reason why resolving an extension, or obtaining a credential, failed.
 func reasonOf(err error) connstate.Reason {

@@ -47,13 +47,20 @@ type Bound interface {
 func (c *clusterCache) For(ctx context.Context, extension client.Object) Bound {
 	b := &bound{}
 	b.binding, b.binding.Err = c.bindingOf(ctx, extension)
-	b.view = c.set.For(client.ObjectKeyFromObject(extension), &b.binding)
+	var key client.ObjectKey
+	if extension != nil {
+		key = client.ObjectKeyFromObject(extension)
+	}
+	b.view = c.set.For(key, &b.binding)
 	return b
 }
 
 // bindingOf returns what the object says about its connection. An error means that no connection
 // can be for the object.
 func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (binding accessor.Binding, err error) {
+	if object == nil {
+		return binding, errors.New("the object is nil")
+	}
 	gvk, err := apiutil.GVKForObject(object, c.scheme)
 	switch {
 	case err != nil:

@@ -55,7 +55,7 @@
 //
 // An extension that is being deleted keeps its connection until its last finalizer is gone. So a
 // controller with a finalizer deletes the content as the extension's identity, and then removes its
-// finalizer with the host operator's client; see the example ClusterCache (Deletion).
+// finalizer with the host operator's client; see ExampleClusterCache_deletion in example_test.go.
 //
 // The identity may be gone first: a user deleted the ServiceAccount, its Role, the Secret or the
 // whole namespace. Then GetClient returns a [NotConnectedError], for example with

@@ -224,6 +224,9 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 	inCredentials := func(cause error) error {
 		return errors.Wrapf(credential.ErrInvalidCredential, "Options.Credentials panicked: %v", cause)
 	}
+	inReference := func(cause error) error {
+		return errors.Wrapf(credential.ErrInvalidReference, "a function in Options.Credentials panicked: %v", cause)
+	}
 	panicked, reached := inCredentials, false
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -240,7 +243,9 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 	}()
 	var guarded types.NamespacedName
 	if r.resolver.UsesServiceAccounts() {
+		panicked = inReference
 		guarded, err = r.resolver.ServiceAccount(object)
+		panicked = inCredentials
 		r.references.set(key, guarded) // before the ServiceAccount is read, see references
 		if err != nil {
 			return identity.Resolution{}, err

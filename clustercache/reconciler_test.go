@@ -91,8 +91,8 @@ func TestResolveKeepsTheGuard(t *testing.T) {
 			credential.ErrNotAllowed, "Options.AllowIdentity panicked: see the host operator's log", 1},
 		"no valid reference": {namesTwo{accountErr: credential.ErrInvalidReference}, GuardedByAdmission,
 			credential.ErrInvalidReference, "", 1},
-		"the reference panics": {namesTwo{panics: true}, GuardedByAdmission, credential.ErrInvalidCredential,
-			"Options.Credentials panicked: see the host operator's log", 1},
+		"the reference panics": {namesTwo{panics: true}, GuardedByAdmission, credential.ErrInvalidReference,
+			"a function in Options.Credentials panicked: see the host operator's log", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -126,7 +126,7 @@ func TestBindingOf(t *testing.T) {
 	metadata.SetGroupVersionKind(c.gvk)
 	for problem, other := range map[string]client.Object{
 		"Options.Object a *v1.ConfigMap": metadata, "(/v1, Kind=Secret)": &corev1.Secret{ObjectMeta: object.ObjectMeta},
-		"no UID": &corev1.ConfigMap{},
+		"no UID": &corev1.ConfigMap{}, "is nil": nil,
 	} {
 		binding, err := c.bindingOf(t.Context(), other)
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))

@@ -133,8 +133,8 @@ const (
 
 // Reasons for not being connected. docs/operations.md says what to do for each.
 const (
-	// ReasonNotStarted: there is no result yet, the extension is unknown here, or this replica is
-	// not the leader.
+	// ReasonNotStarted: there is no result yet, the extension is unknown here, the manager has not
+	// started, or this replica is not the leader.
 	ReasonNotStarted = connstate.ReasonNotStarted
 	// ReasonInvalidReference: the extension names no ServiceAccount or Secret, or none that can
 	// exist.

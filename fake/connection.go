@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"net/http"
@@ -115,6 +116,20 @@ type emptySubscription struct{ known replay.Seen }
 
 func (f emptySubscription) Seen() replay.Seen { return f.known }
 func (emptySubscription) Remove()             {}
+
+// scopes returns the states of the informers, sorted.
+func (c *connection) scopes() (states []scopedcache.ScopeState) {
+	c.mu.Lock()
+	informers := slices.Collect(maps.Keys(c.informers))
+	c.mu.Unlock()
+	for _, i := range informers {
+		states = append(states, i.state())
+	}
+	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
+		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Scope.String(), y.Scope.String()))
+	})
+	return states
+}
 
 // applyAccess starts and stops informers after a change of what Forbid took.
 func (c *connection) applyAccess() {

@@ -157,6 +157,7 @@ func (e *extension) snapshot() clustercache.ConnectionState {
 	if e.conn != nil {
 		state.Identity = e.conn.identity
 		state.Identity.Groups = slices.Clone(state.Identity.Groups)
+		state.Scopes = e.conn.scopes()
 	}
 	for _, name := range e.presets {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})

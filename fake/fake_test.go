@@ -360,6 +360,11 @@ func TestForbid(t *testing.T) {
 	w.cache.Forbid(key("red"), configMaps, "ns") // again, which changes nothing
 	g.Expect(events).To(BeEmpty(), "a revocation is no deletion")
 
+	state, _ := w.cache.GetConnectionState(ctx, key("red"))
+	g.Expect(state.Scopes).To(HaveLen(2), "one for each watch")
+	g.Expect(state.Scopes).To(HaveEach(And(HaveField("State", clustercache.StateForbidden), HaveField("GVK", configMaps),
+		HaveField("Scope.Namespace", "ns"), HaveField("LastError", Satisfy(apierrors.IsForbidden)))))
+
 	w.cache.Allow(key("red"), configMaps, "ns")
 	g.Expect(controller.Next(ctx)).To(Equal(red))
 	g.Expect([]string{<-events, <-events, <-events, <-events, <-events}).To(ConsistOf("w create kept", "w create added",

@@ -66,6 +66,21 @@ func (i *informer) applyAccess() {
 	}
 }
 
+// state returns the state of the informer, as in ConnectionState.Scopes.
+func (i *informer) state() scopedcache.ScopeState {
+	state := scopedcache.ScopeState{GVK: i.gvk, Scope: scopedcache.Scope{Namespace: i.namespace},
+		State: scopedcache.StateForbidden}
+	switch running := i.current(); {
+	case running == nil:
+		state.LastError = i.conn.forbidden(i.gvk, i.namespace, "", "list")
+	case running.HasSynced():
+		state.State, state.Objects = scopedcache.StateSynced, len(running.GetStore().ListKeys())
+	default:
+		state.State = scopedcache.StateSyncing
+	}
+	return state
+}
+
 // current returns the running informer, nil while Forbid forbids the scope.
 func (i *informer) current() toolscache.SharedIndexInformer {
 	i.mu.Lock()

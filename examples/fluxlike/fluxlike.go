@@ -33,9 +33,12 @@ import (
 const (
 	name      = "fluxlike"
 	finalizer = "fluxlike.example.com/configmap"
-	// conditionReleased is the condition type that reports whether the ConfigMap is as the Release
-	// says.
+	// conditionReleased is the condition type that reports whether the ConfigMap was written as the
+	// Release says.
 	conditionReleased = "Released"
+	// conditionWatched is the condition type that reports whether changes of the ConfigMap are
+	// noticed.
+	conditionWatched = "Watched"
 )
 
 // serviceAccountOf returns the ServiceAccount that a Release acts as.
@@ -93,7 +96,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
-	return ctrl.Result{}, r.report(ctx, release, r.release(ctx, connection, release))
+	return ctrl.Result{}, r.report(ctx, connection, release, r.release(ctx, connection, release))
 }
 
 // release writes and watches the ConfigMap as the Release's ServiceAccount.
@@ -103,7 +106,7 @@ func (r *reconciler) release(ctx context.Context, connection clustercache.Bound,
 		return err
 	}
 	err = connection.Watch(ctx, clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: name, Watcher: r.controller, Kind: &corev1.ConfigMap{},
+		Name: name + "/configmaps", Watcher: r.controller, Kind: &corev1.ConfigMap{},
 		Scope:        clustercache.Scope{Namespace: release.Namespace},
 		Predicates:   []predicate.Predicate{predicate.NewPredicateFuncs(isNamed(release.Name))},
 		EventHandler: clustercache.EnqueueFor(client.ObjectKeyFromObject(release)),
@@ -132,7 +135,7 @@ func (r *reconciler) finalize(ctx context.Context, connection clustercache.Bound
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: release.Namespace, Name: release.Name}}))
 		}
 		if err != nil {
-			return r.report(ctx, release, errors.WithMessagef(err,
+			return r.report(ctx, connection, release, errors.WithMessagef(err,
 				"deleting the ConfigMap; the annotation %s leaves it where it is", OrphanAnnotation))
 		}
 	}
@@ -141,7 +144,7 @@ func (r *reconciler) finalize(ctx context.Context, connection clustercache.Bound
 }
 
 // report writes the conditions, and returns the error if the controller should try again.
-func (r *reconciler) report(ctx context.Context, release *Release, err error) error {
+func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, release *Release, err error) error {
 	connected := clustercache.Condition(err, release.Generation)
 	released := metav1.Condition{Type: conditionReleased, Status: metav1.ConditionTrue, Reason: "Applied",
 		ObservedGeneration: release.Generation}
@@ -157,6 +160,7 @@ func (r *reconciler) report(ctx context.Context, release *Release, err error) er
 	}
 	changed := meta.SetStatusCondition(&release.Status.Conditions, connected)
 	changed = meta.SetStatusCondition(&release.Status.Conditions, released) || changed
+	changed = meta.SetStatusCondition(&release.Status.Conditions, watched(ctx, connection, release)) || changed
 	if changed {
 		if err := r.client.Status().Update(ctx, release); err != nil {
 			return client.IgnoreNotFound(err)
@@ -166,6 +170,23 @@ func (r *reconciler) report(ctx context.Context, release *Release, err error) er
 		return nil // the extension source requests a reconcile after the connect
 	}
 	return err
+}
+
+// watched returns the condition that says whether the ServiceAccount may list and watch ConfigMaps. The
+// extension source requests a reconcile when that changes.
+func watched(ctx context.Context, connection clustercache.Bound, release *Release) metav1.Condition {
+	condition := metav1.Condition{Type: conditionWatched, Status: metav1.ConditionUnknown, Reason: "NotConnected",
+		ObservedGeneration: release.Generation}
+	state, _ := connection.GetConnectionState(ctx)
+	for _, scope := range state.Scopes { // one, because the controller watches one kind in one namespace
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, string(scope.State), ""
+		if scope.State == clustercache.StateSynced {
+			condition.Status = metav1.ConditionTrue
+		} else if scope.LastError != nil {
+			condition.Message = scope.LastError.Error()
+		}
+	}
+	return condition
 }
 
 // reasonOf returns the reason of an error of an API server, such as Forbidden.

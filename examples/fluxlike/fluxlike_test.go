@@ -169,6 +169,7 @@ func TestReleases(t *testing.T) {
 		Data: map[string]string{"hello": "moon"}}
 	g.Expect(w.Update(w.ctx, drifted)).To(Succeed())
 	w.eventually(w.content(key)).Should(Equal(hello), "the operator repairs drift")
+	w.eventually(w.condition(key, "Watched")).Should(HavePrefix("True Synced"))
 	g.Expect(w.Delete(w.ctx, drifted)).To(Succeed())
 	w.eventually(w.content(key)).Should(Equal(hello))
 

@@ -94,15 +94,22 @@ func TestReconcile(t *testing.T) {
 	u.reconcile()
 	g.Expect(u.content()).To(Equal(map[string]string{"hello": "world"}))
 	g.Expect(u.condition("Released")).To(Equal("True Applied"))
-	request, err := u.events.Next(t.Context())
+	_, err := u.events.Next(t.Context()) // the creation
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(request.NamespacedName).To(Equal(greeting), "the watch of the ConfigMap requests a reconcile")
 
 	drifted := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
 		Data: map[string]string{"hello": "moon"}}
 	g.Expect(u.tenant.Update(t.Context(), drifted)).To(Succeed())
+	request, err := u.events.Next(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(request.NamespacedName).To(Equal(greeting), "the watch requests a reconcile")
 	u.reconcile()
 	g.Expect(u.content()).To(Equal(map[string]string{"hello": "world"}))
+	g.Expect(u.condition("Watched")).To(Equal("True Synced"))
+	u.cc.Forbid(greeting, corev1.SchemeGroupVersion.WithKind("ConfigMap"), greeting.Namespace)
+	u.reconcile()
+	g.Expect(u.condition("Watched")).To(Equal("False Forbidden"))
+	u.cc.Allow(greeting, corev1.SchemeGroupVersion.WithKind("ConfigMap"), greeting.Namespace)
 
 	u.cc.MakeStale(greeting)
 	u.reconcile()

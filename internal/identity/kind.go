@@ -38,7 +38,8 @@ type Kind struct {
 func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Kind, error) {
 	gvk, err := apiutil.GVKForObject(object, host.GetScheme())
 	if err != nil {
-		return Kind{}, errors.WithMessagef(err, "the kind of a %T", object)
+		return Kind{}, errors.WithMessagef(err, "the kind of a %T, which must be in the scheme of the manager, or of "+
+			"Options.Cluster (AddToScheme)", object)
 	}
 	mapping, err := host.GetRESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {

@@ -123,7 +123,8 @@ func TestChoose(t *testing.T) {
 	refused := o.waitReason(t, "chooser", clustercache.ReasonNotAllowed)
 	g.Expect(refused.Message).To(ContainSubstring("not this one"))
 	label(map[string]string{"account": "panics"})
-	o.waitReason(t, "chooser", clustercache.ReasonInvalidCredential)
+	panicked := o.waitReason(t, "chooser", clustercache.ReasonInvalidReference)
+	g.Expect(panicked.Message).To(ContainSubstring("panicked: see the host operator's log"))
 	_, err = o.For(ctx, e).GetClient(ctx)
 	g.Expect(err).To(MatchError(clustercache.ErrNotConnected), "a function that panics is no connection")
 }

@@ -173,4 +173,8 @@ func (t *tour) showAround(log string) {
 	t.line("  grep extension/red %s | tail -3                         # red's requests in the API server's audit log",
 		t.cp.AuditLog())
 	t.line("  tail -f %s", log)
+	t.line("")
+	t.line("This kubeconfig is the administrator's: bind your own operator's roles to a ServiceAccount, and run it with")
+	t.line("a token of that one (kubectl create token), to see what it lacks. There is no controller manager here, so")
+	t.line("deleted namespaces stay Terminating.")
 }
