@@ -3,6 +3,7 @@ package fluxlike
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,7 +46,8 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	g := NewWithT(t)
 	ctx := t.Context()
-	cp, err := controlplane.Start(ctx, controlplane.Options{CRDs: []string{"config/crd.yaml"}})
+	cp, err := controlplane.Start(ctx, controlplane.Options{CRDs: []string{"config/crd.yaml"},
+		ControllerManager: true})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
 	for _, file := range []string{"config/rbac.yaml", "config/admission.yaml"} {
@@ -234,6 +236,22 @@ func TestReleases(t *testing.T) {
 			g.Expect(w.content(key)()).To(HaveKeyWithValue("error", "NotFound"))
 		}
 	}
+
+	// The whole namespace: whichever is deleted first, nothing stays Terminating without a reason that
+	// a person can see, and there is a way out.
+	w.deployer("whole")
+	key = w.release("whole")
+	g.Expect(w.Delete(w.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "whole"}})).To(Succeed())
+	w.eventually(func() bool {
+		return w.isGone(key)() || strings.HasPrefix(w.condition(key, "Connected")(), "False ServiceAccountNotFound") &&
+			strings.Contains(w.condition(key, "Released")(), OrphanAnnotation)
+	}).Should(BeTrue())
+	g.Expect(client.IgnoreNotFound(w.Patch(w.ctx, &Release{ObjectMeta: metav1.ObjectMeta{Namespace: "whole",
+		Name: greeting.Name}}, client.RawPatch("application/merge-patch+json",
+		[]byte(`{"metadata":{"annotations":{"`+OrphanAnnotation+`":"true"}}}`))))).To(Succeed())
+	w.eventually(func() bool {
+		return apierrors.IsNotFound(w.Get(w.ctx, client.ObjectKey{Name: "whole"}, &corev1.Namespace{}))
+	}).Should(BeTrue())
 }
 
 func (w *world) patch(namespace, patch string) {
