@@ -50,7 +50,8 @@ test: controlplane ## all tests of all modules, race detector on
 	go run ./internal/conformance
 
 .PHONY: test-docs
-test-docs: controlplane ## the commands of the documentation that "make test" does not run, and the programs of the migration pages
+test-docs: controlplane ## the commands of the documentation that "make test" does not run, and the programs of the migration pages; in a clean tree
+	@git diff --quiet HEAD || { echo "test-docs: commit or stash your changes first, because some of the commands write files"; exit 1; }
 	go vet -C test/docs .
 	make verify-api
 	make lint

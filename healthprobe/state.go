@@ -35,7 +35,8 @@ type Options struct {
 	// verifies the identity. Under impersonation, a probe verifies the identity after each
 	// IdentityInterval, whatever its requests. Defaults to 60 s.
 	IdentityInterval time.Duration
-	// Timeout bounds one probe. Defaults to 5 s.
+	// Timeout bounds one probe, or each of its two reviews if a kubeconfig impersonates. Defaults to
+	// 5 s.
 	Timeout time.Duration
 	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
 	// that is answered 401 disconnects at once.

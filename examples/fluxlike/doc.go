@@ -17,11 +17,12 @@
 // # Usage
 //
 // The ServiceAccount needs create and patch on configmaps to release, list and watch to notice
-// changes, and delete for the finalizer. The built-in role "edit" has them all:
+// changes, and delete for the finalizer:
 //
 //	kubectl create namespace shop
 //	kubectl -n shop create serviceaccount deployer
-//	kubectl -n shop create rolebinding deployer --clusterrole=edit --serviceaccount=shop:deployer
+//	kubectl -n shop create role deployer --resource=configmaps --verb=create,patch,list,watch,delete
+//	kubectl -n shop create rolebinding deployer --role=deployer --serviceaccount=shop:deployer
 //	kubectl -n shop apply -f examples/fluxlike/sample.yaml
 //	kubectl -n shop get releases,configmaps
 //

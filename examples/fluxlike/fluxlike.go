@@ -3,12 +3,14 @@ package fluxlike
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	corev1apply "k8s.io/client-go/applyconfigurations/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -96,7 +98,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
-	return ctrl.Result{}, r.report(ctx, connection, release, r.release(ctx, connection, release))
+	err := r.report(ctx, connection, release, r.release(ctx, connection, release))
+	reported := meta.FindStatusCondition(release.Status.Conditions, conditionWatched)
+	if err == nil && reported != nil && reported.Reason == string(clustercache.StateSyncing) {
+		// The first list is under way. The extension source tells of later changes only.
+		return ctrl.Result{RequeueAfter: time.Second}, nil
+	}
+	return ctrl.Result{}, err
 }
 
 // release writes and watches the ConfigMap as the Release's ServiceAccount.
@@ -107,8 +115,8 @@ func (r *reconciler) release(ctx context.Context, connection clustercache.Bound,
 	}
 	err = connection.Watch(ctx, clustercache.NewWatcher(clustercache.WatcherOptions{
 		Name: name + "/configmaps", Watcher: r.controller, Kind: &corev1.ConfigMap{},
-		Scope:        clustercache.Scope{Namespace: release.Namespace},
-		Predicates:   []predicate.Predicate{predicate.NewPredicateFuncs(isNamed(release.Name))},
+		Scope: clustercache.Scope{Namespace: release.Namespace, // one object: nothing else is sent and kept
+			FieldSelector: fields.OneTermEqualSelector("metadata.name", release.Name)},
 		EventHandler: clustercache.EnqueueFor(client.ObjectKeyFromObject(release)),
 	}))
 	if err != nil {
@@ -116,10 +124,6 @@ func (r *reconciler) release(ctx context.Context, connection clustercache.Bound,
 	}
 	return c.Apply(ctx, corev1apply.ConfigMap(release.Name, release.Namespace).WithData(release.Spec.Data),
 		client.FieldOwner(name), client.ForceOwnership)
-}
-
-func isNamed(name string) func(client.Object) bool {
-	return func(object client.Object) bool { return object.GetName() == name }
 }
 
 // finalize deletes the ConfigMap as the Release's ServiceAccount, and then lets the Release go. It
@@ -172,13 +176,16 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 	return err
 }
 
-// watched returns the condition that says whether the ServiceAccount may list and watch ConfigMaps. The
-// extension source requests a reconcile when that changes.
+// watched returns the condition that says whether changes of the ConfigMap are noticed: whether the
+// ServiceAccount may list and watch it.
 func watched(ctx context.Context, connection clustercache.Bound, release *Release) metav1.Condition {
 	condition := metav1.Condition{Type: conditionWatched, Status: metav1.ConditionUnknown, Reason: "NotConnected",
 		ObservedGeneration: release.Generation}
 	state, _ := connection.GetConnectionState(ctx)
-	for _, scope := range state.Scopes { // one, because the controller watches one kind in one namespace
+	if state.Phase == clustercache.PhaseConnected {
+		condition.Reason = "NotWatched"
+	}
+	for _, scope := range state.Scopes { // one, because the controller watches one object
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, string(scope.State), ""
 		if scope.State == clustercache.StateSynced {
 			condition.Status = metav1.ConditionTrue

@@ -175,12 +175,28 @@ func TestReleases(t *testing.T) {
 	g.Expect(w.Delete(w.ctx, drifted)).To(Succeed())
 	w.eventually(w.content(key)).Should(Equal(hello))
 
-	// Another ServiceAccount, without permissions.
 	name := func(account string) {
 		g.Expect(w.Patch(w.ctx, &Release{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}},
 			client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"serviceAccountName":"`+account+`"}}`)))).
 			To(Succeed())
 	}
+
+	// A ServiceAccount that may write and not watch: released, but changes go unnoticed.
+	g.Expect(w.Create(w.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "blind"}})).
+		To(Succeed())
+	for _, args := range []string{
+		"create role blind --resource=configmaps --verb=create,patch,get",
+		"create rolebinding blind --role=blind --serviceaccount=shop:blind",
+	} {
+		_, err := w.cp.Kubectl(w.ctx, append([]string{"-n", "shop"}, strings.Fields(args)...)...)
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	name("blind")
+	w.eventually(w.condition(key, "Watched")).Should(And(HavePrefix("False Forbidden"),
+		ContainSubstring("system:serviceaccount:shop:blind")))
+	w.eventually(w.condition(key, "Released")).Should(HavePrefix("True Applied"))
+
+	// Another ServiceAccount, without permissions.
 	g.Expect(w.Create(w.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "weak"}})).
 		To(Succeed())
 	name("weak")
@@ -222,6 +238,9 @@ func TestReleases(t *testing.T) {
 		w.deployer(what)
 		key := w.release(what)
 		tc.remove(what)
+		if tc.conditionType == "Connected" { // before the deletion, which a connection of before could still do
+			w.eventually(w.condition(key, "Connected")).Should(HavePrefix(tc.condition), what)
+		}
 		release := newRelease()
 		release.Namespace = what
 		g.Expect(w.Delete(w.ctx, release)).To(Succeed())

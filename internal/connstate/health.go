@@ -66,8 +66,8 @@ type ProbeOptions struct {
 	// Interval is how long a target may be silent before a probe checks whether the target is up.
 	// Interval is also the time between probes while they fail. Defaults to 10 s.
 	Interval time.Duration
-	// IdentityInterval is how long an identity may go without a successful request before a probe
-	// verifies the identity. Defaults to 60 s.
+	// IdentityInterval is how long an identity may go without a successful request, or under
+	// impersonation without a probe, before a probe verifies the identity. Defaults to 60 s.
 	IdentityInterval time.Duration
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration

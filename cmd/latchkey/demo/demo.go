@@ -176,5 +176,5 @@ func (t *tour) showAround(log string) {
 	t.line("")
 	t.line("This kubeconfig is the administrator's: bind your own operator's roles to a ServiceAccount, and run it with")
 	t.line("a token of that one (kubectl create token), to see what it lacks. There is no controller manager here, so")
-	t.line("deleted namespaces stay Terminating.")
+	t.line("deleted namespaces stay Terminating, and the built-in roles admin, edit and view grant nothing.")
 }

@@ -47,13 +47,13 @@ func Find() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, dir := range append(envtestStore(), cached...) {
+	for _, dir := range append(complete(envtestStore()), cached...) {
 		if len(lacking(dir, Programs...)) == 0 {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("%w: run \"make controlplane\" once (seconds where prebuilt programs can be downloaded, "+
-		"otherwise about 5 minutes), or set %s", ErrMissing, Env)
+	return "", fmt.Errorf("%w: run \"make controlplane\" once (minutes, because kube-controller-manager is always built), "+
+		"or set %s", ErrMissing, Env)
 }
 
 // FindControllerManager returns the file of kube-controller-manager: in the directory of Find, or in
@@ -127,6 +127,17 @@ func envtestStore() []string {
 		fmt.Sprintf("%s.*-%s-%s", Minor(), runtime.GOOS, runtime.GOARCH)))
 	if err != nil {
 		return nil
+	}
+	return dirs
+}
+
+// complete returns the directories of setup-envtest's store that are whole: setup-envtest makes a
+// directory read-only when everything is in it.
+func complete(store []string) (dirs []string) {
+	for _, dir := range store {
+		if info, err := os.Stat(dir); err == nil && info.Mode()&0o222 == 0 {
+			dirs = append(dirs, dir)
+		}
 	}
 	return dirs
 }

@@ -53,6 +53,9 @@ func TestFindInOrder(t *testing.T) {
 	fill(t, prebuilt, Programs...)
 	g.Expect(Find()).To(Equal(prebuilt))
 	whole := fill(t, filepath.Join(store, minor+".9"+suffix), Programs...)
+	g.Expect(Find()).To(Equal(prebuilt), "setup-envtest still writes into %s", whole)
+	g.Expect(os.Chmod(whole, 0o555)).To(Succeed())
+	t.Cleanup(func() { _ = os.Chmod(whole, 0o755) })
 	fill(t, filepath.Join(store, "1.20.0"+suffix), Programs...)
 	g.Expect(Find()).To(Equal(whole), "not another minor version")
 

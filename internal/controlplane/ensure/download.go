@@ -28,6 +28,9 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
+	if err := sweep(dir); err != nil {
+		return err
+	}
 	store, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(dir)+".downloading-")
 	if err != nil {
 		return err
@@ -38,7 +41,7 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 		if d.index != "" {
 			args = append(args, "--index", d.index)
 		}
-		return output(ctx, timeout, program, args...)
+		return output(ctx, timeout, store, program, args...)
 	}
 	versions := assets.Minor() + ".x"
 	available, err := run(d.answerWithin, "list", versions)
@@ -70,13 +73,25 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 	return nil
 }
 
-// output runs a program and returns what it prints. The error has the last line of its log.
-func output(ctx context.Context, timeout time.Duration, program string, args ...string) (string, error) {
+// sweep removes what downloads left behind that were killed more than an hour ago.
+func sweep(dir string) error {
+	leftovers, err := filepath.Glob(dir + ".downloading-*")
+	for _, leftover := range leftovers {
+		if info, statErr := os.Stat(leftover); statErr == nil && time.Since(info.ModTime()) > time.Hour {
+			err = errors.Join(err, removeAll(leftover))
+		}
+	}
+	return err
+}
+
+// output runs a program, with scratch for its temporary files, and returns what it prints. The error has the last line of its log.
+func output(ctx context.Context, timeout time.Duration, scratch, program string, args ...string) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	command := exec.CommandContext(limited, program, args...)
 	command.Stdout, command.Stderr = &stdout, &stderr
+	command.Env = append(os.Environ(), "TMPDIR="+scratch) // for the archive, which a killed setup-envtest leaves behind
 	command.WaitDelay = time.Second
 	err := command.Run()
 	switch {

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -29,20 +28,15 @@ var setupEnvtest = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	file := filepath.Join(dir, "setup-envtest")
-	out, err := exec.Command("go", "build", "-C", "../../../tools", "-o", file,
-		"sigs.k8s.io/controller-runtime/tools/setup-envtest").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return file, nil
+	builtIn = dir
+	return setUpEnvtest(context.Background(), "../../../tools", filepath.Join(dir, "setup-envtest"))
 })
+
+var builtIn string // the directory of setup-envtest, once it is built
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if file, err := setupEnvtest(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(file))
-	}
+	_ = os.RemoveAll(builtIn)
 	os.Exit(code)
 }
 
@@ -61,6 +55,7 @@ func newMachine(t *testing.T, index string) *machine {
 	t.Setenv("HOME", home)
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(home, "cache"))
 	t.Setenv("XDG_DATA_HOME", filepath.Join(home, "data"))
+	t.Setenv("TMPDIR", t.TempDir())
 	t.Setenv(assets.Env, "")
 	m := &machine{}
 	m.ensurer = ensurer{
@@ -90,6 +85,7 @@ func nothingLeft(t *testing.T) {
 	dir, err := assets.PrebuiltDir()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	NewWithT(t).Expect(filepath.Glob(dir + ".downloading-*")).To(BeEmpty())
+	NewWithT(t).Expect(os.ReadDir(os.Getenv("TMPDIR"))).To(BeEmpty())
 }
 
 // newIndex plays the servers that setup-envtest downloads from: an index, and one archive with the

@@ -31,7 +31,9 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	e := ensurer{build: build, out: os.Stderr, setUp: setUpEnvtest,
+	e := ensurer{build: build, out: os.Stderr, setUp: func(ctx context.Context) (string, error) {
+		return setUpEnvtest(ctx, "tools", "bin/setup-envtest")
+	},
 		download: downloader{index: os.Getenv(indexEnv), answerWithin: 10 * time.Second, patience: 5 * time.Minute}}
 	dir, err := e.ensure(ctx, *withControllerManager)
 	if err != nil {
@@ -79,9 +81,9 @@ func (e ensurer) get(ctx context.Context) error {
 		return err
 	}
 	started := time.Now()
+	fmt.Fprintf(e.out, "Looking for a prebuilt control plane of Kubernetes %s (setup-envtest)\n", assets.Minor())
 	program, err := e.setUp(ctx)
 	if err == nil {
-		fmt.Fprintf(e.out, "Looking for a prebuilt control plane of Kubernetes %s\n", assets.Minor())
 		err = e.download.download(ctx, program, dir, e.out)
 	}
 	if err == nil {
@@ -99,13 +101,13 @@ func (e ensurer) get(ctx context.Context) error {
 	return e.build(ctx, dir, assets.Programs...)
 }
 
-// setUpEnvtest builds setup-envtest and returns its file.
-func setUpEnvtest(ctx context.Context) (string, error) {
-	file, err := filepath.Abs("bin/setup-envtest")
+// setUpEnvtest builds setup-envtest, which the module in the folder tools pins, and returns its file.
+func setUpEnvtest(ctx context.Context, tools, file string) (string, error) {
+	file, err := filepath.Abs(file)
 	if err != nil {
 		return "", err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-C", "tools", "-o", file,
+	build := exec.CommandContext(ctx, "go", "build", "-C", tools, "-o", file,
 		"sigs.k8s.io/controller-runtime/tools/setup-envtest")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building setup-envtest: %w: %s", err, lastLine(string(out)))
