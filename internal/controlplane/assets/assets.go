@@ -52,8 +52,8 @@ func Find() (string, error) {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("%w: run \"make controlplane\" once (minutes, because kube-controller-manager is always built), "+
-		"or set %s", ErrMissing, Env)
+	return "", fmt.Errorf("%w: run \"make controlplane\" once, or set %s (it takes minutes, because "+
+		"kube-controller-manager is always built)", ErrMissing, Env)
 }
 
 // FindControllerManager returns the file of kube-controller-manager: in the directory of Find, or in

@@ -84,7 +84,8 @@ func sweep(dir string) error {
 	return err
 }
 
-// output runs a program, with scratch for its temporary files, and returns what it prints. The error has the last line of its log.
+// output runs a program, with scratch for its temporary files, and returns what it prints. The error
+// has the last line of its log.
 func output(ctx context.Context, timeout time.Duration, scratch, program string, args ...string) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
