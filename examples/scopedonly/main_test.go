@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -23,11 +24,15 @@ import (
 
 const patience = 60 * time.Second
 
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
 // The operator counts what it may read, says what it may not read, and counts that too once it may.
 func TestOperator(t *testing.T) {
 	g := NewWithT(t)
-	ctrl.SetLogger(logr.Discard())
-	klog.SetLogger(logr.Discard())
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
