@@ -31,7 +31,7 @@ func (s *managerSet) join(mgr manager.Manager, name string) (shared *accessor.Sh
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	elected := mgr.Elected()
-	if elected == nil { // a type for tests, which cannot be told from others
+	if elected == nil { // a type for tests; its managers have no channel that distinguishes them
 		return &accessor.Shared{}, func() {}, nil
 	}
 	m, known := s.byElected[elected]

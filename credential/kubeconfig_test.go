@@ -300,7 +300,7 @@ func TestRemoteImpersonation(t *testing.T) {
 	account := types.NamespacedName{Namespace: "team", Name: "deployer"}
 	options := KubeconfigOptions{
 		Impersonate: func(object client.Object) (types.NamespacedName, error) {
-			if object.GetName() == "nobody" {
+			if object.GetName() == "unnamed" {
 				return types.NamespacedName{Namespace: "team"}, nil
 			}
 			return account, nil
@@ -329,7 +329,7 @@ func TestRemoteImpersonation(t *testing.T) {
 	_, err = resolver.Resolve(t.Context(), named("refused"))
 	g.Expect(err).To(MatchError(ErrNotAllowed))
 	g.Expect(err).To(MatchError(ContainSubstring("team/deployer is not for everyone")))
-	_, err = resolver.Resolve(t.Context(), named("nobody"))
+	_, err = resolver.Resolve(t.Context(), named("unnamed"))
 	g.Expect(err).To(MatchError(ErrInvalidReference), "never empty: the request would be the kubeconfig's own user's")
 
 	noGuard, noUse := options, options

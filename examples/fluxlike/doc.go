@@ -11,7 +11,7 @@
 // user of your choice:
 //
 //	kubectl apply -f examples/fluxlike/config
-//	kubectl create clusterrolebinding fluxlike --clusterrole=fluxlike-operator --user=SOMEBODY
+//	kubectl create clusterrolebinding fluxlike --clusterrole=fluxlike-operator --user=USER
 //	go run ./examples/fluxlike/cmd/fluxlike
 //
 // # Usage
