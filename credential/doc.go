@@ -28,17 +28,18 @@
 // ServiceAccount, Secret or API server is another connection.
 //
 // Some functions in the options choose the Reason in the extension's state with their errors. A
-// Reference function, Impersonate and the function of Choose may wrap [ErrNotAllowed]; their other errors have
-// the reason InvalidReference. Errors of KubeconfigOptions.Allow and AllowImpersonate have the reason NotAllowed. The
-// function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed] or
-// [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an admission
-// policy guards.
+// Reference function, Impersonate and the function of Choose may wrap [ErrNotAllowed], or
+// [ErrPending] for an extension that names nothing yet; their other errors have the reason
+// InvalidReference. Errors of KubeconfigOptions.Allow and AllowImpersonate have the reason
+// NotAllowed. The function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed]
+// or [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an
+// admission policy guards.
 //
 // # Considerations
 //
-//   - Fail closed. A target's config starts from an allow-list of fields. The RoundTripper overwrites
-//     Authorization and removes every impersonation header. A request without a token fails here,
-//     and is not sent as another identity.
+//   - Fail closed. A target's config starts from an allow-list of fields. The RoundTripper
+//     overwrites Authorization and removes every impersonation header. A request without a token
+//     fails here, and is not sent as another identity.
 //   - Tokens come from the TokenRequest API, with the UID of the ServiceAccount as a precondition.
 //     Extensions that name the same ServiceAccount share one token. The token is kept until the
 //     last of these extensions is gone. After 60 to 80 % of its lifetime the token is renewed, by

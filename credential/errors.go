@@ -24,6 +24,10 @@ var (
 	// ErrNotAllowed (reason NotAllowed): the extension may not use the ServiceAccount or Secret
 	// that it names.
 	ErrNotAllowed = errors.New("not allowed")
+	// ErrPending (reason NotStarted): the extension names no ServiceAccount or Secret yet. An
+	// update of the extension connects it. ErrPending of a connected extension ends the connection,
+	// as every other error does.
+	ErrPending = identity.ErrPending
 )
 
 // errClosed is the error of requests after Close of their credential.

@@ -38,7 +38,8 @@ type KubeconfigOptions struct {
 	Key string
 	// Reference, if set, returns the Secret of an extension, and replaces the fields above. The
 	// result must have Namespace, Name and Key. The text of an error is shown to users. An error
-	// that wraps ErrNotAllowed means that the extension may not use the Secret.
+	// that wraps ErrNotAllowed means that the extension may not use the Secret, and one that wraps
+	// ErrPending that the extension does not name it yet.
 	//
 	// Reference decides which identity an extension acts as. Return no Secret that the author of
 	// the extension must not use, or set Allow too. Reference must not do I/O.

@@ -249,6 +249,11 @@ func TestSecretReference(t *testing.T) {
 		g.Expect(err).To(MatchError(ErrInvalidReference))
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))
 	}
+	_, err := reference(KubeconfigOptions{Reference: func(client.Object) (SecretReference, error) {
+		return SecretReference{}, errors.Wrap(ErrPending, "none yet")
+	}}, named("", "red"))
+	g.Expect(err).To(MatchError(ErrPending))
+	g.Expect(err).NotTo(MatchError(ErrInvalidReference))
 	for _, options := range []KubeconfigOptions{
 		{NamePath: "a..b"},
 		{Namespace: "all"}, // without Allow

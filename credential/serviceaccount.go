@@ -208,7 +208,7 @@ func validServiceAccount(key types.NamespacedName, namespaceField, nameField str
 
 // referenceError returns the error of a function of the options that determines a reference.
 func referenceError(err error, action string) error {
-	if errors.Is(err, ErrNotAllowed) {
+	if errors.Is(err, ErrNotAllowed) || errors.Is(err, ErrPending) {
 		return err
 	}
 	return errors.Wrap(&classifiedError{kind: ErrInvalidReference, cause: err}, action)

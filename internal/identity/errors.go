@@ -12,6 +12,7 @@ var (
 	// ErrOperatorForbidden: the host operator lacks a permission that it needs to read the
 	// credential or its ServiceAccount.
 	ErrOperatorForbidden = errors.New("the host operator lacks a permission")
-	// ErrPending: the Secret with the credential is not read yet. Another Resolve follows.
-	ErrPending = errors.New("not read yet")
+	// ErrPending: the Secret with the credential is not read yet, or not named yet. Another Resolve
+	// follows.
+	ErrPending = errors.New("pending")
 )
