@@ -16,7 +16,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fake config
+PUBLIC := clustercache credential scopedcache healthprobe fake config serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
 .PHONY: help
@@ -30,6 +30,18 @@ controlplane: ## kube-apiserver, etcd and kubectl, downloaded or else built, and
 .PHONY: run
 run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=connect, repair, recreate, grant or restart makes that step fail
 	@assets=$$(go run ./internal/controlplane/ensure) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
+
+.PHONY: run-serviceprovider
+run-serviceprovider: ## a service provider on three control planes; ONCE=1 ends after the tour
+	@assets=$$(go run ./internal/controlplane/ensure) && go build -o bin/serviceprovider-demo ./examples/serviceprovider/cmd/demo && \
+		KUBEBUILDER_ASSETS="$$assets" exec bin/serviceprovider-demo $(if $(ONCE),--once)
+
+.PHONY: generate
+generate: ## deep copies and CustomResourceDefinitions from Go types, and the diagrams of the machines
+	@go build -C $(TOOLS) -o $(CURDIR)/bin/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
+	bin/controller-gen object crd:maxDescLen=0 paths=./serviceprovider/clustersv1alpha1 output:crd:dir=serviceprovider/clustersv1alpha1/crds
+	bin/controller-gen object crd:maxDescLen=0 paths=./examples/serviceprovider/v1alpha1 output:crd:dir=examples/serviceprovider/config/crds
+	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
 
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
@@ -55,7 +67,7 @@ test-docs: controlplane ## the commands of the documentation that "make test" do
 	go vet -C test/docs .
 	make verify-api
 	make lint
-	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+	make generate
 	go run ./cmd/latchkey manager -h
 	go test -race ./test/e2e -run TestWatch -operator-log
 	go test ./accessor/internal/lifecycle -run Scenarios -update
@@ -119,6 +131,8 @@ verify-api: ## incompatible changes of the public packages since the last tag, o
 	old=$$(mktemp -d); trap 'git worktree remove --force "$$old/tree" >/dev/null 2>&1; rm -rf "$$old"' EXIT; \
 	git worktree add --quiet --detach "$$old/tree" "$$base" || exit 1; \
 	failed=0; for p in $(PUBLIC); do \
+		test -d "$$old/tree/$$p" || { echo "verify-api: $$p is new since $$base"; continue; }; \
+		mkdir -p "$$(dirname "$$old/$$p")"; \
 		(cd "$$old/tree" && $(CURDIR)/bin/apidiff -w "$$old/$$p.api" $(MODULE)/$$p) && bin/apidiff -w "$$old/$$p.new" $(MODULE)/$$p || exit 1; \
 		changes=$$(bin/apidiff -incompatible "$$old/$$p.api" "$$old/$$p.new") || exit 1; \
 		test -z "$$changes" || { failed=1; echo "incompatible changes of $$p since $$base:"; echo "$$changes"; }; \

@@ -1,0 +1,17 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// The demo shows what it says, and ends.
+func TestRun(t *testing.T) {
+	g := NewWithT(t)
+	var out bytes.Buffer
+	g.Expect(run(t.Context(), &out, true)).To(Succeed())
+	g.Expect(out.String()).To(And(ContainSubstring("Mailbox hello is Ready"), ContainSubstring("nothing is left")))
+	t.Log(out.String())
+}

@@ -1,0 +1,125 @@
+package serviceprovider
+
+import (
+	"context"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
+)
+
+// domain returns the domain in an object's ConfigMap on the remote cluster.
+func domain(t *testing.T, object client.Object) func() string {
+	t.Helper()
+	return func() string {
+		found := content(object.GetName())
+		if err := remote.Get(t.Context(), client.ObjectKeyFromObject(found), found); err != nil {
+			return string(apierrors.ReasonForError(err))
+		}
+		return found.Data["domain"]
+	}
+}
+
+func withoutConfig(o *options) { o.config = nil }
+
+func TestConfig(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s, withoutConfig)
+	m := order(t, "config")
+	eventually(t, status(m)).Should(Equal("Progressing ProviderConfigMissing: there is no ProviderConfig"))
+	g.Expect(m.Finalizers).To(BeEmpty())
+
+	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "first"})
+	isReady(t, m)
+	g.Expect(domain(t, m)()).To(Equal("first"))
+
+	before := s.count("createOrUpdate", m)
+	setConfig(t, p.name+"-other", v1alpha1.ProviderConfigSpec{Domain: "other"})
+	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "second"})
+	eventually(t, domain(t, m)).Should(Equal("second"))
+	g.Expect(s.count("createOrUpdate", m)).To(Equal(before+1), "a config of another name triggers nothing")
+
+	config := &v1alpha1.ProviderConfig{ObjectMeta: metav1.ObjectMeta{Name: p.name}}
+	edit(t, platform, config, func(c *v1alpha1.ProviderConfig) { c.Finalizers = []string{"example.com/hold"} })
+	g.Expect(platform.Delete(t.Context(), config)).To(Succeed())
+	eventually(t, status(m)).Should(Equal("Progressing ProviderConfigDeleting: the ProviderConfig is being deleted"))
+	edit(t, platform, config, func(c *v1alpha1.ProviderConfig) { c.Finalizers = nil })
+	eventually(t, status(m)).Should(Equal("Progressing ProviderConfigMissing: there is no ProviderConfig"))
+
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+	eventually(t, status(m)).Should(Equal("Terminating ProviderConfigMissing: there is no ProviderConfig"))
+	g.Expect(s.count("delete", m)).To(BeZero())
+	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "third"})
+	eventually(t, status(m)).Should(Equal("NotFound"), "a config that arrives reconciles objects in deletion, too")
+	g.Expect(reconcileErrors(t, p.name)).To(BeZero())
+}
+
+// A process that starts while its objects are ready does not say otherwise until it has a config.
+func TestRestartKeepsReady(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s)
+	m := order(t, "restart")
+	isReady(t, m)
+	before := len(sent(t, onboarding, p.name, "patch", "mailboxes/status", m.Name))
+	p.stop()
+	s = &service[*v1alpha1.Mailbox]{}
+	startAs(t, p.name, s)
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(BeNumerically(">", 0))
+	isReady(t, order(t, "restart-other"))
+	g.Expect(sent(t, onboarding, p.name, "patch", "mailboxes/status", m.Name)).To(HaveLen(before))
+}
+
+func TestSecretWatcher(t *testing.T) {
+	g := NewWithT(t)
+	create := func(namespace, name string) *corev1.Secret {
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		g.Expect(platform.Create(t.Context(), secret)).To(Succeed())
+		t.Cleanup(func() { g.Expect(platform.Delete(context.Background(), secret)).To(Succeed()) })
+		return secret
+	}
+	for _, namespace := range []string{"provider-secrets", "other-secrets"} {
+		g.Expect(client.IgnoreAlreadyExists(platform.Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))).To(Succeed())
+	}
+	change := func(secret *corev1.Secret) {
+		edit(t, platform, secret, func(s *corev1.Secret) {
+			s.Data = map[string][]byte{"n": append(s.Data["n"], 'x')}
+		})
+	}
+	referenced, other, elsewhere := create("provider-secrets", "referenced"), create("provider-secrets", "other"),
+		create("other-secrets", "referenced")
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s, func(o *options) {
+		o.config.SecretName = "referenced"
+		o.secretNamespace = "provider-secrets"
+		o.isReferenced = func(secret *corev1.Secret, config *v1alpha1.ProviderConfig) bool {
+			if config == nil {
+				return false // before the first config arrives
+			}
+			return secret.Name == config.Spec.SecretName
+		}
+	})
+	m, second := order(t, "secret"), order(t, "secret-second")
+	isReady(t, m)
+	isReady(t, second)
+	before, beforeSecond := s.count("createOrUpdate", m), s.count("createOrUpdate", second)
+	change(other)
+	change(elsewhere)
+	change(referenced)
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before + 1))
+	eventually(t, func() int { return s.count("createOrUpdate", second) }).Should(Equal(beforeSecond+1), "of all objects")
+	change(referenced)
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before+2),
+		"the other Secrets' changes caused none")
+	for _, request := range sent(t, platform, p.name, "", "secrets", "") {
+		g.Expect(request.ObjectRef.Namespace).NotTo(Equal("other-secrets"))
+		g.Expect(request.ObjectRef.Namespace).NotTo(BeEmpty(), "no list of all Secrets")
+	}
+}
