@@ -2,6 +2,7 @@ package serviceprovider
 
 import (
 	"context"
+	"time"
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
@@ -19,63 +20,76 @@ func (a *clusterAccess) Reconcile(ctx context.Context, request reconcile.Request
 	return a.reconcile(ctx, request, true)
 }
 
-// reconcileExisting is Reconcile for an object that is being deleted: requests are updated, and
-// never created.
-func (a *clusterAccess) reconcileExisting(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	return a.reconcile(ctx, request, false)
+// updateExisting is Reconcile for an object that is being deleted: AccessRequests are updated, and
+// nothing is created.
+func (a *clusterAccess) updateExisting(ctx context.Context, request reconcile.Request) error {
+	_, err := a.reconcile(ctx, request, false)
+	return err
 }
 
 func (a *clusterAccess) reconcile(ctx context.Context, request reconcile.Request, create bool) (reconcile.Result,
 	error) {
-	granted, failure := true, error(nil)
+	granted, retry, failure := true, a.retryInterval, error(nil)
 	for _, kind := range a.kinds { // all of them, so that the platform works on all at the same time
-		id := identify(a.controllerName, request.NamespacedName, kind)
-		ok, err := a.reconcileKind(ctx, request, kind, id, create)
+		ok, err := a.reconcileKind(ctx, request, kind, create)
 		granted = granted && ok
-		if err != nil && failure == nil {
+		switch {
+		case isTransient(err):
+			retry = min(retry, transientRetry)
+		case err != nil && failure == nil:
 			failure = err
 		}
 	}
 	if failure != nil || granted {
 		return reconcile.Result{}, failure
 	}
-	return reconcile.Result{RequeueAfter: a.retryInterval}, nil
+	return reconcile.Result{RequeueAfter: retry}, nil
+}
+
+// transientRetry is when to try again after a write at a wrong moment.
+const transientRetry = 2 * time.Second
+
+// isTransient reports whether a write came at a wrong moment: another controller wrote at the same
+// time, or the namespace is being deleted.
+func isTransient(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 
 // reconcileKind requests access to one cluster, and reports whether access is granted.
 func (a *clusterAccess) reconcileKind(ctx context.Context, request reconcile.Request, kind clusterKind,
-	id requestIdentity, create bool) (granted bool, err error) {
+	create bool) (granted bool, err error) {
+	id := identify(a.controllerName, request.NamespacedName, kind)
 	clusterRequest := client.ObjectKey{Namespace: id.key.Namespace, Name: request.Name} // the tenant's own
 	if kind == workloadCluster {
 		clusterRequest = id.key
-		if granted, err = a.reconcileClusterRequest(ctx, id, create); err != nil || !granted {
-			return false, err
+		if create {
+			if granted, err = a.reconcileClusterRequest(ctx, id); err != nil || !granted {
+				return false, err
+			}
 		}
 	}
 	return a.reconcileAccessRequest(ctx, kind, id, clusterRequest, create)
 }
 
 // reconcileClusterRequest requests a workload cluster.
-func (a *clusterAccess) reconcileClusterRequest(ctx context.Context, id requestIdentity, create bool) (granted bool,
-	err error) {
-	found := &clustersv1alpha1.ClusterRequest{}
-	isSettled := func() bool { return id.isMarked(found) && describeProgress(found) == "" }
-	exists, err := a.read(ctx, id, found, isSettled)
+func (a *clusterAccess) reconcileClusterRequest(ctx context.Context, id requestIdentity) (granted bool, err error) {
+	read, err := a.read(ctx, id, &clustersv1alpha1.ClusterRequest{}, func(found client.Object) bool {
+		return id.isMarked(found) && describeProgress(found) == ""
+	})
 	switch {
 	case err != nil:
 		return false, err
-	case !exists && !create:
-		return false, nil
-	case !exists:
+	case read == nil:
 		wanted := &clustersv1alpha1.ClusterRequest{
 			ObjectMeta: metav1.ObjectMeta{Namespace: id.key.Namespace, Name: id.key.Name},
 			Spec:       clustersv1alpha1.ClusterRequestSpec{Purpose: clustersv1alpha1.PurposeWorkload},
 		}
 		id.mark(wanted)
 		return false, a.create(ctx, wanted)
-	case !found.DeletionTimestamp.IsZero():
-		return false, a.release(ctx, found, create)
+	case !read.GetDeletionTimestamp().IsZero():
+		return false, a.release(ctx, read)
 	}
+	found := read.(*clustersv1alpha1.ClusterRequest)
 	if !id.isMarked(found) {
 		wanted := found.DeepCopy()
 		id.mark(wanted)
@@ -83,7 +97,7 @@ func (a *clusterAccess) reconcileClusterRequest(ctx context.Context, id requestI
 			return false, err
 		}
 	}
-	if found.Status.Phase == clustersv1alpha1.PhaseDenied {
+	if found.IsDenied() {
 		return false, errors.Wrap(ErrAccessDenied, describeProgress(found))
 	}
 	return describeProgress(found) == "", nil
@@ -93,24 +107,31 @@ func (a *clusterAccess) reconcileClusterRequest(ctx context.Context, id requestI
 func (a *clusterAccess) reconcileAccessRequest(ctx context.Context, kind clusterKind, id requestIdentity,
 	clusterRequest client.ObjectKey, create bool) (granted bool, err error) {
 	token := a.token(kind)
-	found := &clustersv1alpha1.AccessRequest{}
-	isSettled := func() bool { return id.isCurrent(found, token) && describeProgress(found) == "" }
-	exists, err := a.read(ctx, id, found, isSettled)
+	requestRef := clustersv1alpha1.ObjectReference{Namespace: clusterRequest.Namespace, Name: clusterRequest.Name}
+	read, err := a.read(ctx, id, &clustersv1alpha1.AccessRequest{}, func(found client.Object) bool {
+		current := found.(*clustersv1alpha1.AccessRequest)
+		return id.isCurrent(current, token) && describeProgress(found) == "" && leadsTo(current, requestRef) == nil
+	})
 	switch {
 	case err != nil:
 		return false, err
-	case !exists && !create:
+	case read == nil && !create:
 		return false, nil
-	case !exists:
+	case read == nil:
 		wanted := &clustersv1alpha1.AccessRequest{
 			ObjectMeta: metav1.ObjectMeta{Namespace: id.key.Namespace, Name: id.key.Name},
-			Spec: clustersv1alpha1.AccessRequestSpec{Token: token, RequestRef: &clustersv1alpha1.ObjectReference{
-				Namespace: clusterRequest.Namespace, Name: clusterRequest.Name}},
+			Spec:       clustersv1alpha1.AccessRequestSpec{Token: token, RequestRef: &requestRef},
 		}
 		id.mark(wanted)
 		return false, a.create(ctx, wanted)
-	case !found.DeletionTimestamp.IsZero():
-		return false, a.release(ctx, found, create)
+	case !read.GetDeletionTimestamp().IsZero() && create:
+		return false, a.release(ctx, read)
+	case !read.GetDeletionTimestamp().IsZero():
+		return false, nil
+	}
+	found := read.(*clustersv1alpha1.AccessRequest)
+	if err := leadsTo(found, requestRef); err != nil {
+		return false, err
 	}
 	if !id.isCurrent(found, token) {
 		wanted := found.DeepCopy()
@@ -127,22 +148,24 @@ func (a *clusterAccess) reconcileAccessRequest(ctx context.Context, kind cluster
 	return isUsable(found), nil
 }
 
-// read reads a request, and reports whether it exists. The cache answers if what it has is settled:
-// a reconcile of an object that has access sends no request to the platform cluster. An error means
-// that the request is not this identity's, too.
-func (a *clusterAccess) read(ctx context.Context, id requestIdentity, found client.Object,
-	isSettled func() bool) (exists bool, err error) {
-	if err := a.requests.GetClient().Get(ctx, id.key, found); err == nil && id.owns(found) == nil && isSettled() {
-		return true, nil
+// read returns a request, or nil if there is none. empty is an empty request. The cache answers if
+// what it has is settled: a reconcile of an object that has access sends no request to the platform
+// cluster. An error means that the request is not this identity's, too.
+func (a *clusterAccess) read(ctx context.Context, id requestIdentity, empty client.Object,
+	isSettled func(client.Object) bool) (client.Object, error) {
+	cached := empty.DeepCopyObject().(client.Object)
+	if err := a.requests.GetClient().Get(ctx, id.key, cached); err == nil && id.owns(cached) == nil && isSettled(cached) {
+		return cached, nil
 	}
-	err = a.requests.GetAPIReader().Get(ctx, id.key, found)
+	live := empty.DeepCopyObject().(client.Object) // decoding leaves fields that the answer lacks
+	err := a.requests.GetAPIReader().Get(ctx, id.key, live)
 	switch {
 	case apierrors.IsNotFound(err):
-		return false, nil
+		return nil, nil
 	case err != nil:
-		return false, errors.Wrapf(err, "reading the request %s", id.key)
+		return nil, errors.Wrapf(err, "reading the request %s", id.key)
 	}
-	return true, id.owns(found)
+	return live, id.owns(live)
 }
 
 // create creates a request, and its namespace if that is missing.
@@ -168,8 +191,8 @@ func (a *clusterAccess) patch(ctx context.Context, found, wanted client.Object) 
 
 // release lets go of a request that others delete, once they are done with it. A new request then
 // takes its place.
-func (a *clusterAccess) release(ctx context.Context, found client.Object, create bool) error {
-	if !create || !isOnlyOurs(found) {
+func (a *clusterAccess) release(ctx context.Context, found client.Object) error {
+	if !isOnlyOurs(found) {
 		return nil
 	}
 	return a.removeFinalizer(ctx, found)
@@ -186,55 +209,59 @@ func (a *clusterAccess) removeFinalizer(ctx context.Context, found client.Object
 // ReconcileDelete implements ClusterAccessProvider. The requests for a workload cluster are deleted
 // also if this version of the provider does not request one.
 func (a *clusterAccess) ReconcileDelete(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	waiting := reconcile.Result{RequeueAfter: a.retryInterval}
-	gone := true
-	for _, kind := range []clusterKind{mcpCluster, workloadCluster} {
-		ok, err := a.delete(ctx, identify(a.controllerName, request.NamespacedName, kind),
-			&clustersv1alpha1.AccessRequest{})
-		if err != nil {
-			return reconcile.Result{}, err
+	mcp := identify(a.controllerName, request.NamespacedName, mcpCluster)
+	workload := identify(a.controllerName, request.NamespacedName, workloadCluster)
+	for _, step := range [][]func() (bool, error){
+		{
+			func() (bool, error) { return a.delete(ctx, mcp, &clustersv1alpha1.AccessRequest{}) },
+			func() (bool, error) { return a.delete(ctx, workload, &clustersv1alpha1.AccessRequest{}) },
+		},
+		{func() (bool, error) { return a.delete(ctx, workload, &clustersv1alpha1.ClusterRequest{}) }},
+	} {
+		allGone := true
+		for _, deleteRequest := range step {
+			gone, err := deleteRequest()
+			switch {
+			case isTransient(err):
+				return reconcile.Result{RequeueAfter: min(a.retryInterval, transientRetry)}, nil
+			case err != nil:
+				return reconcile.Result{}, err
+			}
+			allGone = allGone && gone
 		}
-		gone = gone && ok
-	}
-	if !gone {
-		return waiting, nil
-	}
-	id := identify(a.controllerName, request.NamespacedName, workloadCluster)
-	if ok, err := a.delete(ctx, id, &clustersv1alpha1.ClusterRequest{}); err != nil {
-		return reconcile.Result{}, err
-	} else if !ok {
-		return waiting, nil
+		if !allGone {
+			return reconcile.Result{RequeueAfter: a.retryInterval}, nil
+		}
 	}
 	return reconcile.Result{}, nil
 }
 
 // delete deletes a request of this identity, and reports whether it is gone. A request of another
 // identity stays, and counts as gone.
-func (a *clusterAccess) delete(ctx context.Context, id requestIdentity, found client.Object) (gone bool, err error) {
-	live := a.requests.GetAPIReader()
-	err = live.Get(ctx, id.key, found)
+func (a *clusterAccess) delete(ctx context.Context, id requestIdentity, empty client.Object) (gone bool, err error) {
+	never := func(client.Object) bool { return false } // read live
+	found, err := a.read(ctx, id, empty, never)
 	switch {
-	case apierrors.IsNotFound(err):
+	case errors.Is(err, ErrAccessConflict), err == nil && found == nil:
 		return true, nil
 	case err != nil:
-		return false, errors.Wrapf(err, "reading the request %s", id.key)
-	case id.owns(found) != nil:
-		return true, nil
+		return false, err
 	}
 	if found.GetDeletionTimestamp().IsZero() {
 		uid := found.GetUID()
-		if err := a.requests.GetClient().Delete(ctx, found, client.Preconditions{UID: &uid}); err != nil {
-			return false, errors.Wrapf(client.IgnoreNotFound(err), "deleting %s", describeRequest(found))
+		err := a.requests.GetClient().Delete(ctx, found, client.Preconditions{UID: &uid})
+		if client.IgnoreNotFound(err) != nil {
+			return false, errors.Wrapf(err, "deleting %s", describeRequest(found))
 		}
-		if err := live.Get(ctx, id.key, found); err != nil {
-			return apierrors.IsNotFound(err), errors.Wrapf(client.IgnoreNotFound(err), "reading the request %s", id.key)
+		if found, err = a.read(ctx, id, empty, never); err != nil || found == nil {
+			return err == nil, err
 		}
 	}
 	if err := a.removeFinalizer(ctx, found); err != nil {
 		return false, err
 	}
-	err = live.Get(ctx, id.key, found)
-	return apierrors.IsNotFound(err), errors.Wrapf(client.IgnoreNotFound(err), "reading the request %s", id.key)
+	found, err = a.read(ctx, id, empty, never)
+	return err == nil && found == nil, err
 }
 
 // explain returns what the object's access waits for.

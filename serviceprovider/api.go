@@ -44,7 +44,7 @@ type Config interface {
 }
 
 // Reconciler is what the author of a service provider writes. Several workers call its methods
-// concurrently, for different objects.
+// concurrently, for different objects. Neither method is called while there is no config.
 //
 // obj and config are copies. The methods may change the status of obj, with StatusReady and
 // StatusProgressing or directly; the runtime writes it once afterwards. Other changes of obj are
@@ -57,9 +57,9 @@ type Reconciler[T API, C Config] interface {
 	// PollInterval, and whenever something that the runtime watches changes.
 	CreateOrUpdate(ctx context.Context, obj T, config C, clusters ClusterContext) (ctrl.Result, error)
 	// Delete removes the service. The runtime calls Delete again until the result has neither an
-	// error nor RequeueAfter, and then withdraws the access to the clusters. Delete is not called
-	// for an object for which CreateOrUpdate was never called. Delete may be called again after it
-	// succeeded, if the process ends at that moment.
+	// error nor RequeueAfter, and then withdraws the access to the clusters. Delete must be
+	// idempotent: it may be called again after it succeeded. Delete is not called for an object for
+	// which CreateOrUpdate was never called. A cluster that CreateOrUpdate never got may be nil.
 	Delete(ctx context.Context, obj T, config C, clusters ClusterContext) (ctrl.Result, error)
 }
 
@@ -67,7 +67,8 @@ type Reconciler[T API, C Config] interface {
 // APIReconcilerBuilder.SecretNamespace.
 type SecretWatcher[C Config] interface {
 	// IsReferencedSecret reports whether a change of the Secret concerns the API objects. All of
-	// them are then reconciled. config is a copy, or the zero value while there is none.
+	// them are then reconciled. config is a copy, or the zero value (a nil pointer) while there is
+	// none. After an update both versions of the Secret are asked about.
 	// IsReferencedSecret must not change the Secret and must not do I/O. A panic counts as yes.
 	IsReferencedSecret(ctx context.Context, secret *corev1.Secret, config C) bool
 }
@@ -88,7 +89,9 @@ type ClusterContext struct {
 // built-in one. A request names an API object.
 //
 // A type that wraps the built-in provider needs a method Unwrap() ClusterAccessProvider. Otherwise
-// changes of requests and connections are noticed only after RequeueAfter.
+// Cluster.Watch fails, and changes of requests and connections are noticed only after RequeueAfter,
+// PollInterval or 30 s. For an object that is being deleted, the runtime does not call the wrapper's
+// Reconcile, because that could create a request.
 type ClusterAccessProvider interface {
 	// MCPCluster returns the tenant's control plane. MCPCluster fails unless access is granted and
 	// Reconcile returned neither an error nor RequeueAfter. The error is a

@@ -2,6 +2,8 @@ package serviceprovider
 
 import (
 	"context"
+	"slices"
+	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -9,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )
 
@@ -19,7 +22,8 @@ func (r *APIReconciler[T, C]) delete(ctx context.Context, request reconcile.Requ
 	if !controllerutil.ContainsFinalizer(obj, obj.Finalizer()) {
 		return reconcile.Result{}, nil // the object waits for others
 	}
-	if !isMarkedBy(obj, removedAnnotation) && !isMarkedBy(obj, untouchedAnnotation) {
+	used, known := usedOf(obj)
+	if neverUsed := known && len(used) == 0; !neverUsed && !isRemoved(obj) {
 		done, result, err := r.remove(ctx, request, obj)
 		if !done {
 			return result, err
@@ -31,13 +35,13 @@ func (r *APIReconciler[T, C]) delete(ctx context.Context, request reconcile.Requ
 			return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "recording that the service is removed")
 		}
 	}
-	result, err := r.access.ReconcileDelete(ctx, request)
+	result, err := r.settings.access.ReconcileDelete(ctx, request)
 	switch {
 	case err != nil:
-		terminating(obj, ReasonAccessError, err.Error())
+		StatusProgressing(obj, ReasonAccessError, platformProblem(err))
 		return reconcile.Result{}, errors.WithMessage(err, "withdrawing access")
 	case result.RequeueAfter > 0:
-		terminating(obj, ReasonAccessDeleting, r.explainAccess(ctx, request))
+		StatusProgressing(obj, ReasonAccessDeleting, r.explainAccess(ctx, request))
 		return result, nil
 	}
 	err = r.patchMetadata(ctx, obj, func(obj T) { controllerutil.RemoveFinalizer(obj, obj.Finalizer()) })
@@ -51,89 +55,128 @@ func (r *APIReconciler[T, C]) remove(ctx context.Context, request reconcile.Requ
 	if !ok {
 		return false, reconcile.Result{}, nil
 	}
-	clusters, ok, result, err := r.clustersOfDeleted(ctx, request, obj, config)
-	if !ok {
-		// Any other error says nothing about the access.
-		isCertain := err == nil || errors.Is(err, ErrAccessConflict)
-		if isCertain && obj.GetAnnotations()[OrphanAnnotation] == "true" {
+	before := ready(obj)
+	clusters, reach, result, err := r.clustersOfDeleted(ctx, request, obj, config)
+	switch {
+	case reach == blocked && obj.GetAnnotations()[OrphanAnnotation] == "true":
+		if now := ready(obj); now.Reason == before.Reason && now.ObservedGeneration == before.ObservedGeneration {
 			return true, reconcile.Result{}, nil
 		}
+		return false, reconcile.Result{RequeueAfter: orphanDelay}, nil
+	case reach != reached:
 		return false, result, err
 	}
 	begin(obj)
-	before := ready(obj)
-	result, err = r.reconciler.Delete(ctx, obj, config, clusters)
-	if err == nil && result.RequeueAfter <= 0 {
+	before = ready(obj)
+	result, err = r.settings.reconciler.Delete(ctx, obj, config, clusters)
+	if err == nil && !goesOn(result) {
 		return true, reconcile.Result{}, nil
 	}
-	result, err = r.finish(obj, config, before, result, err)
+	result, err = r.finish(obj, config, clusters, before, result, err)
 	return false, result, err
 }
 
-// clustersOfDeleted returns the clusters of an object that is being deleted, or false after it
-// reported on the object why there are none. Nothing is created: access that is gone would leave
-// what it made behind, and only a person knows whether anything is left.
+// orphanDelay is how long the status says why Delete cannot be called before OrphanAnnotation
+// counts: a reason of this moment is no reason to give up.
+const orphanDelay = 5 * time.Second
+
+// reach says whether the clusters of an object that is being deleted can be reached.
+type reach int
+
+const (
+	reached reach = iota
+	unclear       // something failed, or a connect is in progress
+	blocked       // not until somebody does something; the status says what
+)
+
+// giveUpHint tells people what to do about a service that cannot be removed.
+const giveUpHint = ": restore access, or give up what is left of the service with the annotation " +
+	OrphanAnnotation + "=true"
+
+// clustersOfDeleted returns the clusters that an object that is being deleted has used, or reports on
+// the object why it cannot. Nothing is created: access that is gone would
+// leave what it made behind, and only a person knows whether anything is left. A connection is
+// enough: to wait for a grant could mean to wait for a request that waits for this object.
 func (r *APIReconciler[T, C]) clustersOfDeleted(ctx context.Context, request reconcile.Request, obj T,
-	config C) (clusters ClusterContext, ok bool, _ reconcile.Result, _ error) {
-	for _, read := range r.accessRequests() {
-		_, err := read(ctx, request)
+	config C) (clusters ClusterContext, _ reach, _ reconcile.Result, _ error) {
+	used, known := usedOf(obj)
+	needed := slices.DeleteFunc(r.settings.accesses(), func(access accessTo) bool {
+		return known && !slices.Contains(used, access.kind.id)
+	})
+	for _, access := range needed {
+		_, err := access.request(ctx, request)
 		switch {
 		case apierrors.IsNotFound(err):
-			terminating(obj, ReasonAccessLost, "the AccessRequest is gone, and the service was not removed: "+
-				"restore it, or give up what is left of the service with the annotation "+OrphanAnnotation+"=true")
-			return clusters, false, reconcile.Result{RequeueAfter: config.PollInterval()}, nil
+			StatusProgressing(obj, ReasonAccessLost, "the AccessRequest for the cluster "+access.kind.id+
+				" is gone, and the service was not removed"+giveUpHint)
+			return clusters, blocked, r.untilEvent(config), nil
 		case err != nil:
-			_, result, err := r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
-			return clusters, false, result, err
+			result, reported := r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
+			return clusters, reachAfter(err), result, reported
 		}
 	}
-	// Also for an object that is being deleted: Delete may need a permission that a newer version
-	// of the provider requests.
-	update := r.access.Reconcile
-	if builtIn, ok := builtInAccess(r.access); ok {
-		update = builtIn.reconcileExisting
+	builtIn, isBuiltIn := builtInAccess(r.settings.access)
+	if !isBuiltIn {
+		result, err := r.settings.access.Reconcile(ctx, request)
+		if err != nil || result.RequeueAfter > 0 {
+			result, reported := r.reportAccess(ctx, request, obj, config, result, err)
+			return clusters, reachAfter(err), result, reported
+		}
+	} else if err := builtIn.updateExisting(ctx, request); err != nil && !errors.Is(err, ErrAccessDenied) {
+		// Delete may need a permission that only a newer version of the provider requests.
+		result, reported := r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
+		return clusters, reachAfter(err), result, reported
 	}
-	result, err := update(ctx, request)
-	if stop, result, err := r.reportAccess(ctx, request, obj, config, result, err); stop {
-		return clusters, false, result, err
+	for _, access := range needed {
+		found, err := access.request(ctx, request)
+		if err != nil {
+			result, reported := r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
+			return clusters, unclear, result, reported
+		}
+		cluster, err := access.cluster(ctx, request)
+		if isBuiltIn && errors.Is(err, errNotGranted) {
+			cluster, err = builtIn.clusterOf(ctx, request, access.kind, found)
+		}
+		if err != nil {
+			reach, result, err := r.reportUnreachable(obj, config, found, err)
+			return clusters, reach, result, err
+		}
+		clusters.set(access.kind, cluster, found)
 	}
-	if clusters, err = r.clusters(ctx, request); err != nil {
+	return clusters, reached, reconcile.Result{}, nil
+}
+
+// reachAfter returns what an error of the access provider's Reconcile means for a deletion; nil means
+// that access is pending.
+func reachAfter(err error) reach {
+	if err == nil || errors.Is(err, ErrAccessDenied) || errors.Is(err, ErrAccessConflict) {
+		return blocked
+	}
+	return unclear
+}
+
+// reportUnreachable reports on an object that is being deleted why a cluster that it used is not
+// connected.
+func (r *APIReconciler[T, C]) reportUnreachable(obj T, config C, request *clustersv1alpha1.AccessRequest,
+	err error) (reach, reconcile.Result, error) {
+	var notConnected *clustercache.NotConnectedError
+	if !errors.As(err, &notConnected) || notConnected.Reason == clustercache.ReasonStale {
 		result, err := r.notConnected(obj, config, err)
-		return clusters, false, result, err
+		return unclear, result, err
 	}
-	return clusters, true, reconcile.Result{}, nil
-}
-
-// accessRequests returns the functions that read the AccessRequests of an object.
-func (r *APIReconciler[T, C]) accessRequests() []func(context.Context,
-	reconcile.Request) (*clustersv1alpha1.AccessRequest, error) {
-	reads := []func(context.Context, reconcile.Request) (*clustersv1alpha1.AccessRequest, error){r.access.MCPAccessRequest}
-	if r.workload {
-		reads = append(reads, r.access.WorkloadAccessRequest)
+	reason := ReasonAccessPending
+	switch {
+	case !request.DeletionTimestamp.IsZero():
+		reason = ReasonAccessLost
+	case request.Status.SecretRef != nil:
+		result, err := r.notConnected(obj, config, err)
+		if notConnected.Reason == clustercache.ReasonNotStarted {
+			return unclear, result, err
+		}
+		return blocked, result, err
+	case request.IsDenied():
+		reason = ReasonAccessDenied
 	}
-	return reads
-}
-
-// secretKey returns the Secret of an AccessRequest.
-func secretKey(request *clustersv1alpha1.AccessRequest) client.ObjectKey {
-	if request == nil || request.Status.SecretRef == nil {
-		return client.ObjectKey{}
-	}
-	return client.ObjectKey{Namespace: request.Namespace, Name: request.Status.SecretRef.Name}
-}
-
-// isMarkedBy reports whether the object has the annotation of this runtime, for this very object.
-func isMarkedBy(obj client.Object, annotation string) bool {
-	return obj.GetUID() != "" && obj.GetAnnotations()[annotation] == string(obj.GetUID())
-}
-
-// setAnnotation sets an annotation, or removes it if the value is empty.
-func setAnnotation(obj client.Object, annotation, value string) {
-	annotations := merged(obj.GetAnnotations(), nil)
-	if value == "" {
-		delete(annotations, annotation)
-	} else {
-		annotations[annotation] = value
-	}
-	obj.SetAnnotations(annotations)
+	StatusProgressing(obj, reason, describeProgress(request)+giveUpHint)
+	return blocked, r.untilEvent(config), nil
 }

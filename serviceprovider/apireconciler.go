@@ -1,8 +1,11 @@
 package serviceprovider
 
 import (
+	"cmp"
 	"context"
 	stderrors "errors"
+	"slices"
+	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,33 +33,22 @@ const (
 
 // OrphanAnnotation with the value "true" on an API object that is being deleted gives up what is
 // left of the service on the clusters. The annotation counts only while the Reconciler's Delete
-// cannot be called, because access is lost, denied or not granted, or a cluster is not connected.
-// Without the annotation the object waits for access.
+// cannot be called, because access is lost, denied or pending, or a cluster is not connected, and
+// only if the status has said so for a moment. Without the annotation the object waits for access.
 const OrphanAnnotation = "serviceprovider.latchkey.dev/orphan"
-
-// Annotations by which the runtime remembers how far an object is. Their value is the UID of the
-// object, so that an object that was restored from a backup begins anew.
-const (
-	// untouchedAnnotation: the author's CreateOrUpdate was never called. Set together with the
-	// finalizer.
-	untouchedAnnotation = "serviceprovider.latchkey.dev/untouched"
-	// removedAnnotation: the author's Delete has succeeded. It alone distinguishes access that we
-	// withdrew from access that was lost.
-	removedAnnotation = "serviceprovider.latchkey.dev/removed"
-)
 
 // APIReconciler reconciles the API objects of a service provider: finalizer, access, the author's
 // Reconciler, status. NewAPIReconcilerBuilder builds one.
 type APIReconciler[T API, C Config] struct {
-	apiSettings[T, C]
-	current currentConfig[C]
+	settings apiSettings[T, C]
+	current  currentConfig[C]
 }
 
 // Reconcile reconciles an API object.
 func (r *APIReconciler[T, C]) Reconcile(ctx context.Context, request reconcile.Request) (result reconcile.Result,
 	err error) {
-	obj := r.empty()
-	if err := r.onboarding.GetAPIReader().Get(ctx, request.NamespacedName, obj); err != nil {
+	obj := r.settings.empty()
+	if err := r.settings.onboarding.GetAPIReader().Get(ctx, request.NamespacedName, obj); err != nil {
 		return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "reading the object")
 	}
 	switch obj.GetAnnotations()[OperationAnnotation] {
@@ -72,9 +64,9 @@ func (r *APIReconciler[T, C]) Reconcile(ctx context.Context, request reconcile.R
 	defer func() {
 		panicked := recover()
 		if panicked != nil {
-			waiting(obj, ReasonReconcileError, "the provider panicked: see its log")
+			StatusProgressing(obj, ReasonReconcileError, "the provider panicked: see its log")
 		}
-		err = stderrors.Join(err, patchStatus(ctx, r.onboarding, r.empty, base, obj))
+		err = stderrors.Join(err, patchStatus(ctx, r.settings.onboarding, r.settings.empty, base, obj))
 		if panicked != nil {
 			panic(panicked) // controller-runtime logs and counts it
 		}
@@ -92,31 +84,68 @@ func (r *APIReconciler[T, C]) createOrUpdate(ctx context.Context, request reconc
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	if !controllerutil.ContainsFinalizer(obj, obj.Finalizer()) {
-		if err := r.patchMetadata(ctx, obj, func(obj T) {
-			controllerutil.AddFinalizer(obj, obj.Finalizer())
-			setAnnotation(obj, untouchedAnnotation, string(obj.GetUID()))
-		}); err != nil {
-			return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "adding the finalizer")
-		}
+	if err := r.begin(ctx, request, obj); err != nil {
+		return r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
 	}
-	result, err := r.access.Reconcile(ctx, request)
-	if stop, result, err := r.reportAccess(ctx, request, obj, config, result, err); stop {
-		return result, err
+	result, err := r.settings.access.Reconcile(ctx, request)
+	if err != nil || result.RequeueAfter > 0 {
+		return r.reportAccess(ctx, request, obj, config, result, err)
 	}
-	clusters, err := r.clusters(ctx, request)
+	clusters, err := r.settings.clusters(ctx, request)
 	if err != nil {
 		return r.notConnected(obj, config, err)
 	}
-	if isMarkedBy(obj, untouchedAnnotation) {
-		if err := r.patchMetadata(ctx, obj, func(obj T) { setAnnotation(obj, untouchedAnnotation, "") }); err != nil {
-			return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "recording the first CreateOrUpdate")
-		}
+	if err := r.recordUse(ctx, obj); err != nil {
+		return reconcile.Result{}, err
 	}
 	begin(obj)
 	before := ready(obj)
-	result, err = r.reconciler.CreateOrUpdate(ctx, obj, config, clusters)
-	return r.finish(obj, config, before, result, err)
+	result, err = r.settings.reconciler.CreateOrUpdate(ctx, obj, config, clusters)
+	return r.finish(obj, config, clusters, before, result, err)
+}
+
+// begin adds the finalizer, before anything is requested. An object that never had access is marked,
+// so that its deletion needs none.
+func (r *APIReconciler[T, C]) begin(ctx context.Context, request reconcile.Request, obj T) error {
+	hasFinalizer := controllerutil.ContainsFinalizer(obj, obj.Finalizer())
+	if hasFinalizer && obj.GetAnnotations()[removedAnnotation] == "" {
+		return nil
+	}
+	isNew := !hasFinalizer
+	for _, access := range r.settings.accesses() {
+		if !isNew {
+			break
+		}
+		_, err := access.request(ctx, request)
+		if err != nil && !apierrors.IsNotFound(err) && !errors.Is(err, ErrAccessConflict) {
+			return err
+		}
+		isNew = err != nil // the finalizer of an object that has access was only lost
+	}
+	err := r.patchMetadata(ctx, obj, func(obj T) {
+		controllerutil.AddFinalizer(obj, obj.Finalizer())
+		setAnnotation(obj, removedAnnotation, "") // never right on an object that is not being deleted
+		if isNew {
+			setUsed(obj, nil)
+		}
+	})
+	return errors.Wrap(err, "adding the finalizer")
+}
+
+// recordUse records the clusters that the author's CreateOrUpdate is about to get.
+func (r *APIReconciler[T, C]) recordUse(ctx context.Context, obj T) error {
+	used, known := usedOf(obj)
+	missing := false
+	for _, access := range r.settings.accesses() {
+		if !slices.Contains(used, access.kind.id) {
+			used, missing = append(used, access.kind.id), true
+		}
+	}
+	if !known || !missing { // not known means: all of them
+		return nil
+	}
+	err := r.patchMetadata(ctx, obj, func(obj T) { setUsed(obj, used) })
+	return errors.Wrap(client.IgnoreNotFound(err), "recording the use of the clusters")
 }
 
 // configFor returns the config, or false after it reported on the object why there is none.
@@ -126,47 +155,55 @@ func (r *APIReconciler[T, C]) configFor(obj T) (config C, ok bool) {
 	case !known && reportsCurrent(obj):
 		// The process has just started. What it said before is right until the config arrives.
 	case !known:
-		waiting(obj, ReasonProviderConfigMissing, "the ProviderConfig is not read yet")
+		StatusProgressing(obj, ReasonProviderConfigMissing, "the ProviderConfig is not read yet")
 	case !exists:
-		waiting(obj, ReasonProviderConfigMissing, "there is no ProviderConfig")
+		StatusProgressing(obj, ReasonProviderConfigMissing, "there is no ProviderConfig")
 	case !config.GetDeletionTimestamp().IsZero():
-		waiting(obj, ReasonProviderConfigDeleting, "the ProviderConfig is being deleted")
+		StatusProgressing(obj, ReasonProviderConfigDeleting, "the ProviderConfig is being deleted")
 	default:
 		return config, true
 	}
 	return config, false
 }
 
-// reportAccess reports on the object what the access provider's Reconcile returned, and whether to
-// stop there.
+// reportAccess reports on the object why there is no access, by what the access provider's Reconcile
+// returned.
 func (r *APIReconciler[T, C]) reportAccess(ctx context.Context, request reconcile.Request, obj T, config C,
-	result reconcile.Result, err error) (stop bool, _ reconcile.Result, _ error) {
+	result reconcile.Result, err error) (reconcile.Result, error) {
 	switch {
 	case errors.Is(err, ErrAccessDenied):
 		// No error for the queue: the platform's next answer leads here again.
-		waiting(obj, ReasonAccessDenied, err.Error())
-		return true, reconcile.Result{RequeueAfter: config.PollInterval()}, nil
+		StatusProgressing(obj, ReasonAccessDenied, err.Error())
+		return r.untilEvent(config), nil
 	case errors.Is(err, ErrAccessConflict):
-		waiting(obj, ReasonAccessConflict, err.Error())
-		return true, reconcile.Result{}, err
+		StatusProgressing(obj, ReasonAccessConflict, err.Error())
+		return reconcile.Result{}, err
 	case err != nil:
-		waiting(obj, ReasonAccessError, err.Error())
-		return true, reconcile.Result{}, errors.WithMessage(err, "requesting access")
-	case result.RequeueAfter > 0:
-		waiting(obj, ReasonAccessPending, r.explainAccess(ctx, request))
-		return true, result, nil
+		StatusProgressing(obj, ReasonAccessError, platformProblem(err))
+		return reconcile.Result{}, errors.WithMessage(err, "obtaining access")
 	}
-	return false, reconcile.Result{}, nil
+	StatusProgressing(obj, ReasonAccessPending, r.explainAccess(ctx, request))
+	return result, nil
+}
+
+// platformProblem returns the text about an error of the platform cluster for tenants, who must not
+// see its addresses and users.
+func platformProblem(err error) string {
+	const hint = "; the provider's log has the details"
+	if reason := apierrors.ReasonForError(err); reason != "" {
+		return "the platform cluster answers " + string(reason) + hint
+	}
+	return "the platform cluster cannot be asked" + hint
 }
 
 // explainAccess returns what an object's access waits for.
 func (r *APIReconciler[T, C]) explainAccess(ctx context.Context, request reconcile.Request) string {
 	text := ""
-	if builtIn, ok := builtInAccess(r.access); ok {
+	if builtIn, ok := builtInAccess(r.settings.access); ok {
 		text = builtIn.explain(ctx, request)
 	} else {
-		for _, read := range r.accessRequests() {
-			if found, err := read(ctx, request); err == nil && found != nil {
+		for _, access := range r.settings.accesses() {
+			if found, err := access.request(ctx, request); err == nil && found != nil {
 				text = joined(text, describeProgress(found))
 			}
 		}
@@ -177,62 +214,54 @@ func (r *APIReconciler[T, C]) explainAccess(ctx context.Context, request reconci
 	return text
 }
 
-// clusters returns the clusters of an object that has access.
-func (r *APIReconciler[T, C]) clusters(ctx context.Context, request reconcile.Request) (clusters ClusterContext,
-	err error) {
-	if clusters.MCPCluster, err = r.access.MCPCluster(ctx, request); err != nil {
-		return clusters, err
-	}
-	found, err := r.access.MCPAccessRequest(ctx, request)
-	if err != nil {
-		return clusters, errors.Wrap(err, "reading the AccessRequest")
-	}
-	clusters.MCPAccessSecretKey = secretKey(found)
-	if !r.workload {
-		return clusters, nil
-	}
-	if clusters.WorkloadCluster, err = r.access.WorkloadCluster(ctx, request); err != nil {
-		return clusters, err
-	}
-	if found, err = r.access.WorkloadAccessRequest(ctx, request); err != nil {
-		return clusters, errors.Wrap(err, "reading the AccessRequest")
-	}
-	clusters.WorkloadAccessSecretKey = secretKey(found)
-	return clusters, nil
-}
-
 // notConnected reports on the object why it has no clusters. The extension source requests the next
 // reconcile of an object that is not connected.
 func (r *APIReconciler[T, C]) notConnected(obj T, config C, err error) (reconcile.Result, error) {
 	var notConnected *clustercache.NotConnectedError
 	switch {
 	case !errors.As(err, &notConnected):
-		waiting(obj, ReasonAccessError, err.Error())
+		StatusProgressing(obj, ReasonAccessError, platformProblem(err))
 		return reconcile.Result{}, errors.WithMessage(err, "getting the clusters")
 	case notConnected.Reason == clustercache.ReasonStale:
 		return reconcile.Result{}, nil // an event for the newer reference leads here again
+	case notConnected.Reason == clustercache.ReasonNotStarted && isReady(obj):
+		// The process has just started. What it said before is right until the first connect ends.
+	default:
+		StatusProgressing(obj, string(notConnected.Reason), notConnected.Error())
 	}
-	waiting(obj, string(notConnected.Reason), notConnected.Error())
-	if _, ok := builtInAccess(r.access); !ok { // whose events nobody knows
-		return reconcile.Result{RequeueAfter: config.PollInterval()}, nil
+	return r.untilEvent(config), nil
+}
+
+// withoutEvents is when to look again if it is not known whether an event follows.
+const withoutEvents = 30 * time.Second
+
+// untilEvent is the result of a reconcile that waits for the access provider.
+func (r *APIReconciler[T, C]) untilEvent(config C) reconcile.Result {
+	if _, ok := builtInAccess(r.settings.access); ok {
+		return reconcile.Result{}
 	}
-	return reconcile.Result{}, nil
+	return reconcile.Result{RequeueAfter: cmp.Or(config.PollInterval(), withoutEvents)}
 }
 
 // finish turns the result of the author's Reconciler into that of the controller.
-func (r *APIReconciler[T, C]) finish(obj T, config C, before metav1.Condition, result ctrl.Result,
-	err error) (reconcile.Result, error) {
+func (r *APIReconciler[T, C]) finish(obj T, config C, clusters ClusterContext, before metav1.Condition,
+	result ctrl.Result, err error) (reconcile.Result, error) {
 	var notConnected *clustercache.NotConnectedError
 	switch {
-	case errors.As(err, &notConnected):
+	case errors.As(err, &notConnected) && clusters.has(notConnected.Extension):
 		return r.notConnected(obj, config, err)
 	case err != nil:
 		failed(obj, before, err.Error())
 		return reconcile.Result{}, err
-	case result.RequeueAfter <= 0:
+	case !goesOn(result):
 		result.RequeueAfter = config.PollInterval()
 	}
 	return result, nil
+}
+
+// goesOn reports whether the author's Reconciler wants to be called again by itself.
+func goesOn(result ctrl.Result) bool {
+	return result.RequeueAfter > 0 || result.Requeue //nolint:staticcheck // deprecated, but honored by controller-runtime
 }
 
 // maxConflicts is how often patchMetadata tries again after another controller's write.
@@ -245,19 +274,21 @@ func (r *APIReconciler[T, C]) patchMetadata(ctx context.Context, obj T, change f
 	for attempt := 0; ; attempt++ {
 		changed := base.DeepCopyObject().(T)
 		change(changed)
-		err := r.onboarding.GetClient().Patch(ctx, changed,
+		err := r.settings.onboarding.GetClient().Patch(ctx, changed,
 			client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}))
 		if err == nil {
 			obj.SetAnnotations(changed.GetAnnotations())
 			obj.SetFinalizers(changed.GetFinalizers())
-			obj.SetResourceVersion(changed.GetResourceVersion())
+			if attempt == 0 { // otherwise the status of obj is not of this version
+				obj.SetResourceVersion(changed.GetResourceVersion())
+			}
 			return nil
 		}
 		if !apierrors.IsConflict(err) || attempt == maxConflicts {
 			return err
 		}
-		base = r.empty()
-		if err := r.onboarding.GetAPIReader().Get(ctx, client.ObjectKeyFromObject(obj), base); err != nil {
+		base = r.settings.empty()
+		if err := r.settings.onboarding.GetAPIReader().Get(ctx, client.ObjectKeyFromObject(obj), base); err != nil {
 			return err
 		}
 		if base.GetUID() != obj.GetUID() || base.GetGeneration() != obj.GetGeneration() {

@@ -48,7 +48,7 @@ func (b *APIReconcilerBuilder[T, C]) ProviderConfig(config C) *APIReconcilerBuil
 }
 
 // OnboardingCluster sets the cluster that has the API objects. The manager must run it. The scheme
-// of the cluster needs their kind.
+// of the cluster needs their kind and its list.
 func (b *APIReconcilerBuilder[T, C]) OnboardingCluster(onboarding cluster.Cluster) *APIReconcilerBuilder[T, C] {
 	b.settings.onboarding = onboarding
 	return b
@@ -89,9 +89,9 @@ func (b *APIReconcilerBuilder[T, C]) Reconciler(reconciler Reconciler[T, C]) *AP
 	return b
 }
 
-// ControllerOptions sets options of the controller. MaxConcurrentReconciles defaults to 10, so that
-// a tenant's server that hangs does not delay all others. The Reconciler in the options is
-// overwritten.
+// ControllerOptions sets options of the controller. MaxConcurrentReconciles defaults to that of the
+// manager, or else to 10, so that a tenant's server that hangs does not delay all others. The
+// Reconciler in the options is overwritten.
 func (b *APIReconcilerBuilder[T, C]) ControllerOptions(options controller.Options) *APIReconcilerBuilder[T, C] {
 	b.settings.options = options
 	return b
@@ -110,7 +110,7 @@ func (b *APIReconcilerBuilder[T, C]) Build() (*APIReconciler[T, C], error) {
 	if err != nil {
 		return nil, errors.WithMessage(err, "the API reconciler")
 	}
-	r := &APIReconciler[T, C]{apiSettings: s}
+	r := &APIReconciler[T, C]{settings: s}
 	if s.config != nil && !isNil(*s.config) {
 		r.current.set(*s.config, true)
 	}

@@ -14,14 +14,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// Cluster is a cluster to which one API object has access. It is a view of a connection that
-// latchkey keeps: to get one costs nothing, and it is good for one reconcile. Its methods may be
-// called from any goroutine. After the connection ended, requests return a
+// Cluster is a cluster to which one API object has access: a view of a connection that latchkey
+// keeps. Getting a Cluster sends no request. Use a Cluster only in the reconcile that got it. The
+// methods may be called from any goroutine. After the connection ended, requests return a
 // *clustercache.NotConnectedError.
 type Cluster struct {
 	options  ClusterOptions
@@ -66,7 +67,7 @@ func NewCluster(ctx context.Context, connections clustercache.ClusterCache, opti
 	return c, err
 }
 
-// ID returns the name of the cluster: "mcp" or "workload".
+// ID returns ClusterOptions.ID. Those of the built-in provider are "mcp" and "workload".
 func (c *Cluster) ID() string { return c.options.ID }
 
 // Client returns a client that reads from a cache and writes to the API server. The first read of a
@@ -96,28 +97,35 @@ func (c *Cluster) State(ctx context.Context) clustercache.ConnectionState {
 
 // Watch reconciles API objects when objects of a kind change on the cluster. Call Watch in every
 // CreateOrUpdate: to register the same again costs nothing. mapFunc returns the API objects for an
-// object of the kind; nil means the API object of this Cluster, whatever changed. scope restricts
-// the watch, for example to a namespace; without a scope, the watch covers all namespaces, and
-// needs list and watch there.
+// object of the kind; nil means the API object of this Cluster, whatever changed. Without InScope
+// the watch covers all namespaces, and needs list and watch there.
 //
-// The first mapFunc of an API object, kind and scope stays, as long as the access lasts: use names
-// and keys in it, not objects of one reconcile. The watch ends with the AccessRequest.
+// Watch does not wait, and returns nil also if the identity may not list and watch the kind, or the
+// server does not serve it: the log and State say so, and events follow once that changes.
+//
+// The first mapFunc and predicates of an API object, kind and scope stay as long as the access
+// lasts: use names and keys in them, not objects of one reconcile. The watch ends with the
+// AccessRequest.
 func (c *Cluster) Watch(ctx context.Context, kind client.Object, mapFunc handler.MapFunc,
-	scope ...clustercache.Scope) error {
+	opts ...WatchOption) error {
 	if c.options.Controller == nil {
 		return errors.New("the cluster has no controller: set ClusterOptions.Controller, or add the APIReconciler to a " +
 			"manager")
-	}
-	if len(scope) > 1 {
-		return errors.New("Watch takes one scope: call Watch again for another")
 	}
 	gvk, err := apiutil.GVKForObject(kind, c.Scheme())
 	if err != nil {
 		return errors.Wrap(err, "the kind to watch")
 	}
-	options := clustercache.WatcherOptions{Kind: kind, Watcher: c.options.Controller}
-	if len(scope) > 0 {
-		options.Scope = scope[0]
+	logger := ctrl.LoggerFrom(ctx).WithValues("cluster", c.options.ID, "object", c.options.Request.String())
+	options := clustercache.WatcherOptions{Kind: kind, Watcher: c.options.Controller,
+		OnError: func(_ context.Context, state clustercache.WatchError) {
+			if state.Err != nil {
+				logger.Error(state.Err, "A watch misses changes", "kind", state.Kind.String(), "scope", state.Scope.String(),
+					"state", state.State)
+			}
+		}}
+	for _, opt := range opts {
+		opt(&options)
 	}
 	options.Name = fmt.Sprintf("%s/%s/%s/%s", c.options.ControllerName, gvk, representation(kind), options.Scope)
 	options.EventHandler = clustercache.EnqueueFor(c.options.Request.NamespacedName)
@@ -125,6 +133,19 @@ func (c *Cluster) Watch(ctx context.Context, kind client.Object, mapFunc handler
 		options.EventHandler = handler.EnqueueRequestsFromMapFunc(mapFunc)
 	}
 	return c.bound.Watch(ctx, clustercache.NewWatcher(options))
+}
+
+// WatchOption is an option of Cluster.Watch.
+type WatchOption func(*clustercache.WatcherOptions)
+
+// InScope restricts a watch to a namespace, or to labels or fields.
+func InScope(scope clustercache.Scope) WatchOption {
+	return func(o *clustercache.WatcherOptions) { o.Scope = scope }
+}
+
+// WithPredicates filters the events of a watch before mapFunc.
+func WithPredicates(predicates ...predicate.Predicate) WatchOption {
+	return func(o *clustercache.WatcherOptions) { o.Predicates = append(o.Predicates, predicates...) }
 }
 
 // representation returns how objects of the kind are represented, because a watch of each is

@@ -8,9 +8,11 @@ import (
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -43,7 +45,8 @@ func (a Access) isZero() bool { return len(a.Permissions) == 0 && len(a.RoleRefs
 
 // AccessOptions configure NewClusterAccess.
 type AccessOptions struct {
-	// MCP is what to request on the control plane of each tenant.
+	// MCP is what to request on the control plane of each tenant. If MCP is empty, the identity
+	// there has no permissions.
 	MCP Access
 	// Workload is what to request on a workload cluster. If Workload is empty, no workload cluster
 	// is requested.
@@ -57,8 +60,8 @@ type AccessOptions struct {
 	// appends the key of its AccessRequest.
 	UserAgent string
 	// Connections are further options of the connections, such as HealthProbe and Client.Timeout.
-	// NewClusterAccess itself sets Name, Object, Cluster, Scheme, Credentials, AllowIdentity,
-	// Filter and Client.UserAgent.
+	// Name, Object, Cluster, Scheme, Credentials, AllowIdentity, WatchFilterValue, Filter and
+	// Client.UserAgent must not be set: NewClusterAccess sets them.
 	Connections clustercache.Options
 	// ControllerOptions are the options of the controller that keeps the connections.
 	ControllerOptions controller.Options
@@ -82,9 +85,12 @@ var _ ClusterAccessProvider = (*clusterAccess)(nil)
 // AccessRequests on the platform cluster, and keeps a connection for each AccessRequest.
 //
 // controllerName distinguishes the requests from those of other controllers, so it must never
-// change. It is part of names: letters, digits, dashes and dots.
+// change. The name is part of the requests' names, and consists of letters, digits, dashes and dots.
 //
-// NewClusterAccess adds a cache and a ClusterCache to the manager. They read only requests that
+// A ClusterAccessProvider serves one APIReconciler. A provider with two kinds of API objects calls
+// NewClusterAccess for each, with different controller names.
+//
+// NewClusterAccess adds a cache and a ClusterCache to the manager. Both read only requests that
 // have the label openmcp.cloud/managed-by of this controller, and only the Secrets to which these
 // requests refer. The host of platform, and its credential, are used; platform's own cache is not.
 // NewClusterAccess sends requests to the platform cluster, to discover the kinds, and fails if they
@@ -136,10 +142,9 @@ func (o *AccessOptions) complete(controllerName string) error {
 	}
 	c := &o.Connections
 	if c.Name != "" || c.Object != nil || c.Cluster != nil || c.Scheme != nil || c.Credentials != nil ||
-		c.AllowIdentity != nil || c.Filter != nil || c.Client.UserAgent != "" {
+		c.AllowIdentity != nil || c.Filter != nil || c.WatchFilterValue != "" || c.Client.UserAgent != "" {
 		return errors.New("AccessOptions.Connections: Name, Object, Cluster, Scheme, Credentials, AllowIdentity, " +
-			"Filter and " +
-			"Client.UserAgent must not be set")
+			"WatchFilterValue, Filter and Client.UserAgent must not be set")
 	}
 	if o.RetryInterval < 0 {
 		return errors.New("AccessOptions.RetryInterval must not be negative")
@@ -188,8 +193,14 @@ func (a *clusterAccess) token(kind clusterKind) *clustersv1alpha1.TokenConfig {
 }
 
 // bind sets the controller whose queue receives what Cluster.Watch registers.
-func (a *clusterAccess) bind(controller clustercache.SourceWatcher[ctrl.Request]) {
+func (a *clusterAccess) bind(controller clustercache.SourceWatcher[ctrl.Request]) error {
+	if a.controller != nil {
+		return errors.New("a ClusterAccessProvider serves one APIReconciler: call NewClusterAccess, with another " +
+			"controller " +
+			"name, for each")
+	}
 	a.controller = controller
+	return nil
 }
 
 // sources returns the sources of events about requests and connections.
@@ -231,19 +242,25 @@ func (a *clusterAccess) WorkloadAccessRequest(ctx context.Context,
 }
 
 // accessRequest returns an object's AccessRequest if it is this controller's, or a NotFound error.
-// The cache answers for what it has.
+// The cache answers if it has a grant: what it does not have yet may be there.
 func (a *clusterAccess) accessRequest(ctx context.Context, request reconcile.Request,
 	kind clusterKind) (*clustersv1alpha1.AccessRequest, error) {
 	id := identify(a.controllerName, request.NamespacedName, kind)
-	found := &clustersv1alpha1.AccessRequest{}
-	if err := a.requests.GetClient().Get(ctx, id.key, found); err != nil {
-		found = &clustersv1alpha1.AccessRequest{}
-		if err := a.requests.GetAPIReader().Get(ctx, id.key, found); err != nil {
-			return nil, err
-		}
+	found, err := a.read(ctx, id, &clustersv1alpha1.AccessRequest{}, func(cached client.Object) bool {
+		return describeProgress(cached) == ""
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case found == nil:
+		return nil, apierrors.NewNotFound(schema.GroupResource{Group: clustersv1alpha1.GroupVersion.Group,
+			Resource: "accessrequests"}, id.key.String())
 	}
-	return found, id.owns(found)
+	return found.(*clustersv1alpha1.AccessRequest), nil
 }
+
+// errNotGranted is the error of MCPCluster and WorkloadCluster without access.
+var errNotGranted = errors.New("access is not granted")
 
 // cluster returns the Cluster of an object that has access.
 func (a *clusterAccess) cluster(ctx context.Context, request reconcile.Request, kind clusterKind) (*Cluster, error) {
@@ -252,8 +269,15 @@ func (a *clusterAccess) cluster(ctx context.Context, request reconcile.Request, 
 		return nil, errors.Wrapf(err, "reading the AccessRequest for the %s cluster", kind.id)
 	}
 	if !isUsable(accessRequest) {
-		return nil, errors.Errorf("no access to the %s cluster: %s", kind.id, describeProgress(accessRequest))
+		return nil, errors.Wrap(errNotGranted, describeProgress(accessRequest))
 	}
+	return a.clusterOf(ctx, request, kind, accessRequest)
+}
+
+// clusterOf returns the Cluster of an AccessRequest, whether or not access is granted as the request
+// says now.
+func (a *clusterAccess) clusterOf(ctx context.Context, request reconcile.Request, kind clusterKind,
+	accessRequest *clustersv1alpha1.AccessRequest) (*Cluster, error) {
 	return NewCluster(ctx, a.connections, ClusterOptions{ID: kind.id, Extension: accessRequest, Request: request,
 		Controller: a.controller, ControllerName: a.controllerName})
 }

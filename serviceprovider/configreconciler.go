@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// ConfigReconciler reads a provider's config, the object of the provider's name on the platform
-// cluster, and sends it to the APIReconciler on every change: an event with the config, or without
-// an Object if there is none. NewConfigReconcilerBuilder builds one.
+// ConfigReconciler reads the provider's config on the platform cluster and sends it to the
+// APIReconciler on every change. An event without an Object means that there is no config. The
+// config has the name of the provider. NewConfigReconcilerBuilder builds a ConfigReconciler.
 type ConfigReconciler[T Config] struct {
 	empty    func() T
 	platform cluster.Cluster

@@ -23,7 +23,7 @@
 //
 //	func (reconciler) CreateOrUpdate(ctx context.Context, obj *v1alpha1.Mailbox, config *v1alpha1.ProviderConfig,
 //		clusters serviceprovider.ClusterContext) (ctrl.Result, error) {
-//		err := clusters.MCPCluster.Watch(ctx, &corev1.ConfigMap{}, nil)
+//		err := clusters.MCPCluster.Watch(ctx, &corev1.ConfigMap{}, nil, serviceprovider.InScope(...))
 //		...
 //		err = clusters.MCPCluster.Client().Apply(ctx, ...)
 //		...
@@ -34,15 +34,15 @@
 // The status of an order has the condition [ServiceProviderConditionReady] and a phase:
 // [StatusPhaseReady], [StatusPhaseProgressing] or [StatusPhaseTerminating]. The author reports with
 // [StatusReady] and [StatusProgressing] ([ReasonReady], [ReasonReconciling],
-// [ReasonReconcileError]), and rarely needs [StatusTerminating]. The runtime reports what it waits
-// for: the config ([ReasonProviderConfigMissing], [ReasonProviderConfigDeleting]), access
-// ([ReasonAccessPending], [ReasonAccessDenied], [ReasonAccessConflict], [ReasonAccessError],
-// [ReasonAccessLost], [ReasonAccessDeleting]), or a connection (the reasons of package
-// clustercache).
+// [ReasonReconcileError]), and in Delete also with [StatusTerminating] ([ReasonTerminating]). The
+// runtime reports what it waits for: the config ([ReasonProviderConfigMissing],
+// [ReasonProviderConfigDeleting]), access ([ReasonAccessPending], [ReasonAccessDenied],
+// [ReasonAccessConflict], [ReasonAccessError], [ReasonAccessLost], [ReasonAccessDeleting]), or a
+// connection (the reasons of package clustercache).
 //
 // People set [OperationAnnotation] (to [OperationIgnore] or [OperationReconcile]) and
-// [OrphanAnnotation] on an order. Those who call a [ClusterAccessProvider] themselves compare its
-// errors with [ErrAccessDenied] and [ErrAccessConflict].
+// [OrphanAnnotation] on an order. Callers of a [ClusterAccessProvider] compare its errors with
+// [ErrAccessDenied] and [ErrAccessConflict].
 //
 // # Considerations
 //

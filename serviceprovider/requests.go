@@ -34,8 +34,9 @@ const requestFinalizer = "clusters.openmcp.cloud/clusteraccess"
 var (
 	// ErrAccessDenied: the platform denied a request.
 	ErrAccessDenied = errors.New("access denied")
-	// ErrAccessConflict: a request of the same name belongs to another controller. It stays
-	// untouched.
+	// ErrAccessConflict: a request of the same name belongs to another controller, or is for
+	// another cluster. The runtime does not change that request. MCPCluster, MCPAccessRequest and
+	// those for the workload cluster return ErrAccessConflict, too.
 	ErrAccessConflict = errors.New("the request belongs to another controller")
 )
 
@@ -129,6 +130,16 @@ func (id requestIdentity) isCurrent(request *clustersv1alpha1.AccessRequest, tok
 		equality.Semantic.DeepEqual(request.Spec.Token, token)
 }
 
+// leadsTo returns an ErrAccessConflict if the request is for another cluster than that of requestRef.
+// The reference never changes, so another one was not made by this controller.
+func leadsTo(request *clustersv1alpha1.AccessRequest, requestRef clustersv1alpha1.ObjectReference) error {
+	if ref := request.Spec.RequestRef; ref == nil || *ref != requestRef {
+		return errors.Wrapf(ErrAccessConflict, "spec.requestRef of %s is not %s/%s", describeRequest(request),
+			requestRef.Namespace, requestRef.Name)
+	}
+	return nil
+}
+
 // isOnlyOurs reports whether no other controller still holds the request.
 func isOnlyOurs(request client.Object) bool {
 	return slices.Equal(request.GetFinalizers(), []string{requestFinalizer})
@@ -170,7 +181,7 @@ func describeProgress(request client.Object) string {
 	switch r := request.(type) {
 	case *clustersv1alpha1.ClusterRequest:
 		status = r.Status.RequestStatus
-		granted = status.Phase == clustersv1alpha1.PhaseGranted // its spec never changes
+		granted = r.IsGranted()
 	case *clustersv1alpha1.AccessRequest:
 		status = r.Status.RequestStatus
 		granted = isUsable(r)

@@ -5,8 +5,11 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/credential"
@@ -25,7 +28,7 @@ func pendingRequest() *clustersv1alpha1.AccessRequest {
 }
 
 // answered returns an AccessRequest with that answer.
-func answered(phase string, observed int64, secret string) *clustersv1alpha1.AccessRequest {
+func answered(phase clustersv1alpha1.RequestPhase, observed int64, secret string) *clustersv1alpha1.AccessRequest {
 	r := pendingRequest()
 	r.Status.Phase, r.Status.ObservedGeneration = phase, observed
 	if secret != "" {
@@ -41,7 +44,7 @@ func TestDescribeProgress(t *testing.T) {
 	explained := answered("Denied", 2, "")
 	explained.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: "False", Message: "no quota"},
 		{Type: "Fine", Status: "True", Message: "not of interest"}}
-	cluster := func(phase string) client.Object {
+	cluster := func(phase clustersv1alpha1.RequestPhase) client.Object {
 		r := &clustersv1alpha1.ClusterRequest{ObjectMeta: pendingRequest().ObjectMeta}
 		r.Status.Phase = phase
 		return r
@@ -109,6 +112,12 @@ func TestIsCurrent(t *testing.T) {
 	other.Labels[labelManagedBy] = "somebody-else"
 	g.Expect(id.owns(other)).To(MatchError(And(ContainSubstring("somebody-else"), ContainSubstring("mailbox"))))
 	g.Expect(id.owns(other)).To(MatchError(ErrAccessConflict))
+	r := current()
+	r.Spec.RequestRef = &clustersv1alpha1.ObjectReference{Namespace: "ns", Name: "red"}
+	g.Expect(leadsTo(r, *r.Spec.RequestRef)).To(Succeed())
+	g.Expect(leadsTo(r, clustersv1alpha1.ObjectReference{Namespace: "ns", Name: "blue"})).
+		To(MatchError(ErrAccessConflict))
+	g.Expect(leadsTo(current(), *r.Spec.RequestRef)).To(MatchError(ErrAccessConflict), "it may lead anywhere")
 	other = current()
 	other.Labels[labelManagedPurpose] = "team.other.mcp"
 	g.Expect(id.owns(other)).To(MatchError(ErrAccessConflict))
@@ -124,4 +133,33 @@ func TestTimestamp(t *testing.T) {
 	g.Expect(clustersv1alpha1.Timestamp(secret, "none")).To(BeZero())
 	_, err := clustersv1alpha1.Timestamp(secret, "c")
 	g.Expect(err).To(MatchError(Not(ContainSubstring("hunter2"))))
+}
+
+func TestUsed(t *testing.T) {
+	g := NewWithT(t)
+	a := &testAPI{ObjectMeta: metav1.ObjectMeta{UID: "1"}}
+	_, known := usedOf(a)
+	g.Expect(known).To(BeFalse())
+	for _, used := range [][]string{nil, {"mcp"}, {"mcp", "workload"}} {
+		setUsed(a, used)
+		got, known := usedOf(a)
+		g.Expect(known).To(BeTrue())
+		g.Expect(got).To(Equal(used))
+	}
+	setAnnotation(a, removedAnnotation, "1")
+	g.Expect(isRemoved(a)).To(BeTrue())
+	a.UID = "restored from a backup"
+	_, known = usedOf(a)
+	g.Expect(known).To(BeFalse())
+	g.Expect(isRemoved(a)).To(BeFalse())
+}
+
+// Tenants see the answer of the platform cluster, and not where it is and who asked.
+func TestPlatformProblem(t *testing.T) {
+	g := NewWithT(t)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "accessrequests"}, "it",
+		errors.New("user provider"))
+	g.Expect(platformProblem(errors.Wrap(forbidden, "reading"))).To(HavePrefix("the platform cluster answers Forbidden;"))
+	g.Expect(platformProblem(errors.New("dial tcp 10.0.0.1:6443"))).
+		To(HavePrefix("the platform cluster cannot be asked;"))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/pkg/errors"
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -43,11 +45,11 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 		return errors.New("the API reconciler would never have a config: call ProviderConfig of its builder, or give " +
 			"SetupWithManager the channel of a ConfigReconciler")
 	}
-	list, err := objectlist.New(r.empty(), r.onboarding.GetScheme())
+	list, err := objectlist.New(r.settings.empty(), r.settings.onboarding.GetScheme())
 	if err != nil {
 		return errors.Wrap(err, "the kind of the API objects and its list must be in the scheme of the onboarding cluster")
 	}
-	options := r.options
+	options := r.settings.options
 	options.Reconciler = r
 	if options.MaxConcurrentReconciles == 0 {
 		options.MaxConcurrentReconciles = cmp.Or(mgr.GetControllerOptions().MaxConcurrentReconciles, workers)
@@ -56,8 +58,8 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 	if err != nil {
 		return errors.Wrapf(err, "adding the controller %q", name)
 	}
-	all := &enqueueAll{cache: r.onboarding.GetCache(), list: list}
-	sources := []source.Source{source.Kind(r.onboarding.GetCache(), client.Object(r.empty()),
+	all := &enqueueAll{cache: r.settings.onboarding.GetCache(), list: list}
+	sources := []source.Source{source.Kind(r.settings.onboarding.GetCache(), client.Object(r.settings.empty()),
 		&handler.EnqueueRequestForObject{}, objectChanged)}
 	if providerConfigUpdates != nil {
 		sources = append(sources, source.Func(func(ctx context.Context, queue queue) error {
@@ -65,11 +67,13 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 			return nil
 		}))
 	}
-	if builtIn, ok := builtInAccess(r.access); ok {
-		builtIn.bind(c)
+	if builtIn, ok := builtInAccess(r.settings.access); ok {
+		if err := builtIn.bind(c); err != nil {
+			return err
+		}
 		sources = append(sources, builtIn.sources()...)
 	}
-	if watcher, ok := r.reconciler.(SecretWatcher[C]); ok && r.secretNamespace != "" {
+	if watcher, ok := r.settings.reconciler.(SecretWatcher[C]); ok && r.settings.secretNamespace != "" {
 		secrets, err := r.secrets(mgr)
 		if err != nil {
 			return errors.Wrap(err, "preparing to watch Secrets")
@@ -79,6 +83,11 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 				return r.isReferenced(ctx, watcher, object.(*corev1.Secret))
 			})))
 	}
+	if isWatcher := isSecretWatcher(r.settings.reconciler); isWatcher != (r.settings.secretNamespace != "") {
+		mgr.GetLogger().Info("No Secrets are watched: that needs a SecretNamespace, and a Reconciler that implements "+
+			"SecretWatcher for the type of the config", "controller", name, "secretNamespace", r.settings.secretNamespace,
+			"isSecretWatcher", isWatcher)
+	}
 	for _, src := range sources {
 		if err := c.Watch(src); err != nil {
 			return errors.Wrap(err, "watching")
@@ -87,15 +96,29 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 	return nil
 }
 
+// isSecretWatcher reports whether the author's Reconciler is a SecretWatcher.
+func isSecretWatcher[T API, C Config](reconciler Reconciler[T, C]) bool {
+	_, ok := reconciler.(SecretWatcher[C])
+	return ok
+}
+
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // objectChanged drops the events that the runtime's own writes cause.
 var objectChanged = predicate.Or[client.Object](predicate.GenerationChangedPredicate{},
 	predicate.LabelChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			return isAnnotated(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations())
+			return isAnnotated(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()) ||
+				lostFinalizer(e.ObjectOld, e.ObjectNew)
 		},
 	})
+
+// lostFinalizer reports whether somebody removed the finalizer of an API object.
+func lostFinalizer(before, after client.Object) bool {
+	api, ok := after.(API)
+	return ok && after.GetDeletionTimestamp().IsZero() && controllerutil.ContainsFinalizer(before, api.Finalizer()) &&
+		!controllerutil.ContainsFinalizer(after, api.Finalizer())
+}
 
 // isAnnotated reports whether a person, or another controller, changed the annotations of an API
 // object.
@@ -104,7 +127,7 @@ func isAnnotated(before, after map[string]string) bool {
 	if _, asked := after[OperationAnnotation]; !asked && before[OperationAnnotation] == OperationReconcile {
 		delete(before, OperationAnnotation)
 	}
-	for _, ours := range []string{untouchedAnnotation, removedAnnotation} {
+	for _, ours := range []string{usedAnnotation, removedAnnotation} {
 		delete(before, ours)
 		delete(after, ours)
 	}
@@ -151,9 +174,9 @@ func (r *APIReconciler[T, C]) secrets(mgr ctrl.Manager) (cache.Cache, error) {
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	secrets, err := scopedcache.New(r.platform.GetConfig(), cache.Options{
-		HTTPClient: r.platform.GetHTTPClient(), Mapper: r.platform.GetRESTMapper(), Scheme: scheme,
-		DefaultNamespaces: map[string]cache.Config{r.secretNamespace: {}},
+	secrets, err := scopedcache.New(r.settings.platform.GetConfig(), cache.Options{
+		HTTPClient: r.settings.platform.GetHTTPClient(), Mapper: r.settings.platform.GetRESTMapper(), Scheme: scheme,
+		DefaultNamespaces: map[string]cache.Config{r.settings.secretNamespace: {}},
 	})
 	if err != nil {
 		return nil, err
@@ -220,18 +243,18 @@ func (a *enqueueAll) tryEnqueue(ctx context.Context, queue queue) error {
 // when returns an event handler that requests a reconcile of every API object after events for
 // which concerns returns true.
 func (a *enqueueAll) when(concerns func(context.Context, client.Object) bool) handler.EventHandler {
-	on := func(ctx context.Context, object client.Object, queue queue) {
-		if concerns(ctx, object) {
-			a.enqueue(ctx, queue)
+	on := func(ctx context.Context, q queue, objects ...client.Object) {
+		if slices.ContainsFunc(objects, func(object client.Object) bool { return concerns(ctx, object) }) {
+			a.enqueue(ctx, q)
 		}
 	}
 	return handler.Funcs{
-		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { on(ctx, e.Object, q) },
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { on(ctx, q, e.Object) },
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
 			if e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion() {
-				on(ctx, e.ObjectNew, q)
+				on(ctx, q, e.ObjectOld, e.ObjectNew) // one of them may have a label that the author looks for
 			}
 		},
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { on(ctx, e.Object, q) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { on(ctx, q, e.Object) },
 	}
 }

@@ -24,11 +24,13 @@ const (
 const (
 	// ReasonReady: the author's Reconciler called StatusReady.
 	ReasonReady = "Ready"
-	// ReasonReconciling: the author's Reconciler runs, or said nothing about this generation.
+	// ReasonReconciling: the author's last CreateOrUpdate reported nothing.
 	ReasonReconciling = "Reconciling"
+	// ReasonTerminating: the author's Delete has not ended.
+	ReasonTerminating = "Terminating"
 	// ReasonReconcileError: the author's Reconciler returned an error or panicked.
 	ReasonReconcileError = "ReconcileError"
-	// ReasonProviderConfigMissing: there is no config, or it is not read yet.
+	// ReasonProviderConfigMissing: there is no config, or the provider has not read it yet.
 	ReasonProviderConfigMissing = "ProviderConfigMissing"
 	// ReasonProviderConfigDeleting: the config is being deleted.
 	ReasonProviderConfigDeleting = "ProviderConfigDeleting"
@@ -47,9 +49,14 @@ const (
 )
 
 // StatusProgressing reports that the service is not ready, and why. Reason is one word in
-// CamelCase. StatusProgressing also sets the observed generation.
+// CamelCase. The phase is StatusPhaseProgressing, or StatusPhaseTerminating for an object that is
+// being deleted. StatusProgressing also sets the observed generation.
 func StatusProgressing(obj API, reason, message string) {
-	setStatus(obj, StatusPhaseProgressing, metav1.ConditionFalse, reason, message)
+	phase := StatusPhaseProgressing
+	if !obj.GetDeletionTimestamp().IsZero() {
+		phase = StatusPhaseTerminating
+	}
+	setStatus(obj, phase, metav1.ConditionFalse, reason, message)
 }
 
 // StatusReady reports that the service is as ordered. Only the author's Reconciler knows that; the
@@ -61,21 +68,7 @@ func StatusReady(obj API) {
 // StatusTerminating reports that the service is being removed. StatusTerminating also sets the
 // observed generation.
 func StatusTerminating(obj API) {
-	terminating(obj, StatusPhaseTerminating, "the service is being removed")
-}
-
-// terminating is StatusTerminating with a reason and a message.
-func terminating(obj API, reason, message string) {
-	setStatus(obj, StatusPhaseTerminating, metav1.ConditionFalse, reason, message)
-}
-
-// waiting reports why the runtime cannot go on.
-func waiting(obj API, reason, message string) {
-	if obj.GetDeletionTimestamp().IsZero() {
-		StatusProgressing(obj, reason, message)
-	} else {
-		terminating(obj, reason, message)
-	}
+	setStatus(obj, StatusPhaseTerminating, metav1.ConditionFalse, ReasonTerminating, "the service is being removed")
 }
 
 func setStatus(obj API, phase string, status metav1.ConditionStatus, reason, message string) {
@@ -100,12 +93,16 @@ func reportsCurrent(obj API) bool {
 	return condition.Type != "" && condition.ObservedGeneration == obj.GetGeneration()
 }
 
+// isReady reports whether the condition Ready says so for this generation.
+func isReady(obj API) bool {
+	return ready(obj).Status == metav1.ConditionTrue && reportsCurrent(obj) && obj.GetDeletionTimestamp().IsZero()
+}
+
 // begin prepares the status for a call of the author's Reconciler: what the runtime reported before
 // is over. A condition that says Ready for this generation stays, so that a poll does not change
 // it.
 func begin(obj API) {
-	if condition := ready(obj); condition.Status == metav1.ConditionTrue && reportsCurrent(obj) &&
-		obj.GetDeletionTimestamp().IsZero() {
+	if isReady(obj) {
 		return
 	}
 	if obj.GetDeletionTimestamp().IsZero() {
@@ -119,6 +116,6 @@ func begin(obj API) {
 // something since before.
 func failed(obj API, before metav1.Condition, message string) {
 	if ready(obj) == before {
-		waiting(obj, ReasonReconcileError, message)
+		StatusProgressing(obj, ReasonReconcileError, message)
 	}
 }

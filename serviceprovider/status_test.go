@@ -61,7 +61,7 @@ func TestBegin(t *testing.T) {
 	a := &testAPI{ObjectMeta: metav1.ObjectMeta{Generation: 1}}
 	begin(a)
 	g.Expect(a.shown()).To(Equal("Progressing False Reconciling"))
-	waiting(a, "Unreachable", "no answer")
+	StatusProgressing(a, "Unreachable", "no answer")
 	begin(a)
 	g.Expect(a.shown()).To(Equal("Progressing False Reconciling"))
 	StatusReady(a)

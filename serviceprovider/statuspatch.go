@@ -15,8 +15,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 )
 
+// errNoSubresource: the API server has the object, and not its status.
+var errNoSubresource = errors.New("the kind of the object has no status subresource")
+
 // patchStatus writes what changed in the status from base to obj. Conditions that others wrote
-// since base was read stay. An object that is gone is no error.
+// since base was read stay. An object that is gone is no error; a kind without a status subresource is
+// one.
 func patchStatus[T API](ctx context.Context, onboarding cluster.Cluster, empty func() T, base, obj T) error {
 	if equality.Semantic.DeepEqual(base.GetStatus(), obj.GetStatus()) {
 		return nil
@@ -38,7 +42,7 @@ func patchStatus[T API](ctx context.Context, onboarding cluster.Cluster, empty f
 		written.SetNamespace(obj.GetNamespace())
 		written.SetName(obj.GetName())
 		err = onboarding.GetClient().Status().Patch(ctx, written, client.RawPatch(types.MergePatchType, patch))
-		if !apierrors.IsConflict(err) {
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 		fresh := empty()
@@ -47,6 +51,9 @@ func patchStatus[T API](ctx context.Context, onboarding cluster.Cluster, empty f
 		}
 		if fresh.GetUID() != obj.GetUID() {
 			return nil // the status of another object
+		}
+		if apierrors.IsNotFound(err) {
+			return errNoSubresource
 		}
 		version, others = fresh.GetResourceVersion(), *fresh.GetConditions()
 		return err

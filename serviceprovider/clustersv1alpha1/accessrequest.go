@@ -7,14 +7,10 @@ import (
 
 // AccessRequestSpec says to which cluster access is wanted, and which permissions.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.clusterRef) ||
-// has(self.requestRef)",message="spec.clusterRef or spec.requestRef must be set"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.clusterRef) ||
-// has(self.clusterRef)",message="clusterRef may not be removed once set"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.requestRef) ||
-// has(self.requestRef)",message="requestRef may not be removed once set"
-// +kubebuilder:validation:XValidation:rule="has(self.token) != has(self.oidc)",message="exactly one
-// of spec.token or spec.oidc must be set"
+// +kubebuilder:validation:XValidation:rule="has(self.clusterRef) || has(self.requestRef)",message="spec.clusterRef or spec.requestRef must be set"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.clusterRef) || has(self.clusterRef)",message="clusterRef may not be removed once set"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.requestRef) || has(self.requestRef)",message="requestRef may not be removed once set"
+// +kubebuilder:validation:XValidation:rule="has(self.token) != has(self.oidc)",message="exactly one of spec.token or spec.oidc must be set"
 type AccessRequestSpec struct {
 	// ClusterRef is the cluster. The platform sets ClusterRef if only RequestRef is set.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="clusterRef is immutable"
@@ -30,7 +26,8 @@ type AccessRequestSpec struct {
 	// OIDC requests access with an OpenID Connect provider.
 	// +optional
 	OIDC *OIDCConfig `json:"oidc,omitempty"`
-	// TTL is how long after its creation the platform deletes the request. Unset means never.
+	// TTL is the time after its creation at which the platform deletes the request. Unset means
+	// never.
 	// +optional
 	TTL *metav1.Duration `json:"ttl,omitempty"`
 }
@@ -158,7 +155,9 @@ func (r *AccessRequest) IsGranted() bool {
 	return r.Status.Phase == PhaseGranted && r.Status.ObservedGeneration == r.Generation
 }
 
-// IsDenied reports whether the platform denied what the spec says now.
+// IsDenied reports whether the platform denied what the spec says now. A denial that states no
+// generation counts.
 func (r *AccessRequest) IsDenied() bool {
-	return r.Status.Phase == PhaseDenied && r.Status.ObservedGeneration == r.Generation
+	return r.Status.Phase == PhaseDenied &&
+		(r.Status.ObservedGeneration == r.Generation || r.Status.ObservedGeneration == 0)
 }

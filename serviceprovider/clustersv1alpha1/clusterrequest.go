@@ -19,8 +19,7 @@ type ClusterRequestSpec struct {
 
 // ClusterRequestStatus is what the scheduler of the platform reports.
 //
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.cluster) ||
-// has(self.cluster)",message="cluster may not be removed once set"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.cluster) || has(self.cluster)",message="cluster may not be removed once set"
 type ClusterRequestStatus struct {
 	RequestStatus `json:",inline"`
 
@@ -45,6 +44,13 @@ type ClusterRequest struct {
 	Spec   ClusterRequestSpec   `json:"spec"`
 	Status ClusterRequestStatus `json:"status,omitempty"`
 }
+
+// IsGranted reports whether the request has a cluster. Its spec never changes, so the generation that
+// the platform observed does not matter.
+func (r *ClusterRequest) IsGranted() bool { return r.Status.Phase == PhaseGranted }
+
+// IsDenied reports whether the platform denied the request.
+func (r *ClusterRequest) IsDenied() bool { return r.Status.Phase == PhaseDenied }
 
 // ClusterRequestList is a list of ClusterRequests.
 //

@@ -4,7 +4,7 @@
 //
 // # Setup
 //
-// Add the kinds to the scheme of the platform cluster:
+// Only if you read requests yourself, add the kinds to your scheme:
 //
 //	err := clustersv1alpha1.AddToScheme(scheme)
 //

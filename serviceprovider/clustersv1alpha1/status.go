@@ -4,11 +4,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Phases of a request. A request without a phase is pending.
+// RequestPhase is the platform's answer to a request: PhasePending, PhaseGranted or PhaseDenied. A
+// request without a phase is pending.
+type RequestPhase string
+
+// Phases of a request.
 const (
-	PhasePending = "Pending" // there is no answer yet
-	PhaseGranted = "Granted" // for the generation that was observed
-	PhaseDenied  = "Denied"  // for the generation that was observed
+	PhasePending RequestPhase = "Pending" // there is no answer yet
+	PhaseGranted RequestPhase = "Granted" // for the generation that was observed
+	PhaseDenied  RequestPhase = "Denied"  // for the generation that was observed
 )
 
 // PurposeWorkload is the purpose of clusters that run the workload of service providers.
@@ -19,9 +23,9 @@ type RequestStatus struct {
 	// ObservedGeneration is the metadata.generation of the request that the phase is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Phase is PhasePending, PhaseGranted or PhaseDenied. Empty means pending.
+	// Phase is the platform's answer. Empty means pending.
 	// +optional
-	Phase string `json:"phase,omitempty"`
+	Phase RequestPhase `json:"phase,omitempty"`
 	// Conditions say why the request has its phase.
 	// +listType=map
 	// +listMapKey=type

@@ -47,7 +47,8 @@ type reconciler struct{}
 func (reconciler) CreateOrUpdate(ctx context.Context, mailbox *v1alpha1.Mailbox, config *v1alpha1.ProviderConfig,
 	clusters serviceprovider.ClusterContext) (ctrl.Result, error) {
 	// A change of the ConfigMaps on the tenant's control plane reconciles this Mailbox.
-	err := clusters.MCPCluster.Watch(ctx, &corev1.ConfigMap{}, nil, clustercache.Scope{Namespace: Namespace})
+	err := clusters.MCPCluster.Watch(ctx, &corev1.ConfigMap{}, nil,
+		serviceprovider.InScope(clustercache.Scope{Namespace: Namespace}))
 	if err != nil {
 		return ctrl.Result{}, err
 	}

@@ -20,7 +20,8 @@ func AddToScheme(scheme *runtime.Scheme) error {
 
 // Mailbox orders a mailbox on the tenant's control plane.
 //
-// +kubebuilder:object:root=true +kubebuilder:subresource:status
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:JSONPath=".status.phase",name="Phase",type=string
 // +kubebuilder:printcolumn:JSONPath=".status.conditions[?(@.type=='Ready')].reason",name="Reason",type=string
 // +kubebuilder:printcolumn:JSONPath=".status.conditions[?(@.type=='Ready')].message",name="Message",type=string

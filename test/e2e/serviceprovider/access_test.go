@@ -7,6 +7,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,7 +19,13 @@ import (
 
 const ourFinalizer = "clusters.openmcp.cloud/clusteraccess"
 
-func withWorkload(o *options) { o.access.Workload = everything() }
+func withWorkload(o *options) {
+	o.access.Workload = everything()
+	o.access.Workload.Permissions[0].Namespace = workloadNamespace
+}
+
+// workloadNamespace is where the provider may do everything on the workload cluster.
+const workloadNamespace = "workloads"
 
 // The requests have the documented names, labels and finalizers, and their specs cannot be changed
 // into something else.
@@ -57,6 +64,10 @@ func TestRequests(t *testing.T) {
 	for name, change := range map[string]func(*clustersv1alpha1.AccessRequestSpec){
 		"requestRef is immutable":       func(s *clustersv1alpha1.AccessRequestSpec) { s.RequestRef.Name = "other" },
 		"clusterRef is immutable":       func(s *clustersv1alpha1.AccessRequestSpec) { s.ClusterRef.Name = "other" },
+		"requestRef may not be removed": func(s *clustersv1alpha1.AccessRequestSpec) { s.RequestRef = nil },
+		"spec.clusterRef or spec.requestRef must be set": func(s *clustersv1alpha1.AccessRequestSpec) {
+			s.ClusterRef, s.RequestRef = nil, nil
+		},
 		"clusterRef may not be removed": func(s *clustersv1alpha1.AccessRequestSpec) { s.ClusterRef = nil },
 		"exactly one of": func(s *clustersv1alpha1.AccessRequestSpec) {
 			s.OIDC = &clustersv1alpha1.OIDCConfig{Name: "a", Issuer: "https://b", ClientID: "c"}
@@ -144,8 +155,9 @@ func TestOwnershipConflict(t *testing.T) {
 	judge(t, func(client.Object) platformactor.Verdict { return platformactor.Hold })
 	g.Expect(platform.Create(t.Context(), foreign)).To(Succeed())
 	g.Expect(onboarding.Create(t.Context(), m)).To(Succeed())
+	endOf(t).objects = append(endOf(t).objects, m)
 	eventually(t, status(m)).Should(And(HavePrefix("Progressing AccessConflict"), ContainSubstring(`"somebody-else"`),
-		ContainSubstring(p.name)))
+		ContainSubstring(`"`+p.name+`"`)))
 	found := p.accessRequest(t, m, "mcp")
 	g.Expect(found.ResourceVersion).To(Equal(foreign.ResourceVersion), "untouched")
 	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
@@ -153,7 +165,11 @@ func TestOwnershipConflict(t *testing.T) {
 	found = p.accessRequest(t, m, "mcp")
 	g.Expect(found.ResourceVersion).To(Equal(foreign.ResourceVersion), "untouched")
 	g.Expect(s.count("createOrUpdate", m) + s.count("delete", m)).To(BeZero())
+	again := order(t, "conflict")
+	eventually(t, status(again)).Should(HavePrefix("Progressing AccessConflict"))
+	actor.Judge(nil)
 	g.Expect(platform.Delete(t.Context(), foreign)).To(Succeed())
+	isReady(t, again)
 }
 
 // calendar orders a Calendar of the same tenant.
@@ -183,7 +199,10 @@ func TestTwoProvidersOnOnePlatform(t *testing.T) {
 			g.Expect(request.ObjectRef.Namespace).To(Equal(tenantNamespace(m)))
 			g.Expect(request.RequestURI).To(ContainSubstring("metadata.name%3Daccess-"+p.name+"--two--mcp"), request.Verb)
 		}
-		for _, request := range sent(t, platform, p.name, "list", "accessrequests", "") {
+		reads := append(sent(t, platform, p.name, "list", "accessrequests", ""),
+			sent(t, platform, p.name, "watch", "accessrequests", "")...)
+		g.Expect(reads).NotTo(BeEmpty())
+		for _, request := range reads {
 			g.Expect(request.RequestURI).To(ContainSubstring("labelSelector=openmcp.cloud%2Fmanaged-by%3D" + p.name))
 		}
 	}
@@ -195,9 +214,11 @@ func TestTwoProvidersInOneProcess(t *testing.T) {
 	mailboxes, calendars := &service[*v1alpha1.Mailbox]{}, &service[*Calendar]{}
 	name := newName(t)
 	p := newProcess(t, name)
-	add(t, p, name+"-mail", func() *v1alpha1.Mailbox { return &v1alpha1.Mailbox{} }, mailboxes)
+	add(t, p, name+"-mail", func() *v1alpha1.Mailbox { return &v1alpha1.Mailbox{} }, mailboxes, func(o *options) {
+		o.checkNames = true
+	})
 	add(t, p, name+"-calendar", func() *Calendar { return &Calendar{} }, calendars, func(o *options) {
-		o.config.Domain = "calendars"
+		o.config.Domain, o.checkNames = "calendars", true
 	})
 	p.run(t)
 	m := order(t, "both-mail")
@@ -244,12 +265,25 @@ func TestWorkloadCluster(t *testing.T) {
 	actor.Judge(nil)
 	isReady(t, m)
 	eventually(t, func() sp.ClusterContext {
-		clusters = <-contexts
+		select {
+		case clusters = <-contexts:
+		default:
+		}
 		return clusters
 	}).Should(HaveField("WorkloadCluster", Not(BeNil())))
 	g.Expect(clusters.WorkloadCluster.ID()).To(Equal("workload"))
-	g.Expect(clusters.WorkloadCluster.State(t.Context()).Identity.Username).NotTo(
-		Equal(clusters.MCPCluster.State(t.Context()).Identity.Username))
+	for suffix, c := range map[string]*sp.Cluster{"mcp": clusters.MCPCluster, "wl": clusters.WorkloadCluster} {
+		account := platformactor.ServiceAccountOf(p.accessRequest(t, m, suffix))
+		g.Expect(c.State(t.Context()).Identity.Username).To(
+			Equal("system:serviceaccount:" + account.Namespace + ":" + account.Name))
+	}
+	list := func(c *sp.Cluster, namespace string) error {
+		return c.UncachedClient().List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(namespace))
+	}
+	g.Expect(list(clusters.WorkloadCluster, workloadNamespace)).To(Succeed())
+	g.Expect(list(clusters.MCPCluster, domainNamespace)).To(Succeed())
+	g.Expect(list(clusters.WorkloadCluster, domainNamespace)).To(MatchError(apierrors.IsForbidden, "forbidden"))
+	g.Expect(list(clusters.MCPCluster, workloadNamespace)).To(MatchError(apierrors.IsForbidden, "forbidden"))
 	g.Expect(clusters.WorkloadAccessSecretKey.Name).To(HaveSuffix("--wl"))
 	p.stop()
 
@@ -258,15 +292,14 @@ func TestWorkloadCluster(t *testing.T) {
 	startAs(t, p.name, s)
 	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
 	eventually(t, status(m)).Should(Equal("NotFound"))
-	left := &clustersv1alpha1.ClusterRequestList{}
-	g.Expect(platform.List(t.Context(), left, client.InNamespace(tenantNamespace(m)))).To(Succeed())
-	g.Expect(left.Items).To(HaveLen(1), "the tenant's own")
+	g.Expect(requestsLeft(t, p, m)).To(BeEmpty())
 }
 
 // An AccessRequest that others delete is requested again.
 func TestAccessIsRenewed(t *testing.T) {
 	g := NewWithT(t)
-	p := start(t, &service[*v1alpha1.Mailbox]{})
+	s := &service[*v1alpha1.Mailbox]{createOrUpdate: watchAndKeep}
+	p := start(t, s)
 	m := order(t, "renewed")
 	isReady(t, m)
 	request := p.accessRequest(t, m, "mcp")
@@ -277,4 +310,6 @@ func TestAccessIsRenewed(t *testing.T) {
 	}).Should(BeTrue())
 	isReady(t, m)
 	g.Expect(domain(t, m)()).To(Equal("example.com"))
+	g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed())
+	eventually(t, domain(t, m)).Should(Equal("example.com"), "the new access is watched, too")
 }

@@ -2,6 +2,7 @@ package serviceprovider
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,9 +15,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
 	"github.com/latchkey-dev/latchkey/internal/platformactor"
 	sp "github.com/latchkey-dev/latchkey/serviceprovider"
+	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )
 
 // observedAccess records the finalizers that an object has when its access is reconciled.
@@ -43,7 +46,18 @@ func (a *observedAccess) Reconcile(ctx context.Context, request reconcile.Reques
 func TestFinalizerFirst(t *testing.T) {
 	g := NewWithT(t)
 	access := &observedAccess{}
-	start(t, &service[*v1alpha1.Mailbox]{}, func(o *options) {
+	s := &service[*v1alpha1.Mailbox]{}
+	used := make(chan string, 100)
+	s.createOrUpdate = func(ctx context.Context, m *v1alpha1.Mailbox, c *v1alpha1.ProviderConfig,
+		clusters sp.ClusterContext) (ctrl.Result, error) {
+		found := &v1alpha1.Mailbox{}
+		if err := onboarding.Get(ctx, client.ObjectKeyFromObject(m), found); err != nil {
+			return ctrl.Result{}, err
+		}
+		used <- strings.TrimPrefix(found.Annotations["serviceprovider.latchkey.dev/used"], string(found.UID))
+		return keep(ctx, m, c, clusters.MCPCluster)
+	}
+	start(t, s, func(o *options) {
 		o.wrap = func(a sp.ClusterAccessProvider) sp.ClusterAccessProvider {
 			access.ClusterAccessProvider = a
 			return access
@@ -55,6 +69,7 @@ func TestFinalizerFirst(t *testing.T) {
 	defer access.mu.Unlock()
 	g.Expect(access.finalizers).NotTo(BeEmpty())
 	g.Expect(access.finalizers).To(HaveEach(Equal([]string{m.Finalizer()})))
+	g.Expect(<-used).To(Equal("/mcp"), "it is on record that something may be left, before anything is")
 }
 
 // A condition of another controller stays, also if it is written while the provider reconciles.
@@ -69,8 +84,9 @@ func TestStatus(t *testing.T) {
 		if err := onboarding.Get(ctx, client.ObjectKeyFromObject(m), other); err != nil {
 			return ctrl.Result{}, err
 		}
-		foreign.ObservedGeneration = m.Generation // a change in each reconcile
-		meta.SetStatusCondition(&other.Status.Conditions, foreign)
+		condition := foreign
+		condition.ObservedGeneration = m.Generation // a change for each spec
+		meta.SetStatusCondition(&other.Status.Conditions, condition)
 		if err := onboarding.Status().Update(ctx, other); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -94,10 +110,11 @@ func TestStatus(t *testing.T) {
 		g.Expect(found.ObservedGeneration).To(Equal(int64(2)), wanted.Type)
 	}
 	count := func() int { return len(sent(t, onboarding, p.name, "patch", "mailboxes/status", m.Name)) }
-	written, before := count(), s.count("createOrUpdate", m)
+	before := s.settled(t, "createOrUpdate", m)
+	written := count()
 	annotate(t, m, sp.OperationAnnotation, sp.OperationReconcile)
-	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before + 1))
-	isReady(t, order(t, "status-other"))
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(BeNumerically(">", before))
+	barrier(t, "status")
 	g.Expect(count()).To(Equal(written), "a status that did not change is not written")
 }
 
@@ -108,7 +125,7 @@ func TestOperationAnnotation(t *testing.T) {
 	m := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "operation",
 		Annotations: map[string]string{sp.OperationAnnotation: sp.OperationIgnore}}}
 	orderObject(t, m)
-	isReady(t, order(t, "operation-other")) // long enough for a reconcile of the first
+	barrier(t, "operation")
 	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
 	g.Expect(m.Finalizers).To(BeEmpty())
 	g.Expect(m.Status.Conditions).To(BeEmpty())
@@ -116,17 +133,16 @@ func TestOperationAnnotation(t *testing.T) {
 	operation := func(value string) { annotate(t, m, sp.OperationAnnotation, value) }
 	operation("")
 	isReady(t, m)
-	before := s.count("createOrUpdate", m)
+	before := s.settled(t, "createOrUpdate", m)
 	operation(sp.OperationReconcile)
-	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before + 1))
-	eventually(t, func() map[string]string {
-		g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
-		return m.Annotations
-	}).ShouldNot(HaveKey(sp.OperationAnnotation))
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(BeNumerically(">", before))
+	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
+	g.Expect(m.Annotations).NotTo(HaveKey(sp.OperationAnnotation), "removed first")
+	g.Expect(s.settled(t, "createOrUpdate", m)).To(Equal(before+1), "the removal causes no reconcile")
 
 	operation(sp.OperationIgnore)
 	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
-	isReady(t, order(t, "operation-third"))
+	barrier(t, "operation-2")
 	g.Expect(s.count("delete", m)).To(BeZero(), "a deletion waits, too")
 	operation("")
 	eventually(t, status(m)).Should(Equal("NotFound"))
@@ -141,9 +157,9 @@ func TestPollInterval(t *testing.T) {
 	isReady(t, m)
 	remove := func() { g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed()) }
 	exists := func() error { return remote.Get(t.Context(), client.ObjectKeyFromObject(content(m.Name)), content("")) }
-	before := s.count("createOrUpdate", m)
+	before := s.settled(t, "createOrUpdate", m)
 	remove()
-	isReady(t, order(t, "poll-other"))
+	barrier(t, "poll")
 	g.Expect(s.count("createOrUpdate", m)).To(Equal(before), "an interval of 0 never polls")
 	g.Expect(exists()).To(MatchError(apierrors.IsNotFound, "not repaired"))
 
@@ -169,7 +185,7 @@ func TestRequeueAfter(t *testing.T) {
 			return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
 		}
 	}
-	start(t, s)
+	start(t, s, func(o *options) { o.config.PollInterval.Duration = time.Hour }) // RequeueAfter takes precedence
 	m := order(t, "requeue")
 	eventually(t, status(m)).Should(Equal("Progressing Copying: the mails are being copied"))
 	before := s.count("createOrUpdate", m)
@@ -196,18 +212,21 @@ func TestErrorsOfTheAuthor(t *testing.T) {
 			return ctrl.Result{}, apierrors.NewInternalError(context.DeadlineExceeded)
 		case "panic":
 			panic("the tenant's data")
+		case "other connection":
+			return ctrl.Result{}, &clustercache.NotConnectedError{Reason: clustercache.ReasonUnreachable}
 		}
 		return keep(ctx, m, c, clusters.MCPCluster)
 	}
-	start(t, s)
+	p := start(t, s)
 	m := order(t, "errors")
 	for _, step := range []struct{ mode, status string }{
 		{"error", "Progressing ReconcileError: Internal error occurred"},
 		{"reported", "Progressing NoSpace: the disk is full"},
 		{"panic", "Progressing ReconcileError: the provider panicked: see its log"},
 		{"good", "Ready Ready"},
-		{"error", "Progressing ReconcileError: Internal error occurred"},
+		{"other connection", "Progressing ReconcileError: extension : not connected"}, // not one that we watch
 		{"good", "Ready Ready"},
+		{"error", "Progressing ReconcileError: Internal error occurred"},
 	} {
 		mu.Lock()
 		mode = step.mode
@@ -215,6 +234,11 @@ func TestErrorsOfTheAuthor(t *testing.T) {
 		annotate(t, m, sp.OperationAnnotation, sp.OperationReconcile)
 		eventually(t, status(m)).Should(HavePrefix(step.status))
 	}
+	mu.Lock()
+	mode = "good"
+	mu.Unlock()
+	isReady(t, m) // an error is tried again by itself
+	NewWithT(t).Expect(reconcileErrors(t, p.name)).To(BeNumerically(">=", 5))
 }
 
 func TestDenied(t *testing.T) {
@@ -231,9 +255,40 @@ func TestDenied(t *testing.T) {
 	eventually(t, status(m)).Should(HavePrefix("Progressing AccessDenied: AccessRequest"))
 	g.Expect(status(m)()).To(ContainSubstring("the quota is used up"))
 	before := reconcileErrors(t, p.name)
-	isReady(t, order2(t, p, "denied-other"))
+	grantOnly(t, p, "denied-barrier")
+	barrier(t, "denied")
 	g.Expect(reconcileErrors(t, p.name)).To(Equal(before), "a denial is no error loop")
 	g.Expect(s.count("createOrUpdate", m)).To(BeZero())
+	actor.Judge(nil)
+	isReady(t, m)
+
+	// A denial after a grant holds back CreateOrUpdate, and not the connection.
+	count, epoch := s.settled(t, "createOrUpdate", m), p.mcp(t, m).State(t.Context()).Epoch
+	judge(t, func(client.Object) platformactor.Verdict { return platformactor.Deny })
+	edit(t, platform, p.accessRequest(t, m, "mcp"), func(r *clustersv1alpha1.AccessRequest) {
+		r.Spec.TTL = &metav1.Duration{Duration: 1 << 50}
+	})
+	eventually(t, status(m)).Should(HavePrefix("Progressing AccessDenied: AccessRequest"))
+	actor.Judge(nil)
+	isReady(t, m)
+	g.Expect(p.mcp(t, m).State(t.Context()).Epoch).To(Equal(epoch))
+	g.Expect(s.settled(t, "createOrUpdate", m)).To(BeNumerically(">", count))
+}
+
+// A workload cluster may be denied, too.
+func TestWorkloadDenied(t *testing.T) {
+	s := &service[*v1alpha1.Mailbox]{}
+	start(t, s, withWorkload)
+	judge(t, func(object client.Object) platformactor.Verdict {
+		if request, ok := object.(*clustersv1alpha1.ClusterRequest); ok && request.Spec.Purpose == "workload" {
+			return platformactor.Deny
+		}
+		return platformactor.Grant
+	})
+	m := order(t, "workload-denied")
+	eventually(t, status(m)).Should(And(HavePrefix("Progressing AccessDenied: ClusterRequest"),
+		ContainSubstring("the quota is used up")))
+	NewWithT(t).Expect(s.count("createOrUpdate", m)).To(BeZero())
 	actor.Judge(nil)
 	isReady(t, m)
 }
@@ -252,14 +307,15 @@ func TestPending(t *testing.T) {
 
 	without := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pending-nowhere"}}
 	g.Expect(onboarding.Create(t.Context(), without)).To(Succeed())
+	endOf(t).objects = append(endOf(t).objects, without)
 	eventually(t, status(without)).Should(ContainSubstring("ClusterRequest " + tenantNamespace(without) +
 		"/pending-nowhere does not exist"))
 	g.Expect(onboarding.Delete(t.Context(), without)).To(Succeed())
 	eventually(t, status(without)).Should(Equal("NotFound"), "nothing was made, so nothing is left to remove")
 }
 
-// order2 is order for an object whose access is granted although that of others is not.
-func order2(t *testing.T, p *process, name string) *v1alpha1.Mailbox {
+// grantOnly has the platform answer only the requests for one object.
+func grantOnly(t *testing.T, p *process, name string) {
 	t.Helper()
 	judge(t, func(object client.Object) platformactor.Verdict {
 		if isFor(object, p.name) && object.GetAnnotations()["openmcp.cloud/onboarding-name"] != name {
@@ -267,12 +323,12 @@ func order2(t *testing.T, p *process, name string) *v1alpha1.Mailbox {
 		}
 		return platformactor.Grant
 	})
-	return order(t, name)
 }
 
 // judge sets the platform's policy until the end of the test.
 func judge(t *testing.T, f func(client.Object) platformactor.Verdict) {
 	t.Helper()
+	endOf(t) // whose objects need a platform that grants
 	actor.Judge(f)
 	t.Cleanup(func() { actor.Judge(nil) })
 }

@@ -33,17 +33,23 @@ func TestConfig(t *testing.T) {
 	p := start(t, s, withoutConfig)
 	m := order(t, "config")
 	eventually(t, status(m)).Should(Equal("Progressing ProviderConfigMissing: there is no ProviderConfig"))
+	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
 	g.Expect(m.Finalizers).To(BeEmpty())
+	second := order(t, "config-second")
 
 	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "first"})
 	isReady(t, m)
+	isReady(t, second)
 	g.Expect(domain(t, m)()).To(Equal("first"))
 
-	before := s.count("createOrUpdate", m)
+	before := s.settled(t, "createOrUpdate", m)
 	setConfig(t, p.name+"-other", v1alpha1.ProviderConfigSpec{Domain: "other"})
+	barrier(t, "config")
+	g.Expect(s.count("createOrUpdate", m)).To(Equal(before), "a config of another name triggers nothing")
 	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "second"})
 	eventually(t, domain(t, m)).Should(Equal("second"))
-	g.Expect(s.count("createOrUpdate", m)).To(Equal(before+1), "a config of another name triggers nothing")
+	eventually(t, domain(t, second)).Should(Equal("second"), "all objects")
+	errors := reconcileErrors(t, p.name)
 
 	config := &v1alpha1.ProviderConfig{ObjectMeta: metav1.ObjectMeta{Name: p.name}}
 	edit(t, platform, config, func(c *v1alpha1.ProviderConfig) { c.Finalizers = []string{"example.com/hold"} })
@@ -52,12 +58,30 @@ func TestConfig(t *testing.T) {
 	edit(t, platform, config, func(c *v1alpha1.ProviderConfig) { c.Finalizers = nil })
 	eventually(t, status(m)).Should(Equal("Progressing ProviderConfigMissing: there is no ProviderConfig"))
 
+	g.Expect(reconcileErrors(t, p.name)).To(Equal(errors), "no error loop")
 	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
 	eventually(t, status(m)).Should(Equal("Terminating ProviderConfigMissing: there is no ProviderConfig"))
 	g.Expect(s.count("delete", m)).To(BeZero())
 	setConfig(t, p.name, v1alpha1.ProviderConfigSpec{Domain: "third"})
 	eventually(t, status(m)).Should(Equal("NotFound"), "a config that arrives reconciles objects in deletion, too")
-	g.Expect(reconcileErrors(t, p.name)).To(BeZero())
+}
+
+// The config goes away, and comes back, while Delete has not ended.
+func TestConfigWhileDeleting(t *testing.T) {
+	g := NewWithT(t)
+	stages := &gate{}
+	s := heldService(t, stages)
+	p := start(t, s)
+	m := order(t, "config-deleting")
+	isReady(t, m)
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+	eventually(t, func() int { return s.count("delete", m) }).Should(BeNumerically(">", 0))
+	g.Expect(platform.Delete(t.Context(), &v1alpha1.ProviderConfig{ObjectMeta: metav1.ObjectMeta{Name: p.name}})).
+		To(Succeed())
+	eventually(t, status(m)).Should(Equal("Terminating ProviderConfigMissing: there is no ProviderConfig"))
+	stages.set(stageDomain, true)
+	setConfig(t, p.name, defaultConfig)
+	eventually(t, status(m)).Should(Equal("NotFound"))
 }
 
 // A process that starts while its objects are ready does not say otherwise until it has a config.
@@ -72,7 +96,7 @@ func TestRestartKeepsReady(t *testing.T) {
 	s = &service[*v1alpha1.Mailbox]{}
 	startAs(t, p.name, s)
 	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(BeNumerically(">", 0))
-	isReady(t, order(t, "restart-other"))
+	barrier(t, "restart")
 	g.Expect(sent(t, onboarding, p.name, "patch", "mailboxes/status", m.Name)).To(HaveLen(before))
 }
 
@@ -81,7 +105,7 @@ func TestSecretWatcher(t *testing.T) {
 	create := func(namespace, name string) *corev1.Secret {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 		g.Expect(platform.Create(t.Context(), secret)).To(Succeed())
-		t.Cleanup(func() { g.Expect(platform.Delete(context.Background(), secret)).To(Succeed()) })
+		t.Cleanup(func() { g.Expect(client.IgnoreNotFound(platform.Delete(context.Background(), secret))).To(Succeed()) })
 		return secret
 	}
 	for _, namespace := range []string{"provider-secrets", "other-secrets"} {
@@ -109,15 +133,23 @@ func TestSecretWatcher(t *testing.T) {
 	m, second := order(t, "secret"), order(t, "secret-second")
 	isReady(t, m)
 	isReady(t, second)
-	before, beforeSecond := s.count("createOrUpdate", m), s.count("createOrUpdate", second)
+	count := func() int { return s.count("createOrUpdate", m) }
+	before, beforeSecond := s.settled(t, "createOrUpdate", m), s.settled(t, "createOrUpdate", second)
 	change(other)
 	change(elsewhere)
+	barrier(t, "secret")
+	g.Expect(count()).To(Equal(before), "neither another Secret nor another namespace")
 	change(referenced)
-	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before + 1))
-	eventually(t, func() int { return s.count("createOrUpdate", second) }).Should(Equal(beforeSecond+1), "of all objects")
-	change(referenced)
-	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(Equal(before+2),
-		"the other Secrets' changes caused none")
+	eventually(t, count).Should(BeNumerically(">", before))
+	eventually(t, func() int { return s.count("createOrUpdate", second) }).Should(BeNumerically(">", beforeSecond),
+		"of all objects")
+	before = s.settled(t, "createOrUpdate", m)
+	g.Expect(platform.Delete(t.Context(), referenced)).To(Succeed())
+	eventually(t, count).Should(BeNumerically(">", before), "a deletion")
+	before = s.settled(t, "createOrUpdate", m)
+	create("provider-secrets", "referenced")
+	eventually(t, count).Should(BeNumerically(">", before), "a creation")
+	g.Expect(sent(t, platform, p.name, "", "secrets", "")).NotTo(BeEmpty())
 	for _, request := range sent(t, platform, p.name, "", "secrets", "") {
 		g.Expect(request.ObjectRef.Namespace).NotTo(Equal("other-secrets"))
 		g.Expect(request.ObjectRef.Namespace).NotTo(BeEmpty(), "no list of all Secrets")

@@ -7,10 +7,13 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
 	"github.com/latchkey-dev/latchkey/internal/platformactor"
 	sp "github.com/latchkey-dev/latchkey/serviceprovider"
@@ -60,8 +63,15 @@ func holdDeletion(t *testing.T, provider string, stages *gate) {
 	})
 }
 
-// heldService is a service whose Delete ends when the stage is open.
-func heldService(stages *gate) *service[*v1alpha1.Mailbox] {
+// heldService is a service whose Delete ends when the stage is open. The end of the test opens all.
+func heldService(t *testing.T, stages *gate) *service[*v1alpha1.Mailbox] {
+	t.Helper()
+	endOf(t)
+	t.Cleanup(func() {
+		for _, stage := range []string{stageDomain, stageAccess, stageCluster} {
+			stages.set(stage, true)
+		}
+	})
 	s := &service[*v1alpha1.Mailbox]{}
 	s.delete = func(ctx context.Context, m *v1alpha1.Mailbox, _ *v1alpha1.ProviderConfig,
 		clusters sp.ClusterContext) (ctrl.Result, error) {
@@ -105,7 +115,7 @@ func requestsLeft(t *testing.T, p *process, object client.Object) []string {
 func TestDeletionOrder(t *testing.T) {
 	g := NewWithT(t)
 	stages := &gate{}
-	s := heldService(stages)
+	s := heldService(t, stages)
 	p := start(t, s, withWorkload)
 	holdDeletion(t, p.name, stages)
 	m := order(t, "deletion")
@@ -129,6 +139,8 @@ func TestDeletionOrder(t *testing.T) {
 	stages.set(stageAccess, true)
 	eventually(t, func() []string { return requestsLeft(t, p, m) }).Should(ConsistOf("access*", "cluster"),
 		"the other waits for the foreign finalizer")
+	barrier(t, "deletion-2")
+	g.Expect(requestsLeft(t, p, m)).To(ConsistOf("access*", "cluster"), "and the ClusterRequest for both")
 	held := p.accessRequest(t, m, "mcp")
 	g.Expect(held.Finalizers).To(ConsistOf("example.com/foreign"))
 	edit(t, platform, held, func(r *clustersv1alpha1.AccessRequest) { r.Finalizers = nil })
@@ -136,13 +148,13 @@ func TestDeletionOrder(t *testing.T) {
 	eventually(t, func() []string { return requestsLeft(t, p, m) }).Should(ConsistOf("cluster*"))
 	eventually(t, status(m)).Should(And(HavePrefix("Terminating AccessDeleting: ClusterRequest"),
 		ContainSubstring(platformactor.Finalizer)))
+	barrier(t, "deletion-3")
 	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
 	g.Expect(m.Finalizers).To(ConsistOf(m.Finalizer()))
 
 	stages.set(stageCluster, true)
 	eventually(t, status(m)).Should(Equal("NotFound"))
 	g.Expect(requestsLeft(t, p, m)).To(BeEmpty())
-	g.Expect(reconcileErrors(t, p.name)).To(BeZero())
 	g.Expect(platform.Get(t.Context(), client.ObjectKey{Namespace: tenantNamespace(m), Name: m.Name},
 		&clustersv1alpha1.ClusterRequest{})).To(Succeed(), "the tenant's own request stays")
 }
@@ -154,7 +166,7 @@ func TestProcessReplacedWhileDeleting(t *testing.T) {
 	name := newName(t)
 	stages := &gate{}
 	holdDeletion(t, name, stages)
-	s := heldService(stages)
+	s := heldService(t, stages)
 	p := startAs(t, name, s, withWorkload)
 	m := order(t, "replaced")
 	isReady(t, m)
@@ -169,7 +181,7 @@ func TestProcessReplacedWhileDeleting(t *testing.T) {
 	g.Expect(before).To(BeNumerically(">=", 3))
 	replace := func() {
 		p.stop()
-		s = heldService(stages)
+		s = heldService(t, stages)
 		p = startAs(t, name, s, withWorkload)
 	}
 
@@ -179,6 +191,7 @@ func TestProcessReplacedWhileDeleting(t *testing.T) {
 
 	stages.set(stageDomain, true)
 	eventually(t, func() []string { return requestsLeft(t, p, m) }).Should(ConsistOf("access*", "access*", "cluster"))
+	g.Expect(s.count("delete", m)).To(BeNumerically(">", 0))
 	replace()
 	stages.set(stageAccess, true)
 	eventually(t, func() []string { return requestsLeft(t, p, m) }).Should(ConsistOf("cluster*"))
@@ -194,17 +207,17 @@ func TestProcessReplacedWhileDeleting(t *testing.T) {
 // A process that stopped between two steps left the traces of the first. Another process goes on
 // from there.
 func TestDeletionGoesOnFromItsTraces(t *testing.T) {
-	g := NewWithT(t)
 	for _, stage := range []string{"recorded", "access gone", "all gone"} {
 		t.Run(stage, func(t *testing.T) {
+			g := NewWithT(t)
 			s := &service[*v1alpha1.Mailbox]{}
 			p := start(t, s, withWorkload)
 			m := order(t, "traces")
 			isReady(t, m)
 			p.stop()
 			g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
-			annotate(t, m, "serviceprovider.latchkey.dev/removed", string(m.UID))
 			g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+			annotate(t, m, "serviceprovider.latchkey.dev/removed", string(m.UID))
 			requests := []client.Object{}
 			if stage != "recorded" {
 				requests = append(requests, p.accessRequest(t, m, "mcp"), p.accessRequest(t, m, "wl"))
@@ -235,7 +248,7 @@ func TestDeletionGoesOnFromItsTraces(t *testing.T) {
 func TestAccessLost(t *testing.T) {
 	g := NewWithT(t)
 	stages := &gate{}
-	s := heldService(stages)
+	s := heldService(t, stages)
 	p := start(t, s)
 	m := order(t, "lost")
 	isReady(t, m)
@@ -248,18 +261,30 @@ func TestAccessLost(t *testing.T) {
 		"with access, the annotation does not count")
 	annotate(t, m, sp.OrphanAnnotation, "")
 
+	// Another process starts while the annotation is there. Not to be connected yet is no reason.
+	annotate(t, m, sp.OrphanAnnotation, "true")
+	p.stop()
+	s = heldService(t, stages)
+	p = startAs(t, p.name, s)
+	eventually(t, func() int { return s.count("delete", m) }).Should(BeNumerically(">", 2))
+	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
+	g.Expect(m.Annotations).NotTo(HaveKey("serviceprovider.latchkey.dev/removed"))
+	annotate(t, m, sp.OrphanAnnotation, "")
+
+	// Somebody deletes the AccessRequest. The platform revokes the access; the request waits for us.
 	request := p.accessRequest(t, m, "mcp")
-	edit(t, platform, request, func(r *clustersv1alpha1.AccessRequest) {
-		r.Finalizers = []string{platformactor.Finalizer}
-	})
 	g.Expect(platform.Delete(t.Context(), request)).To(Succeed())
-	eventually(t, status(m)).Should(And(HavePrefix("Terminating AccessLost"), ContainSubstring(sp.OrphanAnnotation)))
+	eventually(t, status(m)).Should(And(HavePrefix("Terminating AccessLost: AccessRequest"),
+		ContainSubstring("is being deleted, and held by "+ourFinalizer), ContainSubstring(sp.OrphanAnnotation)))
+	g.Expect(requestsLeft(t, p, m)).To(ConsistOf("access*"))
+	// Somebody removes our finalizer, too.
+	edit(t, platform, request, func(r *clustersv1alpha1.AccessRequest) { r.Finalizers = nil })
+	eventually(t, status(m)).
+		Should(And(HavePrefix("Terminating AccessLost: the AccessRequest for the cluster mcp is gone"),
+			ContainSubstring(sp.OrphanAnnotation)))
 	stages.set(stageDomain, true)
 	annotate(t, m, sp.OperationAnnotation, sp.OperationReconcile)
-	eventually(t, func() map[string]string {
-		g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
-		return m.Annotations
-	}).ShouldNot(HaveKey(sp.OperationAnnotation))
+	barrier(t, "lost")
 	g.Expect(domain(t, m)()).To(Equal("example.com"), "not removed")
 	g.Expect(requestsLeft(t, p, m)).To(BeEmpty(), "and not requested again")
 	g.Expect(status(m)()).To(HavePrefix("Terminating AccessLost"))
@@ -268,4 +293,63 @@ func TestAccessLost(t *testing.T) {
 	eventually(t, status(m)).Should(Equal("NotFound"))
 	g.Expect(domain(t, m)()).To(Equal("example.com"), "a person gave it up")
 	g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed())
+}
+
+// An order whose tenant does not answer any more can be given up.
+func TestOrphanUnreachable(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s)
+	m := order(t, "unreachable")
+	isReady(t, m)
+	account := platformactor.ServiceAccountOf(p.accessRequest(t, m, "mcp"))
+	g.Expect(remote.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+		Namespace: account.Namespace, Name: account.Name}})).To(Succeed())
+	eventually(t, func() error {
+		_, err := p.access.MCPCluster(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+		return err
+	}).Should(MatchError(clustercache.ErrNotConnected))
+	eventually(t, status(m)).Should(HavePrefix("Progressing Unauthorized"))
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+	eventually(t, status(m)).Should(HavePrefix("Terminating Unauthorized"))
+	g.Expect(s.count("delete", m)).To(BeZero())
+	annotate(t, m, sp.OrphanAnnotation, "true")
+	eventually(t, status(m)).Should(Equal("NotFound"))
+	g.Expect(requestsLeft(t, p, m)).To(BeEmpty())
+	g.Expect(domain(t, m)()).To(Equal("example.com"))
+	g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed())
+}
+
+// A workload cluster that was never used is not missed.
+func TestWorkloadNeverUsed(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s)
+	m := order(t, "never-used")
+	isReady(t, m)
+	p.stop()
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+	s = &service[*v1alpha1.Mailbox]{}
+	startAs(t, p.name, s, withWorkload) // a newer version
+	eventually(t, status(m)).Should(Equal("NotFound"))
+	g.Expect(s.count("delete", m)).To(Equal(1))
+	g.Expect(domain(t, m)()).To(Equal("NotFound"))
+}
+
+// An order that lost its finalizer has still used its clusters.
+func TestFinalizerLost(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	start(t, s)
+	m := order(t, "finalizer-lost")
+	isReady(t, m)
+	edit(t, onboarding, m, func(m *v1alpha1.Mailbox) { m.Finalizers, m.Annotations = nil, nil }) // kubectl replace
+	eventually(t, func() []string {
+		g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())
+		return m.Finalizers
+	}).Should(ConsistOf(m.Finalizer()))
+	g.Expect(m.Annotations).NotTo(HaveKey("serviceprovider.latchkey.dev/used"))
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+	eventually(t, status(m)).Should(Equal("NotFound"))
+	g.Expect(s.count("delete", m)).To(Equal(1))
 }

@@ -112,6 +112,7 @@ type options struct {
 	wrap            func(sp.ClusterAccessProvider) sp.ClusterAccessProvider
 	secretNamespace string
 	isReferenced    func(*corev1.Secret, *v1alpha1.ProviderConfig) bool // nil for no SecretWatcher
+	checkNames      bool                                                // whether names must be unique in the process
 }
 
 // process is a running provider.
@@ -209,8 +210,11 @@ func add[T sp.API](t *testing.T, p *process, name string, empty func() T, s *ser
 	if len(o.access.MCP.Permissions)+len(o.access.MCP.RoleRefs) == 0 {
 		o.access.MCP = everything()
 	}
-	unnamed := controller.Options{SkipNameValidation: new(true)}
+	unnamed := controller.Options{SkipNameValidation: new(!o.checkNames)}
 	o.access.ControllerOptions = unnamed
+	if o.access.RetryInterval == 0 {
+		o.access.RetryInterval = time.Hour // events must do
+	}
 	o.access.Connections.HealthProbe = healthprobe.Options{Interval: time.Second, IdentityInterval: 2 * time.Second,
 		Timeout: time.Second, FailureThreshold: 2}
 	o.access.Connections.ConnectBackoff = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.2, Steps: 5,
@@ -361,6 +365,26 @@ func tenantNamespace(object client.Object) string {
 	digits[16] = "89ab"[sum[8]>>4&3]
 	d := string(digits)
 	return "mcp--" + strings.Join([]string{d[:8], d[8:12], d[12:16], d[16:20], d[20:]}, "-")
+}
+
+// settled returns how often a method was called for an object, once that does not change any more: the
+// events of a connect may follow its first use.
+func (s *service[T]) settled(t *testing.T, method string, obj client.Object) int {
+	t.Helper()
+	last, since := s.count(method, obj), time.Now()
+	eventually(t, func() bool {
+		if now := s.count(method, obj); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 300*time.Millisecond
+	}).Should(BeTrue())
+	return last
+}
+
+// barrier returns after the provider has handled what happened before, and more: another order.
+func barrier(t *testing.T, name string) {
+	t.Helper()
+	isReady(t, order(t, name+"-barrier"))
 }
 
 // status returns phase, reason and message of an object.

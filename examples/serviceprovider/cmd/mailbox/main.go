@@ -23,15 +23,17 @@ import (
 
 func main() {
 	platform := flag.String("platform-kubeconfig", "", "the kubeconfig of the platform cluster")
+	namespace := flag.String("namespace", "mailbox-provider", "the namespace on the platform cluster that has the "+
+		"lease: one process works at a time")
 	flag.Parse() // controller-runtime registers --kubeconfig at init
 	ctrl.SetLogger(zap.New())
-	if err := run(*platform); err != nil {
+	if err := run(*platform, *namespace); err != nil {
 		ctrl.Log.Error(err, "The provider failed")
 		os.Exit(1)
 	}
 }
 
-func run(platformKubeconfig string) error {
+func run(platformKubeconfig, namespace string) error {
 	if platformKubeconfig == "" {
 		return errors.New("--platform-kubeconfig is missing")
 	}
@@ -50,7 +52,9 @@ func run(platformKubeconfig string) error {
 		}
 	}
 	// Without a permission these caches stay up and report the missing permission.
-	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{Scheme: scheme, NewCache: scopedcache.New})
+	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{Scheme: scheme, NewCache: scopedcache.New,
+		LeaderElection: true, LeaderElectionID: mailbox.ProviderName, LeaderElectionNamespace: namespace,
+		LeaderElectionConfig: platformConfig})
 	if err != nil {
 		return err
 	}
