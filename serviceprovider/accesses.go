@@ -12,11 +12,12 @@ import (
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )
 
-// Annotations by which the runtime remembers how far an object is. Their values begin with the UID of
-// the object, so that an object that was restored from a backup begins anew.
+// Annotations by which the runtime remembers how far an object is. Their values begin with the UID
+// of the object, so that an object that was restored from a backup begins anew.
 const (
 	// usedAnnotation: "<UID>/" and the clusters that the author's CreateOrUpdate was called with.
-	// Set together with the finalizer, with none. An object without the annotation may have used all.
+	// Set together with the finalizer, with none. An object without the annotation may have used
+	// all.
 	usedAnnotation = "serviceprovider.latchkey.dev/used"
 	// removedAnnotation: the UID, after the author's Delete has succeeded. It alone distinguishes
 	// access that we withdrew from access that was lost.

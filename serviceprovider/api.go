@@ -90,8 +90,8 @@ type ClusterContext struct {
 //
 // A type that wraps the built-in provider needs a method Unwrap() ClusterAccessProvider. Otherwise
 // Cluster.Watch fails, and changes of requests and connections are noticed only after RequeueAfter,
-// PollInterval or 30 s. For an object that is being deleted, the runtime does not call the wrapper's
-// Reconcile, because that could create a request.
+// PollInterval or 30 s. For an object that is being deleted, the runtime does not call the
+// wrapper's Reconcile, because that could create a request.
 type ClusterAccessProvider interface {
 	// MCPCluster returns the tenant's control plane. MCPCluster fails unless access is granted and
 	// Reconcile returned neither an error nor RequeueAfter. The error is a

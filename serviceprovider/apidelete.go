@@ -66,7 +66,7 @@ func (r *APIReconciler[T, C]) remove(ctx context.Context, request reconcile.Requ
 	case reach != reached:
 		return false, result, err
 	}
-	begin(obj)
+	beginStatus(obj)
 	before = ready(obj)
 	result, err = r.settings.reconciler.Delete(ctx, obj, config, clusters)
 	if err == nil && !goesOn(result) {
@@ -93,10 +93,10 @@ const (
 const giveUpHint = ": restore access, or give up what is left of the service with the annotation " +
 	OrphanAnnotation + "=true"
 
-// clustersOfDeleted returns the clusters that an object that is being deleted has used, or reports on
-// the object why it cannot. Nothing is created: access that is gone would
-// leave what it made behind, and only a person knows whether anything is left. A connection is
-// enough: to wait for a grant could mean to wait for a request that waits for this object.
+// clustersOfDeleted returns the clusters that an object that is being deleted has used, or reports
+// on the object why it cannot. Nothing is created: access that is gone would leave what it made
+// behind, and only a person knows whether anything is left. A connection is enough: to wait for a
+// grant could mean to wait for a request that waits for this object.
 func (r *APIReconciler[T, C]) clustersOfDeleted(ctx context.Context, request reconcile.Request, obj T,
 	config C) (clusters ClusterContext, _ reach, _ reconcile.Result, _ error) {
 	used, known := usedOf(obj)
@@ -146,8 +146,8 @@ func (r *APIReconciler[T, C]) clustersOfDeleted(ctx context.Context, request rec
 	return clusters, reached, reconcile.Result{}, nil
 }
 
-// reachAfter returns what an error of the access provider's Reconcile means for a deletion; nil means
-// that access is pending.
+// reachAfter returns what an error of the access provider's Reconcile means for a deletion; nil
+// means that access is pending.
 func reachAfter(err error) reach {
 	if err == nil || errors.Is(err, ErrAccessDenied) || errors.Is(err, ErrAccessConflict) {
 		return blocked

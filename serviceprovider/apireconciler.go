@@ -84,8 +84,14 @@ func (r *APIReconciler[T, C]) createOrUpdate(ctx context.Context, request reconc
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	if err := r.begin(ctx, request, obj); err != nil {
-		return r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
+	if !controllerutil.ContainsFinalizer(obj, obj.Finalizer()) || obj.GetAnnotations()[removedAnnotation] != "" {
+		isNew, err := r.isNew(ctx, request, obj)
+		if err != nil {
+			return r.reportAccess(ctx, request, obj, config, reconcile.Result{}, err)
+		}
+		if err := r.addFinalizer(ctx, obj, isNew); err != nil {
+			return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "adding the finalizer")
+		}
 	}
 	result, err := r.settings.access.Reconcile(ctx, request)
 	if err != nil || result.RequeueAfter > 0 {
@@ -96,40 +102,42 @@ func (r *APIReconciler[T, C]) createOrUpdate(ctx context.Context, request reconc
 		return r.notConnected(obj, config, err)
 	}
 	if err := r.recordUse(ctx, obj); err != nil {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, errors.Wrap(client.IgnoreNotFound(err), "recording the use of the clusters")
 	}
-	begin(obj)
+	beginStatus(obj)
 	before := ready(obj)
 	result, err = r.settings.reconciler.CreateOrUpdate(ctx, obj, config, clusters)
 	return r.finish(obj, config, clusters, before, result, err)
 }
 
-// begin adds the finalizer, before anything is requested. An object that never had access is marked,
-// so that its deletion needs none.
-func (r *APIReconciler[T, C]) begin(ctx context.Context, request reconcile.Request, obj T) error {
-	hasFinalizer := controllerutil.ContainsFinalizer(obj, obj.Finalizer())
-	if hasFinalizer && obj.GetAnnotations()[removedAnnotation] == "" {
-		return nil
+// isNew reports whether an object never had access. The finalizer of an object that has access was
+// only lost.
+func (r *APIReconciler[T, C]) isNew(ctx context.Context, request reconcile.Request, obj T) (bool, error) {
+	if controllerutil.ContainsFinalizer(obj, obj.Finalizer()) {
+		return false, nil
 	}
-	isNew := !hasFinalizer
 	for _, access := range r.settings.accesses() {
-		if !isNew {
-			break
-		}
 		_, err := access.request(ctx, request)
-		if err != nil && !apierrors.IsNotFound(err) && !errors.Is(err, ErrAccessConflict) {
-			return err
+		switch {
+		case err == nil:
+			return false, nil
+		case !apierrors.IsNotFound(err) && !errors.Is(err, ErrAccessConflict):
+			return false, err
 		}
-		isNew = err != nil // the finalizer of an object that has access was only lost
 	}
-	err := r.patchMetadata(ctx, obj, func(obj T) {
+	return true, nil
+}
+
+// addFinalizer adds the finalizer, before anything is requested. A new object is marked, so that
+// its deletion needs no access.
+func (r *APIReconciler[T, C]) addFinalizer(ctx context.Context, obj T, isNew bool) error {
+	return r.patchMetadata(ctx, obj, func(obj T) {
 		controllerutil.AddFinalizer(obj, obj.Finalizer())
 		setAnnotation(obj, removedAnnotation, "") // never right on an object that is not being deleted
 		if isNew {
 			setUsed(obj, nil)
 		}
 	})
-	return errors.Wrap(err, "adding the finalizer")
 }
 
 // recordUse records the clusters that the author's CreateOrUpdate is about to get.
@@ -144,8 +152,7 @@ func (r *APIReconciler[T, C]) recordUse(ctx context.Context, obj T) error {
 	if !known || !missing { // not known means: all of them
 		return nil
 	}
-	err := r.patchMetadata(ctx, obj, func(obj T) { setUsed(obj, used) })
-	return errors.Wrap(client.IgnoreNotFound(err), "recording the use of the clusters")
+	return r.patchMetadata(ctx, obj, func(obj T) { setUsed(obj, used) })
 }
 
 // configFor returns the config, or false after it reported on the object why there is none.
@@ -166,8 +173,8 @@ func (r *APIReconciler[T, C]) configFor(obj T) (config C, ok bool) {
 	return config, false
 }
 
-// reportAccess reports on the object why there is no access, by what the access provider's Reconcile
-// returned.
+// reportAccess reports on the object why there is no access, by what the access provider's
+// Reconcile returned.
 func (r *APIReconciler[T, C]) reportAccess(ctx context.Context, request reconcile.Request, obj T, config C,
 	result reconcile.Result, err error) (reconcile.Result, error) {
 	switch {

@@ -85,7 +85,8 @@ var _ ClusterAccessProvider = (*clusterAccess)(nil)
 // AccessRequests on the platform cluster, and keeps a connection for each AccessRequest.
 //
 // controllerName distinguishes the requests from those of other controllers, so it must never
-// change. The name is part of the requests' names, and consists of letters, digits, dashes and dots.
+// change. The name is part of the requests' names, and consists of letters, digits, dashes and
+// dots.
 //
 // A ClusterAccessProvider serves one APIReconciler. A provider with two kinds of API objects calls
 // NewClusterAccess for each, with different controller names.
@@ -274,8 +275,8 @@ func (a *clusterAccess) cluster(ctx context.Context, request reconcile.Request, 
 	return a.clusterOf(ctx, request, kind, accessRequest)
 }
 
-// clusterOf returns the Cluster of an AccessRequest, whether or not access is granted as the request
-// says now.
+// clusterOf returns the Cluster of an AccessRequest, whether or not access is granted as the
+// request says now.
 func (a *clusterAccess) clusterOf(ctx context.Context, request reconcile.Request, kind clusterKind,
 	accessRequest *clustersv1alpha1.AccessRequest) (*Cluster, error) {
 	return NewCluster(ctx, a.connections, ClusterOptions{ID: kind.id, Extension: accessRequest, Request: request,

@@ -130,8 +130,8 @@ func (id requestIdentity) isCurrent(request *clustersv1alpha1.AccessRequest, tok
 		equality.Semantic.DeepEqual(request.Spec.Token, token)
 }
 
-// leadsTo returns an ErrAccessConflict if the request is for another cluster than that of requestRef.
-// The reference never changes, so another one was not made by this controller.
+// leadsTo returns an ErrAccessConflict if the request is for another cluster than that of
+// requestRef. The reference never changes, so another one was not made by this controller.
 func leadsTo(request *clustersv1alpha1.AccessRequest, requestRef clustersv1alpha1.ObjectReference) error {
 	if ref := request.Spec.RequestRef; ref == nil || *ref != requestRef {
 		return errors.Wrapf(ErrAccessConflict, "spec.requestRef of %s is not %s/%s", describeRequest(request),

@@ -98,10 +98,10 @@ func isReady(obj API) bool {
 	return ready(obj).Status == metav1.ConditionTrue && reportsCurrent(obj) && obj.GetDeletionTimestamp().IsZero()
 }
 
-// begin prepares the status for a call of the author's Reconciler: what the runtime reported before
-// is over. A condition that says Ready for this generation stays, so that a poll does not change
-// it.
-func begin(obj API) {
+// beginStatus prepares the status for a call of the author's Reconciler: what the runtime reported
+// before is over. A condition that says Ready for this generation stays, so that a poll does not
+// change it.
+func beginStatus(obj API) {
 	if isReady(obj) {
 		return
 	}

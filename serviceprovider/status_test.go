@@ -59,27 +59,27 @@ func TestStatusFunctions(t *testing.T) {
 func TestBegin(t *testing.T) {
 	g := NewWithT(t)
 	a := &testAPI{ObjectMeta: metav1.ObjectMeta{Generation: 1}}
-	begin(a)
+	beginStatus(a)
 	g.Expect(a.shown()).To(Equal("Progressing False Reconciling"))
 	StatusProgressing(a, "Unreachable", "no answer")
-	begin(a)
+	beginStatus(a)
 	g.Expect(a.shown()).To(Equal("Progressing False Reconciling"))
 	StatusReady(a)
-	begin(a)
+	beginStatus(a)
 	g.Expect(a.shown()).To(Equal("Ready True Ready"), "a poll changes nothing")
 	a.Generation = 2
-	begin(a)
+	beginStatus(a)
 	g.Expect(a.shown()).To(Equal("Progressing False Reconciling"), "nothing is said about the new spec")
 	StatusReady(a)
 	a.DeletionTimestamp = &deleted
-	begin(a)
+	beginStatus(a)
 	g.Expect(a.shown()).To(Equal("Terminating False Terminating"))
 }
 
 func TestFailed(t *testing.T) {
 	g := NewWithT(t)
 	a := &testAPI{}
-	begin(a)
+	beginStatus(a)
 	before := ready(a)
 	failed(a, before, "the reason")
 	g.Expect(a.shown()).To(Equal("Progressing False ReconcileError"))

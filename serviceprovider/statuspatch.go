@@ -19,8 +19,8 @@ import (
 var errNoSubresource = errors.New("the kind of the object has no status subresource")
 
 // patchStatus writes what changed in the status from base to obj. Conditions that others wrote
-// since base was read stay. An object that is gone is no error; a kind without a status subresource is
-// one.
+// since base was read stay. An object that is gone is no error; a kind without a status subresource
+// is one.
 func patchStatus[T API](ctx context.Context, onboarding cluster.Cluster, empty func() T, base, obj T) error {
 	if equality.Semantic.DeepEqual(base.GetStatus(), obj.GetStatus()) {
 		return nil
