@@ -10,6 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -317,6 +320,45 @@ func TestOrphanUnreachable(t *testing.T) {
 	eventually(t, status(m)).Should(Equal("NotFound"))
 	g.Expect(requestsLeft(t, p, m)).To(BeEmpty())
 	g.Expect(domain(t, m)()).To(Equal("example.com"))
+	g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed())
+}
+
+// An annotation that was there before access was lost ends nothing until the status has said what
+// is given up.
+func TestOrphanOnlyAfterTheStatusSaysWhy(t *testing.T) {
+	g := NewWithT(t)
+	s := &service[*v1alpha1.Mailbox]{}
+	p := start(t, s)
+	m := order(t, "hasty")
+	isReady(t, m)
+	request := p.accessRequest(t, m, "mcp")
+	p.stop()
+	annotate(t, m, sp.OrphanAnnotation, "true")
+	g.Expect(platform.Delete(t.Context(), request)).To(Succeed())
+	edit(t, platform, request, func(r *clustersv1alpha1.AccessRequest) { r.Finalizers = nil })
+	g.Expect(onboarding.Delete(t.Context(), m)).To(Succeed())
+
+	httpClient, err := rest.HTTPClientFor(onboarding.cp.Config())
+	g.Expect(err).NotTo(HaveOccurred())
+	watching, err := client.NewWithWatch(onboarding.cp.Config(),
+		client.Options{Scheme: onboarding.Scheme(), HTTPClient: httpClient})
+	g.Expect(err).NotTo(HaveOccurred())
+	events, err := watching.Watch(t.Context(), &v1alpha1.MailboxList{}, client.InNamespace(m.Namespace),
+		client.MatchingFields{"metadata.name": m.Name})
+	g.Expect(err).NotTo(HaveOccurred())
+	startAs(t, p.name, &service[*v1alpha1.Mailbox]{})
+	said := false
+	for event := range events.ResultChan() {
+		if event.Type == watch.Deleted {
+			break
+		}
+		for _, condition := range event.Object.(*v1alpha1.Mailbox).Status.Conditions {
+			said = said || condition.Reason == sp.ReasonAccessLost
+		}
+	}
+	events.Stop()
+	utilnet.CloseIdleConnectionsFor(httpClient.Transport)
+	g.Expect(said).To(BeTrue(), "the status says what is given up before it is")
 	g.Expect(remote.Delete(t.Context(), content(m.Name))).To(Succeed())
 }
 
