@@ -37,7 +37,10 @@ type identityAccessor struct {
 	object      client.Object // as last resolved; immutable
 	membership  *targets.Membership
 	credentials openCredentials
-	attempt     *attempt // the one that was created last
+	attempt     *attempt      // the one that was created last
+	compared    comparedState // as last reported
+	healthy     bool          // as of healthSince
+	healthSince time.Time     // zero before the first look
 }
 
 func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
@@ -45,6 +48,7 @@ func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
 	a := &identityAccessor{key: key, set: set, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
 			Metrics: set.options.Metrics}}
+	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {
 		if !set.tasks.Start(drain) { // the set has ended, so no remaining effect takes long
 			go drain()
@@ -102,6 +106,7 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 	if a.membership != nil {
 		a.membership.Update(a.machine.Standing()) // before a report to the target wakes those that wait
 	}
+	a.reportIfChangedLocked()
 	return a.effects.append(after...)
 }
 

@@ -319,8 +319,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	// The old connect was cancelled. Pass its answer to the machine as if the answer had been under
 	// way.
 	conn := connection.New(d.life, &d.tasks, &d.connections, connection.Extension{Key: a.key}, 7,
-		late.membership.Target, late.credential, func() {},
-		func() {})
+		late.membership.Target, late.credential, connection.Observers{})
 	conn.SetIdentity(connstate.Identity{Username: "old"})
 	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
 		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})

@@ -78,8 +78,11 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 	sentAt, id := time.Now(), t.Attempt
 	conn := connection.New(a.set.life, &a.set.tasks, &a.set.connections, t.extension, t.Epoch, t.membership.Target,
 		t.credential,
-		func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
-		func() { a.stepAsync(lifecycle.AccessChanged{}) })
+		connection.Observers{
+			Unauthorized:  func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },
+			AccessChanged: func() { a.stepAsync(lifecycle.AccessChanged{}) },
+			ScopesChanged: a.reportChange,
+		})
 	timeout := a.set.options.HealthProbe.Timeout
 	answer := ask(t.ctx, conn, conn.ProbeClients(t.membership.RoundTripper(), timeout), a.asking().whileDenied)
 	conn.SetIdentity(answer.Identity)

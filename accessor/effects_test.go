@@ -55,8 +55,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 			connection.Bind(creds[id], identity.Resolution{}, membership.Target)})
 	}
 	conn := connection.New(set.life, &set.tasks, &set.connections, connection.Extension{Key: a.key}, 1, membership.Target,
-		a.credentials[0].Credential,
-		nil, nil)
+		a.credentials[0].Credential, connection.Observers{})
 	previous := previousState{conn: conn}
 	runEffect := func(e lifecycle.Effect) { a.afterEffectLocked(e, eventPayload{}, previous)() }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -42,4 +43,6 @@ type Options struct {
 	// access to a kind. object is the extension as last reconciled. object is shared and must not
 	// be changed. Changed must not block.
 	Changed func(object client.Object)
+	// States receives the keys of the extensions whose states have changed; nil for none.
+	States *statechanges.Hub
 }

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
@@ -53,10 +54,16 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	return found.(*identityAccessor), nil
 }
 
+// Keys returns the keys of all known extensions, in no particular order.
+func (r *registry) Keys() (keys []client.ObjectKey) {
+	r.each(func(a *identityAccessor) { keys = append(keys, a.key) })
+	return keys
+}
+
 // States returns a snapshot of all connections, sorted by key.
-func (r *registry) States() []ConnectionState {
+func (r *registry) States(opts ...scopedcache.StateOption) []ConnectionState {
 	var states []ConnectionState
-	r.each(func(a *identityAccessor) { states = append(states, a.state()) })
+	r.each(func(a *identityAccessor) { states = append(states, a.state(opts...)) })
 	slices.SortFunc(states, func(x, y ConnectionState) int {
 		return strings.Compare(x.Extension.Namespace+"\x00"+x.Extension.Name, y.Extension.Namespace+"\x00"+y.Extension.Name)
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 )
 
 // handlerPatience is how long a set that shuts down waits for the event handlers of other
@@ -54,6 +55,9 @@ func NewSet(options Options) *Set {
 	if shared == nil {
 		shared = &Shared{}
 	}
+	if options.States == nil {
+		options.States = &statechanges.Hub{}
+	}
 	return &Set{
 		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
@@ -76,6 +80,7 @@ func (s *Set) Run(ctx context.Context) error {
 			return nil
 		case now := <-tick.C:
 			s.shared.targets.CheckSilent(now, &s.policy)
+			s.reportUnseenChanges()
 		}
 	}
 }
@@ -146,6 +151,7 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.LoadAndDelete(key); ok {
 		found.(*identityAccessor).remove(reason, nil)
+		s.options.States.Changed(key)
 	}
 }
 

@@ -42,6 +42,10 @@ type ConnectionState struct {
 	// not in use. It is for people, and never contains a secret.
 	Message string
 	Since   time.Time // start of this phase
+	// DisconnectedSince is since when there is no connection, zero while connected. A retry does not
+	// change it.
+	DisconnectedSince time.Time
+	Created           time.Time // metadata.creationTimestamp of the extension
 	// Identity is the user as the API server stated it, or zero while not connected. Under
 	// impersonation the UID is that of the ServiceAccount.
 	Identity connstate.Identity
@@ -52,7 +56,11 @@ type ConnectionState struct {
 	Epoch        int64     // number of connects so far
 	TokenExpires time.Time // zero if the token does not expire
 	Health       connstate.Health
-	Watches      []WatchState // sorted by name, kind and scope
+	// Healthy reports whether there is a connection and its last probe succeeded. HealthSince is
+	// since when Healthy is what it is.
+	Healthy     bool
+	HealthSince time.Time
+	Watches     []WatchState // sorted by name, kind and scope
 	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
 	// not connected.
 	Scopes []scopedcache.ScopeState
@@ -89,15 +97,27 @@ func (s *snapshot) clients() (*connection.Clients, error) {
 }
 
 // state returns a snapshot of the connection.
-func (a *identityAccessor) state() ConnectionState {
+func (a *identityAccessor) state(opts ...scopedcache.StateOption) ConnectionState {
 	a.mu.Lock()
-	snap, published := a.machine.Snapshot(a.observedLocked()), a.published.Load()
+	state, published := a.stateLocked(), a.published.Load()
+	a.mu.Unlock()
+	state.Watches = a.watches.States()
+	if conn := published.conn; conn != nil {
+		state.Identity = conn.Identity()
+		state.Scopes = conn.Scopes(opts...)
+	}
+	return state
+}
+
+// stateLocked returns the part of the state that the accessor itself determines: without identity,
+// watches and scopes.
+func (a *identityAccessor) stateLocked() ConnectionState {
+	snap := a.machine.Snapshot(a.observedLocked())
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
-		Since: snap.Since,
-		Epoch: snap.Epoch, Health: snap.Health, Message: connstate.ErrorText(
-			snap.Err), ObservedGeneration: snap.Generation}
+		Since: snap.Since, DisconnectedSince: snap.DisconnectedSince, Epoch: snap.Epoch, Health: snap.Health,
+		Healthy: snap.Healthy, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
 	if a.object != nil {
-		state.UID = a.object.GetUID()
+		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time
 	}
 	if a.membership != nil {
 		state.Target = a.membership.Host()
@@ -105,12 +125,10 @@ func (a *identityAccessor) state() ConnectionState {
 	if current := a.credentials.get(snap.Credential); current != nil {
 		state.TokenExpires = current.Expires()
 	}
-	state.Watches = a.watches.States()
-	a.mu.Unlock()
-	if conn := published.conn; conn != nil {
-		state.Identity = conn.Identity()
-		state.Scopes = conn.Scopes()
+	if a.healthSince.IsZero() || a.healthy != snap.Healthy {
+		a.healthy, a.healthSince = snap.Healthy, time.Now()
 	}
+	state.HealthSince = a.healthSince
 	return state
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 )
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
@@ -114,11 +115,24 @@ type ClusterCache interface {
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
 
 	// GetConnectionState returns a snapshot of the connection, or false if the extension is
-	// unknown.
-	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
+	// unknown. The call counts the objects of all scopes, unless OmitObjectCounts is set.
+	GetConnectionState(ctx context.Context, extension client.ObjectKey, opts ...StateOption) (ConnectionState, bool)
 
-	// ListConnectionStates returns a snapshot of all connections, sorted by key.
-	ListConnectionStates(ctx context.Context) []ConnectionState
+	// ListConnectionStates returns a snapshot of all connections, sorted by key. The call counts the
+	// objects of all scopes, unless OmitObjectCounts is set.
+	ListConnectionStates(ctx context.Context, opts ...StateOption) []ConnectionState
+
+	// SubscribeStates calls f with the keys of extensions whose ConnectionState has changed, until
+	// ctx is done. The first call has the keys of all known extensions. A key whose extension is
+	// unknown to GetConnectionState is that of an extension that was deleted or filtered out.
+	//
+	// Every change counts, but the times of probes and the numbers of objects: connects and
+	// disconnects, retries, reasons, newer tokens, watches, scopes and their states, and the
+	// results of probes. Changes of an extension are merged until f is called. Calls are one at a
+	// time, in the goroutine of the caller, and a slow f delays nothing but its own next call. What
+	// only a served request or another extension's probe shows follows within a quarter of
+	// HealthProbe.Interval.
+	SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey))
 
 	// GetExtensionSource returns a source for a controller. mapFunc maps an extension to requests.
 	// The source calls mapFunc when an extension
@@ -145,6 +159,7 @@ type clusterCache struct {
 	set         *accessor.Set
 	metrics     *metrics.Cache
 	sources     *extensionsource.Hub
+	states      *statechanges.Hub
 	scheme      *runtime.Scheme
 	gvk         schema.GroupVersionKind // of the extensions
 	goType      reflect.Type            // of Options.Object
@@ -191,16 +206,21 @@ func (c *clusterCache) GetHealthCheckingState(_ context.Context, extension clien
 	return HealthCheckingState(state.Health)
 }
 
-func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey) (ConnectionState, bool) {
-	state, known := c.set.At(extension).State()
+func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey,
+	opts ...StateOption) (ConnectionState, bool) {
+	state, known := c.set.At(extension).State(opts...)
 	return connectionStateOf(state), known
 }
 
-func (c *clusterCache) ListConnectionStates(context.Context) (states []ConnectionState) {
-	for _, state := range c.set.States() {
+func (c *clusterCache) ListConnectionStates(_ context.Context, opts ...StateOption) (states []ConnectionState) {
+	for _, state := range c.set.States(opts...) {
 		states = append(states, connectionStateOf(state))
 	}
 	return states
+}
+
+func (c *clusterCache) SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey)) {
+	c.states.Subscribe(ctx, c.set.Keys, f)
 }
 
 // NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload

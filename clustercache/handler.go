@@ -87,11 +87,13 @@ type stateJSON struct {
 	Namespace          string      `json:"namespace,omitempty"`
 	Name               string      `json:"name"`
 	UID                types.UID   `json:"uid,omitempty"`
+	Created            time.Time   `json:"created,omitzero"`
 	ObservedGeneration int64       `json:"observedGeneration,omitempty"`
 	Phase              Phase       `json:"phase"`
 	Reason             Reason      `json:"reason,omitempty"`
 	Message            string      `json:"message,omitempty"`
 	Since              time.Time   `json:"since,omitzero"`
+	DisconnectedSince  time.Time   `json:"disconnectedSince,omitzero"`
 	Username           string      `json:"username,omitempty"`
 	Groups             []string    `json:"groups,omitempty"`
 	UserUID            types.UID   `json:"userUID,omitempty"`
@@ -103,6 +105,8 @@ type stateJSON struct {
 	LastProbeSuccess   time.Time   `json:"lastProbeSuccess,omitzero"`
 	ProbeFailures      int         `json:"probeFailures,omitempty"`
 	ProbeError         string      `json:"probeError,omitempty"`
+	Healthy            bool        `json:"healthy"`
+	HealthSince        time.Time   `json:"healthSince,omitzero"`
 	Watches            []watchJSON `json:"watches,omitempty"`
 	Scopes             []scopeJSON `json:"scopes,omitempty"`
 }
@@ -138,13 +142,14 @@ func writeJSON(w io.Writer, states []ConnectionState) {
 
 func jsonOf(state ConnectionState) stateJSON {
 	result := stateJSON{
-		Namespace: state.Extension.Namespace, Name: state.Extension.Name, UID: state.UID,
+		Namespace: state.Extension.Namespace, Name: state.Extension.Name, UID: state.UID, Created: state.Created,
 		ObservedGeneration: state.ObservedGeneration, Phase: state.Phase, Reason: state.Reason, Message: state.Message,
-		Since: state.Since, Username: state.Identity.Username, Groups: state.Identity.Groups, UserUID: state.Identity.UID,
+		Since: state.Since, DisconnectedSince: state.DisconnectedSince, Username: state.Identity.Username, Groups: state.Identity.Groups, UserUID: state.Identity.UID,
 		Target: state.Target,
 		Source: state.Source, Epoch: state.Epoch, TokenExpires: state.TokenExpires,
 		LastProbe: state.Health.LastProbeTime, LastProbeSuccess: state.Health.LastProbeSuccessTime,
 		ProbeFailures: state.Health.ConsecutiveFailures, ProbeError: connstate.ErrorText(state.Health.LastError),
+		Healthy: state.Healthy, HealthSince: state.HealthSince,
 	}
 	for _, watch := range state.Watches {
 		result.Watches = append(result.Watches, watchJSON{Name: watch.Name, Kind: watch.Kind.String(),

@@ -21,8 +21,11 @@ type fixed struct {
 	states []ConnectionState
 }
 
-func (f fixed) ListConnectionStates(context.Context) []ConnectionState { return f.states }
-func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey) (ConnectionState, bool) {
+func (f fixed) ListConnectionStates(context.Context, ...StateOption) []ConnectionState {
+	return f.states
+}
+func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey,
+	_ ...StateOption) (ConnectionState, bool) {
 	for _, state := range f.states {
 		if state.Extension == key {
 			return state, true
@@ -33,8 +36,9 @@ func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey) (Conn
 
 // everyFieldJSON shows the state that everyField returns. A new field of ConnectionState has a
 // place here.
-const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "observedGeneration": 3,
-	"phase": "Disconnected", "reason": "Unreachable", "message": "first line\n\tsecond <line>",
+const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "created": "2025-12-31T23:59:00Z",
+	"observedGeneration": 3, "disconnectedSince": "2026-01-01T00:05:00Z", "healthy": true,
+	"healthSince": "2026-01-01T00:06:00Z", "phase": "Disconnected", "reason": "Unreachable", "message": "first line\n\tsecond <line>",
 	"since": "2026-01-01T00:00:00Z", "username": "system:serviceaccount:ns:sa", "groups": ["g"], "userUID": "user-uid",
 	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
 	"lastProbe": "2026-01-01T00:02:00Z", "lastProbeSuccess": "2026-01-01T00:03:00Z", "probeFailures": 1,
@@ -51,7 +55,8 @@ func everyField(t *testing.T) ConnectionState {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(minute int) time.Time { return now.Add(time.Duration(minute) * time.Minute) }
 	state := ConnectionState{
-		Extension: client.ObjectKey{Namespace: "ns", Name: "red"}, UID: "uid", ObservedGeneration: 3,
+		Extension: client.ObjectKey{Namespace: "ns", Name: "red"}, UID: "uid", Created: at(-1),
+		ObservedGeneration: 3, DisconnectedSince: at(5), Healthy: true, HealthSince: at(6),
 		Phase: PhaseDisconnected, Since: now, Reason: ReasonUnreachable, Message: "first line\n\tsecond <line>",
 		Identity: Identity{Username: "system:serviceaccount:ns:sa", UID: "user-uid", Groups: []string{"g"}},
 		Target:   "https://server", Source: "serviceaccount ns/sa", Epoch: 2, TokenExpires: at(1),
@@ -63,7 +68,7 @@ func everyField(t *testing.T) ConnectionState {
 			LastError:      errors.New("denied"),
 			Representation: "Metadata", Scope: Scope{Namespace: "ns"}, Objects: 5}},
 	}
-	NewWithT(t).Expect(reflect.TypeOf(state).NumField()).To(Equal(15), "show a new field in stateJSON")
+	NewWithT(t).Expect(reflect.TypeOf(state).NumField()).To(Equal(19), "show a new field in stateJSON")
 	for i := range reflect.TypeOf(state).NumField() {
 		NewWithT(t).Expect(reflect.ValueOf(state).Field(i).IsZero()).To(BeFalse(), reflect.TypeOf(state).Field(i).Name)
 	}

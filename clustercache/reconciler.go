@@ -3,7 +3,9 @@ package clustercache
 import (
 	"context"
 	"runtime/debug"
+	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +34,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // reconciler is the only owner of all accessors.
@@ -244,11 +247,14 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolut
 	var guarded types.NamespacedName
 	if r.resolver.UsesServiceAccounts() {
 		panicked = inReference
-		guarded, err = r.resolver.ServiceAccount(object)
+		named, err := r.resolver.ServiceAccount(object)
 		panicked = inCredentials
+		if err == nil {
+			guarded = named
+		}
 		r.references.set(key, guarded) // before the ServiceAccount is read, see references
 		if err != nil {
-			return identity.Resolution{}, err
+			return identity.Resolution{Source: sourceIfPrintable(named)}, err
 		}
 		// With Choose, this object may have another kind of credential, which has its own guard.
 		if guarded != (types.NamespacedName{}) {
@@ -280,3 +286,14 @@ type notAllowedError struct{ error }
 
 func (e notAllowedError) Unwrap() error        { return e.error }
 func (e notAllowedError) Is(target error) bool { return target == credential.ErrNotAllowed }
+
+// sourceIfPrintable returns the source of a ServiceAccount that an extension names, although it may
+// be none that can exist. Tenants write the name, so other texts are not shown.
+func sourceIfPrintable(serviceAccount types.NamespacedName) string {
+	text := serviceAccount.String()
+	if serviceAccount.Namespace == "" || serviceAccount.Name == "" || text != untrusted.Shorten(text) ||
+		strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }) {
+		return ""
+	}
+	return "serviceaccount " + text
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -86,14 +87,15 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
 	}
 	hub := &extensionsource.Hub{Name: o.Name, Metrics: counts}
+	states := &statechanges.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
 		Scheme: o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
 		Logger: logger, Metrics: counts, Shared: shared,
-		Wake: r.wake, Changed: hub.Changed,
+		Wake: r.wake, Changed: hub.Changed, States: states,
 	})
-	cc := &clusterCache{set: r.set, metrics: counts, sources: hub, scheme: r.scheme, gvk: kind.GroupVersionKind,
+	cc := &clusterCache{set: r.set, metrics: counts, sources: hub, states: states, scheme: r.scheme, gvk: kind.GroupVersionKind,
 		goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }

@@ -22,11 +22,16 @@ type ConnectionState struct {
 	// Extension is the key of the extension, and UID is the extension's UID.
 	Extension client.ObjectKey
 	UID       types.UID
+	// Created is the metadata.creationTimestamp of the extension.
+	Created time.Time
 	// ObservedGeneration is the metadata.generation of the extension that the state is based on.
 	ObservedGeneration int64
 	// Phase says whether there is a connection, and Since is the start of this phase.
 	Phase Phase
 	Since time.Time
+	// DisconnectedSince is since when there is no connection, zero while connected. A retry does not
+	// change it, although a retry changes Phase and Since.
+	DisconnectedSince time.Time
 	// Reason is why there is no connection, empty while connected.
 	Reason Reason
 	// Message states why there is no connection or, while connected, why the newest credential is
@@ -39,7 +44,8 @@ type ConnectionState struct {
 	// Target is the API server's URL, empty while unknown.
 	Target string
 	// Source is where the credential comes from: "serviceaccount ns/name" or "secret ns/name, key
-	// k". It is empty while unknown.
+	// k". While not connected, Source is where the credential would come from. It is empty while
+	// unknown.
 	Source string
 	// Epoch is the number of connects so far.
 	Epoch int64
@@ -47,6 +53,10 @@ type ConnectionState struct {
 	TokenExpires time.Time
 	// Health has the results of the probes.
 	Health HealthCheckingState
+	// Healthy reports whether there is a connection and its last probe succeeded. HealthSince is
+	// since when Healthy is what it is.
+	Healthy     bool
+	HealthSince time.Time
 	// Watches are the registered watches, sorted by name, kind and scope.
 	Watches []WatchState
 	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
@@ -70,10 +80,12 @@ type WatchState struct {
 // connectionStateOf returns the public form of a state.
 func connectionStateOf(state accessor.ConnectionState) ConnectionState {
 	public := ConnectionState{
-		Extension: state.Extension, UID: state.UID, ObservedGeneration: state.ObservedGeneration,
-		Phase: state.Phase, Since: state.Since, Reason: state.Reason, Message: state.Message,
+		Extension: state.Extension, UID: state.UID, Created: state.Created, ObservedGeneration: state.ObservedGeneration,
+		Phase: state.Phase, Since: state.Since, DisconnectedSince: state.DisconnectedSince, Reason: state.Reason,
+		Message:  state.Message,
 		Identity: Identity(state.Identity), Target: state.Target, Source: state.Source, Epoch: state.Epoch,
-		TokenExpires: state.TokenExpires, Health: HealthCheckingState(state.Health), Scopes: state.Scopes,
+		TokenExpires: state.TokenExpires, Health: HealthCheckingState(state.Health), Healthy: state.Healthy,
+		HealthSince: state.HealthSince, Scopes: state.Scopes,
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))
@@ -113,6 +125,11 @@ type (
 	Scope = scopedcache.Scope
 	// ScopeState is a snapshot of one informer of a connection's cache.
 	ScopeState = scopedcache.ScopeState
+	// StateOption is an option of GetConnectionState and ListConnectionStates.
+	StateOption = scopedcache.StateOption
+	// OmitObjectCounts leaves ScopeState.Objects zero. Counting takes time in proportion to the
+	// number of objects.
+	OmitObjectCounts = scopedcache.OmitObjectCounts
 )
 
 // States of a scope, in ScopeState and WatchError.

@@ -171,7 +171,7 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 	if r.reference != nil {
 		var err error
 		if key, err = r.reference(object); err != nil {
-			return types.NamespacedName{}, referenceError(err, "determining the ServiceAccount")
+			return key, referenceError(err, "determining the ServiceAccount")
 		}
 	} else {
 		content, err := contentOf(object)
@@ -186,10 +186,7 @@ func (r *serviceAccountResolver) ServiceAccount(object client.Object) (types.Nam
 			return types.NamespacedName{}, err
 		}
 	}
-	if err := validServiceAccount(key, namespaceField, nameField); err != nil {
-		return types.NamespacedName{}, err
-	}
-	return key, nil
+	return key, validServiceAccount(key, namespaceField, nameField)
 }
 
 // validServiceAccount returns an ErrInvalidReference unless a ServiceAccount can have that name and

@@ -36,6 +36,7 @@ func (f *extensions) setAccess(key client.ObjectKey, where place, forbidden bool
 		conn.applyAccess()
 	}
 	f.hub.Changed(object)
+	f.states.Changed(key)
 }
 
 // place is a kind in a namespace; the empty namespace means all of them.

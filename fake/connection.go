@@ -27,6 +27,7 @@ type connection struct {
 	epoch      int64
 	identity   clustercache.Identity
 	access     *access
+	changed    func() // called after a change of scopes
 	life       context.Context
 	end        context.CancelCauseFunc
 
@@ -37,8 +38,9 @@ type connection struct {
 
 var _ watches.Connection = (*connection)(nil)
 
-func newConnection(c client.Client, epoch int64, identity clustercache.Identity, access *access) *connection {
-	conn := &connection{testClient: c, epoch: epoch, identity: identity, access: access,
+func newConnection(c client.Client, epoch int64, identity clustercache.Identity, access *access,
+	changed func()) *connection {
+	conn := &connection{testClient: c, epoch: epoch, identity: identity, access: access, changed: changed,
 		informers: map[*informer]bool{}}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
 	return conn
@@ -118,12 +120,16 @@ func (f emptySubscription) Seen() replay.Seen { return f.known }
 func (emptySubscription) Remove()             {}
 
 // scopes returns the states of the informers, sorted.
-func (c *connection) scopes() (states []scopedcache.ScopeState) {
+func (c *connection) scopes(options scopedcache.StateOptions) (states []scopedcache.ScopeState) {
 	c.mu.Lock()
 	informers := slices.Collect(maps.Keys(c.informers))
 	c.mu.Unlock()
 	for _, i := range informers {
-		states = append(states, i.state())
+		state := i.state()
+		if options.OmitObjectCounts {
+			state.Objects = 0
+		}
+		states = append(states, state)
 	}
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Scope.String(), y.Scope.String()))

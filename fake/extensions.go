@@ -14,12 +14,15 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/internal/watches"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // extensions are the extensions of a Cache and their connections.
 type extensions struct {
-	hub extensionsource.Hub
+	hub    extensionsource.Hub
+	states statechanges.Hub
 
 	mu    sync.Mutex
 	byKey map[client.ObjectKey]*extension // guarded by mu
@@ -50,7 +53,8 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	e := f.getOrAddLocked(key)
 	e.presets = append(slices.Clone(e.presets), presets...)
 	if e.registry == nil {
-		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard()}
+		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard(),
+			Changed: func() { f.states.Changed(key) }}
 	}
 	release := func() {}
 	if e.conn != nil {
@@ -58,17 +62,19 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	}
 	e.state.Epoch++
 	e.stale = false
-	e.conn = newConnection(c, e.state.Epoch, e.identity, e.access)
+	e.conn = newConnection(c, e.state.Epoch, e.identity, e.access, func() { f.states.Changed(key) })
 	f.conns = append(f.conns, e.conn)
 	now := time.Now()
 	e.state.Phase, e.state.Reason, e.state.Message, e.state.Since, e.since = clustercache.PhaseConnected, "", "", now, now
-	e.state.Target = Target
+	e.state.Target, e.state.DisconnectedSince = Target, time.Time{}
 	e.state.Health = succeededAt(now)
+	e.setHealthyLocked()
 	e.registry.Connected(e.conn)
 	object := e.object
 	f.mu.Unlock()
 	release()
 	f.hub.Changed(object)
+	f.states.Changed(key)
 }
 
 func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason, message string) {
@@ -86,6 +92,7 @@ func (f *extensions) disconnect(key client.ObjectKey, reason clustercache.Reason
 		registry.End()
 	}
 	f.hub.Changed(object)
+	f.states.Changed(key)
 }
 
 // endLocked ends the connection of an extension, if there is one. Call release after mu is
@@ -96,8 +103,12 @@ func (f *extensions) endLocked(e *extension, reason clustercache.Reason, message
 	}
 	e.state.Phase, e.state.Reason, e.state.Since = clustercache.PhaseDisconnected, reason, e.since
 	e.state.Message = message
+	if e.state.DisconnectedSince.IsZero() {
+		e.state.DisconnectedSince = e.since
+	}
 	conn, registry := e.conn, e.registry
 	e.conn = nil
+	e.setHealthyLocked()
 	if conn == nil {
 		return func() {}
 	}
@@ -118,7 +129,7 @@ func (f *extensions) getOrAddLocked(key client.ObjectKey) *extension {
 	now := time.Now()
 	e := &extension{object: object, since: now, access: &access{}, state: clustercache.ConnectionState{
 		Extension: key, UID: object.GetUID(), Phase: clustercache.PhaseDisconnected,
-		Reason: clustercache.ReasonNotStarted, Since: now,
+		Reason: clustercache.ReasonNotStarted, Since: now, DisconnectedSince: now, HealthSince: now,
 	},
 		identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name,
 			UID: types.UID("fake-" + key.Name)}}
@@ -151,13 +162,24 @@ func (e *extension) notConnected() *clustercache.NotConnectedError {
 	return err
 }
 
+// setHealthyLocked sets Healthy after a change of the connection or of the health.
+func (e *extension) setHealthyLocked() {
+	if healthy := e.conn != nil && e.state.Health.ConsecutiveFailures == 0; healthy != e.state.Healthy {
+		e.state.Healthy, e.state.HealthSince = healthy, time.Now()
+	}
+}
+
 // snapshot returns a copy of the extension's state. The cache's mu must be locked.
-func (e *extension) snapshot() clustercache.ConnectionState {
+func (e *extension) snapshot(opts ...clustercache.StateOption) clustercache.ConnectionState {
+	var options scopedcache.StateOptions
+	for _, opt := range opts {
+		opt.ApplyToState(&options)
+	}
 	state := e.state
 	if e.conn != nil {
 		state.Identity = e.conn.identity
 		state.Identity.Groups = slices.Clone(state.Identity.Groups)
-		state.Scopes = e.conn.scopes()
+		state.Scopes = e.conn.scopes(options)
 	}
 	for _, name := range e.presets {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})

@@ -80,7 +80,9 @@ func (f *Cache) FailProbe(key client.ObjectKey) {
 	}
 	e.state.Health.LastProbeTime, e.state.Health.LastError = now, ErrProbe
 	e.state.Health.ConsecutiveFailures++
+	e.setHealthyLocked()
 	f.mu.Unlock()
+	f.states.Changed(key)
 	f.hub.Look()
 }
 
@@ -90,7 +92,9 @@ func (f *Cache) PassProbe(key client.ObjectKey) {
 	f.mu.Lock()
 	e := f.getOrAddLocked(key)
 	e.state.Health = succeededAt(time.Now())
+	e.setHealthyLocked()
 	f.mu.Unlock()
+	f.states.Changed(key)
 	f.hub.Look()
 }
 
@@ -114,7 +118,8 @@ func (f *Cache) SetExtension(object client.Object) {
 	defer f.mu.Unlock()
 	e := f.getOrAddLocked(client.ObjectKeyFromObject(object))
 	e.object, e.objectSet, e.stale = object.DeepCopyObject().(client.Object), true, false
-	e.state.UID = object.GetUID()
+	e.state.UID, e.state.Created = object.GetUID(), object.GetCreationTimestamp().Time
+	f.states.Changed(client.ObjectKeyFromObject(object))
 }
 
 // SetIdentity sets the identity of the extension's connection, from the next connect on: call
@@ -124,6 +129,7 @@ func (f *Cache) SetIdentity(key client.ObjectKey, identity clustercache.Identity
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.getOrAddLocked(key).identity = identity
+	f.states.Changed(key) // the extension may be new
 }
 
 // Close ends every connection and watch, and returns after their goroutines have ended. Tests that
@@ -225,28 +231,39 @@ func (f *Cache) GetHealthCheckingState(ctx context.Context,
 }
 
 // GetConnectionState implements clustercache.ClusterCache.
-func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey) (clustercache.ConnectionState, bool) {
+func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey,
+	opts ...clustercache.StateOption) (clustercache.ConnectionState, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e, found := f.byKey[extension]
 	if !found {
 		return clustercache.ConnectionState{}, false
 	}
-	return e.snapshot(), true
+	return e.snapshot(opts...), true
 }
 
 // ListConnectionStates implements clustercache.ClusterCache.
-func (f *Cache) ListConnectionStates(context.Context) (states []clustercache.ConnectionState) {
+func (f *Cache) ListConnectionStates(_ context.Context,
+	opts ...clustercache.StateOption) (states []clustercache.ConnectionState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range f.byKey {
-		states = append(states, e.snapshot())
+		states = append(states, e.snapshot(opts...))
 	}
 	slices.SortFunc(states, func(x, y clustercache.ConnectionState) int {
 		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace),
 			cmp.Compare(x.Extension.Name, y.Extension.Name))
 	})
 	return states
+}
+
+// SubscribeStates implements clustercache.ClusterCache.
+func (f *Cache) SubscribeStates(ctx context.Context, subscriber func(extensions []client.ObjectKey)) {
+	f.states.Subscribe(ctx, func() []client.ObjectKey {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return slices.Collect(maps.Keys(f.byKey))
+	}, subscriber)
 }
 
 // GetExtensionSource implements clustercache.ClusterCache.

@@ -58,6 +58,13 @@ func (i *informer) applyAccess() {
 		}
 		running, life := i.running, i.life
 		i.conn.Go(func() { running.RunWithContext(life) })
+		i.conn.Go(func() {
+			select {
+			case <-running.HasSyncedChecker().Done():
+				i.conn.changed()
+			case <-life.Done():
+			}
+		})
 	}
 	i.mu.Unlock()
 	if !permitted {
@@ -92,6 +99,7 @@ func (i *informer) Release() {
 	i.conn.mu.Lock()
 	delete(i.conn.informers, i)
 	i.conn.mu.Unlock()
+	i.conn.changed()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.released = true

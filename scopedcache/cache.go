@@ -35,8 +35,8 @@ type Cache interface {
 	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
 	// States returns a snapshot of every scope, in no particular order. The call takes time in
-	// proportion to the number of objects.
-	States() []ScopeState
+	// proportion to the number of objects, unless OmitObjectCounts is set.
+	States(opts ...StateOption) []ScopeState
 }
 
 type scopedCache struct {
@@ -77,6 +77,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
 	}
+	c.changed = options.OnScopesChange
 	c.newEntry = func(k *kind, scope Scope) *entry { return newEntry(c, k, scope) }
 	c.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {

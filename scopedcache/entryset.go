@@ -14,6 +14,7 @@ import (
 // entrySet holds the entries of a cache. The cache starts once and stops once.
 type entrySet struct {
 	newEntry func(*kind, Scope) *entry
+	changed  func() // Options.OnScopesChange; may be called under mu
 
 	started chan struct{} // closed by Start
 	over    chan struct{} // closed when the cache has stopped
@@ -101,6 +102,7 @@ func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
 		k.countLocked(1)
 	}
 	s.startLocked(e)
+	s.changed()
 	return e
 }
 
@@ -133,6 +135,7 @@ func (s *entrySet) dropLocked(e *entry) {
 	if e.end != nil {
 		e.end()
 	}
+	s.changed()
 }
 
 // dropIfIdle ends a scope that was not read since the last check for idleness, unless it is needed
@@ -154,11 +157,15 @@ func (s *entrySet) all() []*entry {
 }
 
 // States implements Cache.
-func (s *entrySet) States() []ScopeState {
+func (s *entrySet) States(opts ...StateOption) []ScopeState {
+	var options StateOptions
+	for _, opt := range opts {
+		opt.ApplyToState(&options)
+	}
 	entries := s.all()
 	states := make([]ScopeState, 0, len(entries))
 	for _, e := range entries {
-		states = append(states, e.snapshot())
+		states = append(states, e.snapshot(options))
 	}
 	return states
 }

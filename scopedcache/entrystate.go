@@ -39,6 +39,7 @@ func (s *entry) setState(e monitor.SetState) {
 	if s.cache.options.OnStateChange != nil {
 		s.cache.options.OnStateChange(State(e.Before), now)
 	}
+	s.cache.options.OnScopesChange()
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its
@@ -75,14 +76,14 @@ func (s *entry) unobserve(handle *Handle) {
 	delete(s.observers, handle)
 }
 
-// snapshot returns the state with the number of objects. Counting takes time in proportion to that
-// number.
-func (s *entry) snapshot() ScopeState {
+// snapshot returns the state, with the number of objects unless the options omit it. Counting takes
+// time in proportion to that number.
+func (s *entry) snapshot(options StateOptions) ScopeState {
 	s.mu.Lock()
 	snapshot := s.snapshotLocked()
 	running := s.running
 	s.mu.Unlock()
-	if running != nil {
+	if running != nil && !options.OmitObjectCounts {
 		snapshot.Objects = len(running.store.ListKeys())
 	}
 	snapshot.Dependents = s.cache.dependents(s)

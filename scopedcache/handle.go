@@ -72,9 +72,11 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(e.handles, handle)
+		s.changed()
 		s.dropUnusedLocked(e)
 	})
 	e.handles[handle] = struct{}{}
+	s.changed()
 	s.mu.Unlock()
 	if options.OnStateChange != nil {
 		if e.observe(handle, options.OnStateChange); handle.dead.Load() {
@@ -92,7 +94,7 @@ func (h *Handle) Release() { h.release() }
 
 // State returns a snapshot of the scope. The call takes time in proportion to the number of
 // objects.
-func (h *Handle) State() ScopeState { return h.entry.snapshot() }
+func (h *Handle) State() ScopeState { return h.entry.snapshot(StateOptions{}) }
 
 // Get reads an object from the scope. Another kind or representation than the handle's is an error.
 // An object that the scope does not select is not found, whether the object exists or not.

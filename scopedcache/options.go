@@ -79,6 +79,10 @@ type Options struct {
 	// OnStateChange must not block, and must not call the cache. A panic in OnStateChange ends the
 	// process.
 	OnStateChange func(before State, now ScopeState)
+	// OnScopesChange, if not nil, is called when anything in States has changed but numbers of
+	// objects: a scope began or ended, has another state, or has another holder. Calls come from any
+	// goroutine. OnScopesChange must not block, and must not call the cache.
+	OnScopesChange func()
 }
 
 func (o *Options) setDefaults() {
@@ -87,6 +91,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.ReadTimeout <= 0 {
 		o.ReadTimeout = 30 * time.Second
+	}
+	if o.OnScopesChange == nil {
+		o.OnScopesChange = func() {}
 	}
 	if o.Logger.GetSink() == nil {
 		o.Logger = log.Log.WithName("scopedcache")

@@ -44,14 +44,14 @@ var mayImport = map[string][]string{
 	"serviceprovider/clustersv1alpha1": {},
 
 	"fake": {"clustercache", "scopedcache", "internal/connstate", "internal/watches", "internal/extensionsource",
-		"internal/replay", "internal/objectlist", "internal/drainedwatch"},
+		"internal/statechanges", "internal/replay", "internal/objectlist", "internal/drainedwatch"},
 	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe",
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics",
-		"internal/connstate", "internal/identity"},
+		"internal/connstate", "internal/identity", "internal/statechanges", "internal/untrusted"},
 	"accessor": {
 		"credential", "accessor/internal/connection", "accessor/internal/lifecycle", "accessor/internal/targets",
 		"accessor/internal/workpool", "scopedcache", "internal/watches", "healthprobe", "internal/untrusted",
-		"internal/connstate", "internal/identity", "internal/metrics",
+		"internal/connstate", "internal/identity", "internal/metrics", "internal/statechanges",
 	},
 	"accessor/internal/connection": {
 		"accessor/internal/targets", "accessor/internal/workpool", "scopedcache", "internal/watches",
@@ -82,6 +82,7 @@ var mayImport = map[string][]string{
 	"internal/architecture":        {},
 	"internal/conformance":         {"internal/controlplane/assets"},
 	"internal/extensionsource":     {"internal/metrics"},
+	"internal/statechanges":        {},
 	"internal/replay":              {},
 	"internal/metrics":             {},
 	"internal/mutants":             {},

@@ -16,8 +16,8 @@ import (
 // Resolver turns an extension into a credential. Its methods may be called from any goroutine.
 type Resolver interface {
 	// ServiceAccount returns the ServiceAccount that the object names, zero if this kind of
-	// credential uses no ServiceAccounts. ServiceAccount reads only the object. The error is
-	// ErrInvalidReference.
+	// credential uses no ServiceAccounts. ServiceAccount reads only the object. With the error
+	// ErrInvalidReference the result is what the object names, if anything, valid or not.
 	ServiceAccount(object client.Object) (types.NamespacedName, error)
 
 	// Reference returns what the object names. It reads only the object.

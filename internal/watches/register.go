@@ -94,6 +94,7 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 					gone = append(gone, w)
 				}
 				clear(reg.parts)
+				r.changed()
 			}
 			if len(reg.parts) == 0 {
 				delete(r.names, reg.name)
@@ -175,7 +176,9 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	if w := reg.parts[p.part]; w != nil {
 		before := len(w.dependents)
 		w.dependents = addDependent(w.dependents, dependent)
-		added = len(w.dependents) > before
+		if added = len(w.dependents) > before; added {
+			r.changed()
+		}
 		r.mu.Unlock()
 		return added, false, nil
 	}
@@ -205,6 +208,7 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 		w.end()
 		return false, false, err
 	}
+	r.changed()
 	return true, false, nil
 }
 

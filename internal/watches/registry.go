@@ -84,6 +84,7 @@ type Registry struct {
 	Scheme    *runtime.Scheme
 	Logger    logr.Logger
 	Metrics   *metrics.Cache // counts the panics of handlers; may be nil
+	Changed   func()         // called when States changes, with locks held; must not block; may be nil
 
 	mu      sync.Mutex
 	current Connection               // guarded by mu; nil while there is none
@@ -182,6 +183,13 @@ func (r *Registry) WatchContent(ctx context.Context, conn Connection, content Co
 	return r.register(ctx, conn, wanted)
 }
 
+// changed reports that States has changed.
+func (r *Registry) changed() {
+	if r.Changed != nil {
+		r.Changed()
+	}
+}
+
 // Unwatch removes dependents from the watches of that name, or all dependents if none are given.
 // When the last dependent is gone, the watch ends, and from then on neither its handler nor OnError
 // is called. Unwatch therefore waits up to one second, and no longer than ctx, for a call in
@@ -207,7 +215,11 @@ func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types
 // removeDependentsLocked removes dependents from a watch, or all if none are given. Without any
 // dependent left, the watch is removed from its registration.
 func (r *Registry) removeDependentsLocked(w *watch, dependents []types.UID) (gone bool) {
-	if w.dependents = removeDependents(w.dependents, dependents); len(w.dependents) > 0 {
+	before := len(w.dependents)
+	if w.dependents = removeDependents(w.dependents, dependents); len(w.dependents) < before {
+		r.changed()
+	}
+	if len(w.dependents) > 0 {
 		return false
 	}
 	delete(w.reg.parts, w.part)

@@ -50,7 +50,8 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 		RBACWatcher:          rbacWatcher(c),
 		Username:             c.statedIdentity.Username,
 		Groups:               c.statedIdentity.Groups,
-		OnStateChange:        notifyAccessChanged(c.onAccessChanged),
+		OnStateChange:        notifyAccessChanged(c.observers.AccessChanged),
+		OnScopesChange:       c.observers.ScopesChanged,
 	})(c.config, cache.Options{
 		HTTPClient:       c.streams,
 		Scheme:           c.options.Scheme,
@@ -169,9 +170,9 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 }
 
 // States returns the states of all scopes; none before the first use of the cache.
-func (b *boundCache) States() []scopedcache.ScopeState {
+func (b *boundCache) States(opts ...scopedcache.StateOption) []scopedcache.ScopeState {
 	if instance := b.instance.Load(); instance != nil && b.conn.Err() == nil {
-		return (*instance).States()
+		return (*instance).States(opts...)
 	}
 	return nil
 }

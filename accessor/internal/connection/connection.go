@@ -56,10 +56,8 @@ type Connection struct {
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor
 
-	servedAt       atomic.Pointer[time.Time] // time of the identity's last successful request
-	onUnauthorized func()                    // called for every 401; must not block
-
-	onAccessChanged func() // called when the cache gained or lost access to a kind; must not block
+	servedAt  atomic.Pointer[time.Time] // time of the identity's last successful request
+	observers Observers
 
 	clients      func() (*Clients, error) // built once, without I/O
 	builtClients atomic.Pointer[Clients]  // the result of clients
@@ -79,16 +77,21 @@ type Extension struct {
 	UID types.UID
 }
 
+// Observers are called from any goroutine, and must not block. All must be set.
+type Observers struct {
+	Unauthorized  func() // for every 401
+	AccessChanged func() // when the cache gained or lost access to a kind
+	ScopesChanged func() // when a scope of the cache began, ended, or changed
+}
+
 // New returns a connection. New does no I/O. The caller must close the connection, and call
-// SetIdentity before others get it. The tasks of the connection end with it. onUnauthorized is
-// called for every 401, onAccessChanged when the cache gained or lost access to a kind; both must
-// not block.
+// SetIdentity before others get it. The tasks of the connection end with it.
 func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, extension Extension, epoch int64,
-	t *targets.Target, bound *Credential, onUnauthorized, onAccessChanged func()) *Connection {
+	t *targets.Target, bound *Credential, observers Observers) *Connection {
 	life, end := context.WithCancelCause(parent)
 	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
 		end: end, tasks: tasks,
-		resolution: bound.resolution, onUnauthorized: onUnauthorized, onAccessChanged: onAccessChanged}
+		resolution: bound.resolution, observers: observers}
 	c.Use(bound)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
@@ -152,12 +155,12 @@ func (c *Connection) bind(ctx context.Context) (context.Context, context.CancelF
 }
 
 // Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
-func (c *Connection) Scopes() []scopedcache.ScopeState {
+func (c *Connection) Scopes(opts ...scopedcache.StateOption) []scopedcache.ScopeState {
 	h := c.builtClients.Load()
 	if h == nil {
 		return nil
 	}
-	states := h.Cache.States()
+	states := h.Cache.States(opts...)
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
 			cmp.Compare(x.Scope.String(), y.Scope.String()))

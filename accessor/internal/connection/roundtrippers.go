@@ -61,7 +61,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	}
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
-		g.conn.onUnauthorized()
+		g.conn.observers.Unauthorized()
 	case resp.StatusCode < http.StatusBadRequest:
 		now := time.Now()
 		g.conn.servedAt.Store(&now)

@@ -201,13 +201,16 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 
 // Snapshot is the machine's state, for status reports.
 type Snapshot struct {
-	Phase      connstate.Phase
-	Reason     connstate.Reason
-	Since      time.Time
-	Epoch      int64
-	Generation int64  // of the extension
-	Source     string // of the credential
-	Health     connstate.Health
+	Phase  connstate.Phase
+	Reason connstate.Reason
+	Since  time.Time
+	// DisconnectedSince is since when there is no connection, zero while connected. A retry does not
+	// change it.
+	DisconnectedSince time.Time
+	Epoch             int64
+	Generation        int64  // of the extension
+	Source            string // of the credential
+	Health            connstate.Health
 	// Err states why there is no connection or, while connected, why the newest credential is not
 	// in use.
 	Err error
@@ -223,8 +226,8 @@ type Snapshot struct {
 // Snapshot returns the state.
 func (m *Machine) Snapshot(seen Observed) Snapshot {
 	s := Snapshot{
-		Phase: m.phase, Reason: m.reason, Since: m.since, Epoch: m.epoch, Generation: m.generation,
-		Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
+		Phase: m.phase, Reason: m.reason, Since: m.since, DisconnectedSince: m.disconnectedSince, Epoch: m.epoch,
+		Generation: m.generation, Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
 	}
 	if m.credential != 0 {
 		s.Source = m.resolution.Source

@@ -117,7 +117,8 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(p.machine.Snapshot(Observed{})).
 		To(
 			Equal(Snapshot{Phase: connstate.PhaseDisconnected, Reason: connstate.ReasonNotStarted, Since: epoch0,
-				LastSuccess: epoch0}))
+				DisconnectedSince: epoch0,
+				LastSuccess:       epoch0}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
 	g.Expect(s.Source).To(Equal("elsewhere"), "the source is known without a credential")
 	g.Expect(s.Err).To(MatchError("failed"))

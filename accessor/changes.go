@@ -1,0 +1,62 @@
+package accessor
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// comparedState is what subscribers must know of, as far as the accessor itself determines it. The
+// times of probes are left out: they change all the time.
+type comparedState struct {
+	uid          types.UID
+	generation   int64
+	phase        connstate.Phase
+	reason       connstate.Reason
+	message      string
+	since        time.Time
+	epoch        int64
+	source       string
+	target       string
+	tokenExpires time.Time
+	healthy      bool
+	failures     int
+	probeError   string
+}
+
+// reportIfChangedLocked reports a change of the state to the subscribers, if there are any.
+func (a *identityAccessor) reportIfChangedLocked() {
+	if !a.set.options.States.HasSubscribers() {
+		return // the first call of a new subscriber names all extensions
+	}
+	state := a.stateLocked()
+	now := comparedState{
+		uid: state.UID, generation: state.ObservedGeneration, phase: state.Phase, reason: state.Reason,
+		message: state.Message, since: state.Since, epoch: state.Epoch, source: state.Source, target: state.Target,
+		tokenExpires: state.TokenExpires, healthy: state.Healthy, failures: state.Health.ConsecutiveFailures,
+		probeError: connstate.ErrorText(state.Health.LastError),
+	}
+	if now != a.compared {
+		a.compared = now
+		a.reportChange()
+	}
+}
+
+// reportChange reports to the subscribers that the state has changed. It may be called with locks
+// held.
+func (a *identityAccessor) reportChange() { a.set.options.States.Changed(a.key) }
+
+// reportUnseenChanges reports the changes that come without a step: a served request ends a series
+// of failed probes, one member's probe fails for all members of a target, and a token is renewed.
+func (s *Set) reportUnseenChanges() {
+	if !s.options.States.HasSubscribers() {
+		return
+	}
+	s.each(func(a *identityAccessor) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.reportIfChangedLocked()
+	})
+}

@@ -1,0 +1,75 @@
+package statechanges
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func key(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
+
+// A subscriber receives what is known first, and while it is busy each key waits once. The producer
+// never waits for it.
+func TestSubscribe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var hub Hub
+		calls, release := [][]client.ObjectKey{}, make(chan struct{})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			hub.Subscribe(ctx, func() []client.ObjectKey { return []client.ObjectKey{key("b"), key("a")} },
+				func(keys []client.ObjectKey) {
+					calls = append(calls, keys)
+					<-release
+				})
+		}()
+		synctest.Wait()
+		g.Expect(hub.HasSubscribers()).To(BeTrue())
+		for range 1000 {
+			hub.Changed(key("c"))
+			hub.Changed(key("a"))
+		}
+		release <- struct{}{}
+		synctest.Wait()
+		release <- struct{}{}
+		synctest.Wait()
+		g.Expect(calls).To(Equal([][]client.ObjectKey{{key("a"), key("b")}, {key("a"), key("c")}}))
+		cancel()
+		<-done
+		g.Expect(hub.HasSubscribers()).To(BeFalse())
+		hub.Changed(key("late"))
+	})
+}
+
+// A change between the registration and the list of what is known is not lost, and a subscriber to
+// nothing is not called.
+func TestSubscribeMissesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var hub Hub
+		var calls [][]client.ObjectKey
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			hub.Subscribe(ctx, func() []client.ObjectKey { hub.Changed(key("a")); return nil },
+				func(keys []client.ObjectKey) { calls = append(calls, keys) })
+		}()
+		go hub.Subscribe(ctx, func() []client.ObjectKey { return nil }, func(keys []client.ObjectKey) {
+			if len(keys) == 0 {
+				t.Error("a call without keys")
+			}
+		})
+		synctest.Wait()
+		cancel()
+		<-done
+		NewWithT(t).Expect(calls).To(Equal([][]client.ObjectKey{{key("a")}}))
+	})
+}
