@@ -16,7 +16,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fake config serviceprovider serviceprovider/clustersv1alpha1
+PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi/extension serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
 .PHONY: help
@@ -37,10 +37,15 @@ run-serviceprovider: ## a service provider on three control planes; ONCE=1 ends 
 		KUBEBUILDER_ASSETS="$$assets" exec bin/serviceprovider-demo $(if $(ONCE),--once)
 
 .PHONY: generate
-generate: ## deep copies and CustomResourceDefinitions from Go types, and the diagrams of the machines
+generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from Go types, and the diagrams of the machines
 	@go build -C $(TOOLS) -o $(CURDIR)/bin/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
 	bin/controller-gen object crd:maxDescLen=0 paths=./serviceprovider/clustersv1alpha1 output:crd:dir=serviceprovider/clustersv1alpha1/crds
 	bin/controller-gen object crd:maxDescLen=0 paths=./examples/serviceprovider/v1alpha1 output:crd:dir=examples/serviceprovider/config/crds
+	bin/controller-gen object paths=./examples/extensionapi/v1alpha1
+	@go build -C $(TOOLS) -o $(CURDIR)/bin/openapi-gen k8s.io/kube-openapi/cmd/openapi-gen
+	bin/openapi-gen --go-header-file /dev/null -r /dev/null --output-dir examples/extensionapi/v1alpha1 \
+		--output-pkg $(MODULE)/examples/extensionapi/v1alpha1 --output-file zz_generated.openapi.go \
+		--output-model-name-file zz_generated.model_name.go ./examples/extensionapi/v1alpha1
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
 
 .PHONY: picture

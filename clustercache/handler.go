@@ -144,7 +144,8 @@ func jsonOf(state ConnectionState) stateJSON {
 	result := stateJSON{
 		Namespace: state.Extension.Namespace, Name: state.Extension.Name, UID: state.UID, Created: state.Created,
 		ObservedGeneration: state.ObservedGeneration, Phase: state.Phase, Reason: state.Reason, Message: state.Message,
-		Since: state.Since, DisconnectedSince: state.DisconnectedSince, Username: state.Identity.Username, Groups: state.Identity.Groups, UserUID: state.Identity.UID,
+		Since: state.Since, DisconnectedSince: state.DisconnectedSince, Username: state.Identity.Username,
+		Groups: state.Identity.Groups, UserUID: state.Identity.UID,
 		Target: state.Target,
 		Source: state.Source, Epoch: state.Epoch, TokenExpires: state.TokenExpires,
 		LastProbe: state.Health.LastProbeTime, LastProbeSuccess: state.Health.LastProbeSuccessTime,

@@ -19,7 +19,8 @@ import (
 )
 
 // public lists the packages that users import. Their exported names are what a version promises.
-var public = []string{"clustercache", "credential", "scopedcache", "healthprobe", "fake", "config", "serviceprovider",
+var public = []string{"clustercache", "credential", "scopedcache", "healthprobe", "fake", "config",
+	"stateapi/extension", "serviceprovider",
 	"serviceprovider/clustersv1alpha1"}
 
 // travelling lists the structs of internal packages that public packages give a name with an alias.

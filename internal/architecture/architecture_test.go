@@ -39,6 +39,10 @@ var mayImport = map[string][]string{
 		"examples/serviceprovider/v1alpha1", "serviceprovider/clustersv1alpha1", "internal/controlplane",
 		"internal/platformactor"},
 
+	"examples/extensionapi":          {"examples/extensionapi/v1alpha1", "stateapi/extension"},
+	"examples/extensionapi/v1alpha1": {},
+	"stateapi/extension":             {},
+
 	"serviceprovider": {"serviceprovider/clustersv1alpha1", "clustercache", "credential", "scopedcache",
 		"internal/untrusted", "internal/objectlist"},
 	"serviceprovider/clustersv1alpha1": {},
@@ -90,13 +94,15 @@ var mayImport = map[string][]string{
 	"internal/terminalpicture":     {},
 	"internal/objectlist":          {},
 	"internal/contract":            {"clustercache"},
-	"internal/controlplane":        {"internal/controlplane/assets"},
+	"internal/certs":               {},
+	"internal/controlplane":        {"internal/controlplane/assets", "internal/certs"},
 	"internal/controlplane/assets": {},
 	"internal/controlplane/ensure": {"internal/controlplane/assets"},
 	"internal/platformactor":       {"serviceprovider/clustersv1alpha1"},
 	"test/e2e":                     {},
 	"test/e2e/serviceprovider":     {},
 	"test/e2e/scopedcache":         {},
+	"test/e2e/stateapi":            {},
 	"internal/machinetest":         {},
 	"internal/testutil":            {},
 	"internal/testenv":             {"internal/controlplane"},
@@ -152,6 +158,46 @@ func TestNothingImportsUpwards(t *testing.T) {
 		goPackage{ImportPath: module + "/util"})
 	g.Expect(violations(upwards)).To(ConsistOf("healthprobe imports clustercache", "util is not in the layers"),
 		"the check detects a violation")
+}
+
+// serverLibrary is the library of API servers, and withServers are the packages that may reach it.
+// A host operator imports none of them.
+const serverLibrary = "k8s.io/apiserver"
+
+var withServers = []string{"stateapi", "examples/extensionapi", "test/e2e/stateapi"}
+
+// serverUsers returns the packages, of those that import each other as deps says, that reach the
+// server library and may not.
+func serverUsers(deps map[string][]string) (found []string) {
+	for name, imported := range deps {
+		own := strings.TrimPrefix(name, module+"/")
+		if name == own || slices.ContainsFunc(withServers, func(prefix string) bool {
+			return own == prefix || strings.HasPrefix(own, prefix+"/")
+		}) {
+			continue
+		}
+		if slices.ContainsFunc(imported, func(path string) bool { return strings.HasPrefix(path, serverLibrary+"/") }) {
+			found = append(found, own)
+		}
+	}
+	return found
+}
+
+func TestServerLibraryStaysOut(t *testing.T) {
+	g := NewWithT(t)
+	cmd := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join .Deps \" \"}}", module+"/...")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	deps := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		deps[words[0]] = words[1:]
+	}
+	g.Expect(deps[module+"/stateapi/extension"]).To(ContainElement(serverLibrary+"/pkg/server"), "the list is right")
+	g.Expect(serverUsers(deps)).To(BeEmpty(), "a host operator would compile the library of API servers")
+	deps[module+"/clustercache"] = deps[module+"/stateapi/extension"]
+	g.Expect(serverUsers(deps)).To(ConsistOf("clustercache"), "the check detects a violation")
 }
 
 // pure lists the packages that only decide. impure and impureUse list the imports and calls that

@@ -62,8 +62,9 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 	for name, test := range map[string]func(*testing.T, World){
 		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict,
 		"WatchDependents":       watchDependents,
-		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states, "SubscribeStates": subscribeStates,
-		"Bound": boundToObject, "Source": extensionSource, "TypedSource": typedSource,
+		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
+		"SubscribeStates": subscribeStates,
+		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
 	}

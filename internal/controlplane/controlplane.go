@@ -40,6 +40,8 @@ type Options struct {
 	// deleted namespaces stay Terminating, aggregated roles stay empty, and no default
 	// ServiceAccounts exist.
 	ControllerManager bool
+	// Aggregation lets the API server authenticate to aggregated API servers.
+	Aggregation bool
 }
 
 // ControlPlane is a running control plane. Its methods are not safe for concurrent use.
@@ -96,6 +98,11 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 		Set("audit-log-maxsize", "1000"). // MB, so that the log does not rotate during a test
 		Set("advertise-address", "127.0.0.1")
 
+	if options.Aggregation {
+		if err := c.enableAggregation(); err != nil {
+			return nil, err
+		}
+	}
 	if _, err := c.env.Start(); err != nil {
 		return nil, errors.Wrap(err, "starting etcd and kube-apiserver")
 	}

@@ -1,0 +1,15 @@
+// Package certs issues certificates from certificate authorities that live in memory.
+//
+// # Setup
+//
+// None. [NewAuthority] creates an authority.
+//
+// # Usage
+//
+// [Authority.Issue] issues a certificate for a server or a client. Whoever trusts
+// [Authority.PEM] accepts it.
+//
+// # Considerations
+//
+// Keys are of P-256. The key of an authority is never encoded, and ends with the process.
+package certs

@@ -1,0 +1,221 @@
+package extension
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	restclient "k8s.io/client-go/rest"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// drainPatience is how long a server that ends waits for the watches of its clients.
+const drainPatience = 5 * time.Second
+
+// ExtensionAPIServer is an API server behind another one. Its methods may be called from any
+// goroutine.
+type ExtensionAPIServer struct { //nolint:revive // a server of package extension alone would be any server
+	scheme  *runtime.Scheme
+	codecs  serializer.CodecFactory
+	options ExtensionAPIServerOptions
+	front   *frontProxy // nil if the options have Authenticator and Authorizer
+
+	mu        sync.Mutex
+	started   bool                                            // guarded by mu
+	resources map[schema.GroupVersion]map[string]rest.Storage // guarded by mu
+	versions  []schema.GroupVersion                           // guarded by mu; the keys of resources, as installed
+
+	handler atomic.Pointer[http.Handler]
+}
+
+// AddToScheme adds the types that every API server answers with. Call it for the scheme of
+// NewExtensionAPIServer.
+func AddToScheme(scheme *runtime.Scheme) error {
+	version := schema.GroupVersion{Version: "v1"}
+	metav1.AddToGroupVersion(scheme, version)
+	scheme.AddUnversionedTypes(version, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{},
+		&metav1.APIGroup{}, &metav1.APIResourceList{})
+	return nil
+}
+
+// NewExtensionAPIServer returns a server without resources. It sends no request. scheme must have
+// the types of AddToScheme, and codecs must be serializer.NewCodecFactory(scheme).
+func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactory,
+	options ExtensionAPIServerOptions) (*ExtensionAPIServer, error) {
+	if scheme == nil {
+		return nil, errors.New("the scheme is nil")
+	}
+	if err := options.complete(); err != nil {
+		return nil, errors.WithMessage(err, "ExtensionAPIServerOptions")
+	}
+	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
+		resources: map[schema.GroupVersion]map[string]rest.Storage{}}
+	var err error
+	if options.Authenticator == nil || options.Authorizer == nil {
+		if s.front, err = newFrontProxy(options.Client); err != nil {
+			return nil, err
+		}
+	}
+	if options.Authenticator == nil {
+		options.ClientCA = newFrontProxyCAContent(s.front.ca)
+		if options.Authenticator, err = s.front.authenticator(); err != nil {
+			return nil, err
+		}
+	}
+	if options.Authorizer == nil {
+		if options.Authorizer, err = s.front.authorizer(); err != nil {
+			return nil, err
+		}
+	}
+	s.options = options
+	return s, nil
+}
+
+// install adds a resource, by a function that is called if there is none of that name yet.
+func (s *ExtensionAPIServer) install(version schema.GroupVersion, resource string, add func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started {
+		return errors.WithStack(ErrStarted)
+	}
+	if s.resources[version][resource] != nil {
+		return errors.WithStack(ErrDuplicateStore)
+	}
+	if s.resources[version] == nil {
+		s.resources[version] = map[string]rest.Storage{}
+		s.versions = append(s.versions, version)
+	}
+	add()
+	return nil
+}
+
+// Run serves until ctx is done, and returns when the last request has ended. Watches end at once,
+// so that their clients turn to another server. Run fails at once if the API server in front does
+// not say how it authenticates.
+func (s *ExtensionAPIServer) Run(ctx context.Context) error {
+	s.mu.Lock()
+	started := s.started
+	s.started = true
+	s.mu.Unlock()
+	if started {
+		return errors.WithStack(ErrStarted)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer cancel()
+	if s.front != nil && s.options.Client != nil {
+		if err := s.front.check(ctx); err != nil {
+			s.closeListener()
+			return err
+		}
+		background.Go(func() { s.front.ca.Run(ctx, 1) })
+		background.Go(func() { s.front.headers.Run(ctx, 1) })
+		if err := s.front.awaitCA(ctx); err != nil {
+			s.closeListener()
+			return nil //nolint:nilerr // ctx is done
+		}
+	}
+	prepared, err := s.prepare(ctx)
+	if err != nil {
+		s.closeListener()
+		return err
+	}
+	var handler http.Handler = prepared.Handler
+	s.handler.Store(&handler)
+	return errors.Wrap(prepared.PrepareRun().RunWithContext(ctx), "serving")
+}
+
+func (s *ExtensionAPIServer) closeListener() {
+	if s.options.Listener != nil {
+		_ = s.options.Listener.Close()
+	}
+}
+
+// prepare creates the library's server.
+func (s *ExtensionAPIServer) prepare(ctx context.Context) (*genericapiserver.GenericAPIServer, error) {
+	listener := s.options.Listener
+	if listener == nil {
+		var config net.ListenConfig
+		var err error
+		if listener, err = config.Listen(ctx, "tcp", s.options.BindAddress); err != nil {
+			return nil, errors.Wrap(err, "listening (BindAddress)")
+		}
+		s.options.Listener = listener
+	}
+	config := genericapiserver.NewConfig(s.codecs)
+	config.Serializer = onlyText{s.codecs}
+	config.SecureServing = &genericapiserver.SecureServingInfo{Listener: listener, Cert: s.options.Certificate,
+		SNICerts: s.options.SNICertificates, ClientCA: s.options.ClientCA}
+	config.ExternalAddress = listener.Addr().String()
+	config.Authentication.Authenticator = s.options.Authenticator
+	config.Authorization.Authorizer = s.options.Authorizer
+	config.LoopbackClientConfig = &restclient.Config{} // nothing calls this server by itself
+	config.EffectiveVersion = s.options.EffectiveVersion
+	if config.EffectiveVersion == nil {
+		config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
+	}
+	config.EnableProfiling, config.EnableMetrics, config.EnableIndex = false, false, false
+	config.ShutdownWatchTerminationGracePeriod = drainPatience
+	names := newDefinitionNames(s.scheme, s.options.OpenAPIDefinitionNameReplacements)
+	definitions := withSharedDefinitions(s.options.GetOpenAPIDefinitions)
+	config.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, names.namer)
+	config.OpenAPIConfig.GetDefinitionName = names.name
+	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, names.namer)
+	config.OpenAPIV3Config.GetDefinitionName = names.name
+	config.OpenAPIV3Config.Definitions = definitions(func(name string) spec.Ref {
+		short, _ := names.name(name)
+		return spec.MustCreateRef("#/components/schemas/" + openapicommon.EscapeJsonPointer(short))
+	})
+	server, err := config.Complete(nil).New("extension", genericapiserver.NewEmptyDelegate())
+	if err != nil {
+		return nil, errors.Wrap(err, "creating the server")
+	}
+	return server, s.installGroups(server)
+}
+
+// installGroups installs the resources, a group at a time.
+func (s *ExtensionAPIServer) installGroups(server *genericapiserver.GenericAPIServer) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	groups := map[string]*genericapiserver.APIGroupInfo{}
+	var ordered []*genericapiserver.APIGroupInfo
+	for _, version := range s.versions {
+		group := groups[version.Group]
+		if group == nil {
+			info := genericapiserver.NewDefaultAPIGroupInfo(version.Group, s.scheme, runtime.NewParameterCodec(s.scheme),
+				s.codecs)
+			info.NegotiatedSerializer = onlyText{info.NegotiatedSerializer}
+			info.PrioritizedVersions = nil
+			group = &info
+			groups[version.Group], ordered = group, append(ordered, group)
+		}
+		group.PrioritizedVersions = append(group.PrioritizedVersions, version)
+		group.VersionedResourcesStorageMap[version.Version] = s.resources[version]
+	}
+	return errors.Wrap(server.InstallAPIGroups(ordered...), "installing the resources")
+}
+
+// ServeHTTP serves a request without TLS of its own, for servers that have TLS. The request must
+// have the TLS state of its connection, or a token. Before Run the answer is 503.
+func (s *ExtensionAPIServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	handler := s.handler.Load()
+	if handler == nil {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the server has not started", http.StatusServiceUnavailable)
+		return
+	}
+	(*handler).ServeHTTP(w, req)
+}

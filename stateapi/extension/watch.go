@@ -1,0 +1,57 @@
+package extension
+
+import (
+	"context"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// forwarder is the watch.Interface of a store's channel.
+type forwarder struct {
+	result chan watch.Event
+	stop   context.CancelFunc
+}
+
+// forward delivers the events of a store until ctx is done or the store closes the channel.
+func forward[T runtime.Object](ctx context.Context, cancel context.CancelFunc,
+	events <-chan WatchEvent[T]) watch.Interface {
+	f := &forwarder{result: make(chan watch.Event), stop: sync.OnceFunc(cancel)}
+	go func() {
+		defer close(f.result)
+		defer f.stop()
+		for event := range events {
+			out := watch.Event{Type: event.Type}
+			if event.Type == watch.Error {
+				out.Object = statusObject(event.Err)
+			} else {
+				out.Object = event.Object
+			}
+			select {
+			case f.result <- out:
+			case <-ctx.Done():
+				for range events { // until the store has closed the channel, as it must now
+				}
+				return
+			}
+		}
+	}()
+	return f
+}
+
+func statusObject(err error) runtime.Object {
+	if status, ok := statusOf(err).(apierrors.APIStatus); ok {
+		full := status.Status()
+		return &full
+	}
+	full := apierrors.NewInternalError(err).Status()
+	return &full
+}
+
+// Stop implements watch.Interface.
+func (f *forwarder) Stop() { f.stop() }
+
+// ResultChan implements watch.Interface.
+func (f *forwarder) ResultChan() <-chan watch.Event { return f.result }
