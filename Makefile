@@ -16,7 +16,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi/extension serviceprovider serviceprovider/clustersv1alpha1
+PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi stateapi/v1alpha1 stateapi/extension serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
 .PHONY: help
@@ -41,11 +41,12 @@ generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from
 	@go build -C $(TOOLS) -o $(CURDIR)/bin/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
 	bin/controller-gen object crd:maxDescLen=0 paths=./serviceprovider/clustersv1alpha1 output:crd:dir=serviceprovider/clustersv1alpha1/crds
 	bin/controller-gen object crd:maxDescLen=0 paths=./examples/serviceprovider/v1alpha1 output:crd:dir=examples/serviceprovider/config/crds
-	bin/controller-gen object paths=./examples/extensionapi/v1alpha1
 	@go build -C $(TOOLS) -o $(CURDIR)/bin/openapi-gen k8s.io/kube-openapi/cmd/openapi-gen
-	bin/openapi-gen --go-header-file /dev/null -r /dev/null --output-dir examples/extensionapi/v1alpha1 \
-		--output-pkg $(MODULE)/examples/extensionapi/v1alpha1 --output-file zz_generated.openapi.go \
-		--output-model-name-file zz_generated.model_name.go ./examples/extensionapi/v1alpha1
+	for p in examples/extensionapi/v1alpha1 stateapi/v1alpha1; do \
+		bin/controller-gen object paths=./$$p && \
+		bin/openapi-gen --go-header-file /dev/null -r /dev/null --output-dir $$p --output-pkg $(MODULE)/$$p \
+			--output-file zz_generated.openapi.go --output-model-name-file zz_generated.model_name.go ./$$p || exit 1; \
+	done
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
 
 .PHONY: picture

@@ -41,6 +41,8 @@ var mayImport = map[string][]string{
 
 	"examples/extensionapi":          {"examples/extensionapi/v1alpha1", "stateapi/extension"},
 	"examples/extensionapi/v1alpha1": {},
+	"stateapi":                       {"clustercache", "stateapi/extension", "stateapi/v1alpha1"},
+	"stateapi/v1alpha1":              {},
 	"stateapi/extension":             {},
 
 	"serviceprovider": {"serviceprovider/clustersv1alpha1", "clustercache", "credential", "scopedcache",

@@ -59,7 +59,8 @@ func TestMain(m *testing.M) {
 	}
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
-	os.Exit(testenv.Run(m, controlplane.Options{Aggregation: true, ControllerManager: true}, &env,
+	os.Exit(testenv.Run(m, controlplane.Options{Aggregation: true, ControllerManager: true,
+		CRDs: []string{"../../../config/crd"}}, &env,
 		func(ctx context.Context) error {
 			cp, admin = env.ControlPlane, env.Admin
 			return admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rooms"}})
@@ -80,6 +81,8 @@ type served struct {
 	err       error // of Run; read it after ended is closed
 	server    *extension.ExtensionAPIServer
 	watches   atomic.Int32 // begun
+	service   string       // name of the APIService
+	group     string
 }
 
 // watched is a store that counts watches.
@@ -100,7 +103,8 @@ const apiService = "v1alpha1.rooms.example.com"
 func newServed(t *testing.T) *served {
 	t.Helper()
 	g := NewWithT(t)
-	s := &served{store: extensionapi.NewStore(), user: "rooms-server-" + strconv.FormatInt(servers.Add(1), 10)}
+	s := &served{store: extensionapi.NewStore(), user: "rooms-server-" + strconv.FormatInt(servers.Add(1), 10),
+		service: apiService, group: v1alpha1.GroupVersion.Group}
 	var err error
 	s.config, err = cp.UserConfig(s.user)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -161,7 +165,7 @@ func (s *served) register(t *testing.T) {
 		case <-s.ended:
 			return "the server ended: " + fmt.Sprint(s.err)
 		default:
-			return availability(t)
+			return availabilityOf(t, s.service)
 		}
 	}).Should(ContainSubstring(`"status":"True"`))
 }
@@ -177,21 +181,26 @@ func (s *served) apply(t *testing.T, caBundle []byte) {
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost",
 			Ports: []corev1.ServicePort{{Port: int32(number)}}}})
 	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"group": v1alpha1.GroupVersion.Group, "version": v1alpha1.GroupVersion.Version,
+		"group": s.group, "version": v1alpha1.GroupVersion.Version,
 		"groupPriorityMinimum": int64(100), "versionPriority": int64(100),
 		"caBundle": base64.StdEncoding.EncodeToString(caBundle),
 		"service":  map[string]any{"namespace": "rooms", "name": "rooms", "port": number},
 	}}}
 	service.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1",
 		Kind: "APIService"})
-	service.SetName(apiService)
+	service.SetName(s.service)
 	create(t, service)
 }
 
 // availability returns the condition Available of the APIService.
 func availability(t *testing.T) string {
 	t.Helper()
-	return kubectl(t, "get", "apiservice", apiService, "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
+	return availabilityOf(t, apiService)
+}
+
+func availabilityOf(t *testing.T, service string) string {
+	t.Helper()
+	return kubectl(t, "get", "apiservice", service, "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
 }
 
 // patchOf returns a patch of the APIService.

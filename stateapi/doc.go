@@ -1,0 +1,28 @@
+// Package stateapi shows the connections of a ClusterCache as a Kubernetes API: "kubectl get
+// connections", "kubectl get scopes", "kubectl wait --for=condition=Connected connection/x".
+//
+// # Setup
+//
+//	api, err := stateapi.New(connections, stateapi.Options{Server: extension.ExtensionAPIServerOptions{…}})
+//	err = mgr.Add(api)
+//
+// It runs where the connections are: on the leader. Package extension says which permissions the
+// program needs, and how an APIService leads to it.
+//
+// # Usage
+//
+// Package v1alpha1 has the two kinds. A Connection has the name and namespace of its extension, and
+// conditions Connected and Healthy. A Scope is a kind, in a namespace or with selectors, that the
+// connection's cache reads. Both can be selected by the fields status.state and status.reason, and
+// scopes by status.extension.
+//
+// # Considerations
+//
+//   - Nothing is written to etcd, and nothing can be changed through the API.
+//   - What changes all the time, the times and failures of probes, is as of the answer and has no
+//     resourceVersion of its own. Numbers of objects are in the answer to a get only, because
+//     counting takes time in proportion to them.
+//   - Who may read connections sees the names of identities, API servers, Secrets and watched kinds
+//     of all tenants, or of those in a namespace. No secret is in them.
+//   - A retry of a connection shows as Disconnected, with the time since which there is none.
+package stateapi

@@ -1,0 +1,219 @@
+package stateapi
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// Options configure a state API.
+type Options struct {
+	// Group of the kinds. Defaults to state.latchkey.dev. Two programs in one cluster need different
+	// groups.
+	Group string
+	// Namespaced must be set if the extensions are namespaced. Then connections and scopes are, too.
+	Namespaced bool
+	// Server configures the server. GetOpenAPIDefinitions must not be set.
+	Server extension.ExtensionAPIServerOptions
+}
+
+// StateAPI serves the connections of a ClusterCache. Add it to the manager of the ClusterCache.
+type StateAPI struct {
+	connections clustercache.ClusterCache
+	server      *extension.ExtensionAPIServer
+	states      *extension.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
+	scopes      *extension.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
+	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber only
+}
+
+var (
+	_ manager.Runnable               = (*StateAPI)(nil)
+	_ manager.LeaderElectionRunnable = (*StateAPI)(nil)
+)
+
+// New returns a state API of the connections. New sends no request.
+func New(connections clustercache.ClusterCache, options Options) (*StateAPI, error) {
+	if connections == nil {
+		return nil, errors.New("the ClusterCache is missing")
+	}
+	if options.Server.GetOpenAPIDefinitions != nil {
+		return nil, errors.New("Options.Server.GetOpenAPIDefinitions must not be set")
+	}
+	options.Server.GetOpenAPIDefinitions = v1alpha1.GetOpenAPIDefinitions
+	version := schema.GroupVersion{Group: cmp.Or(options.Group, v1alpha1.GroupVersion.Group),
+		Version: v1alpha1.GroupVersion.Version}
+	scheme := runtime.NewScheme()
+	if err := extension.AddToScheme(scheme); err != nil {
+		return nil, errors.Wrap(err, "preparing the scheme")
+	}
+	server, err := extension.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options.Server)
+	if err != nil {
+		return nil, errors.WithMessage(err, "Options.Server")
+	}
+	s := &StateAPI{connections: connections, server: server, scopeNames: map[client.ObjectKey]map[string]bool{}}
+	return s, s.install(version, options.Namespaced)
+}
+
+// install creates the stores and their resources.
+func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
+	s.states = extension.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
+		extension.MemoryStoreOptions[*v1alpha1.Connection]{
+			Resource: version.WithResource("connections").GroupResource(), Fields: connectionFields,
+			OnRead: s.refresh, OnGet: s.refreshAndCount,
+		})
+	s.scopes = extension.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
+		extension.MemoryStoreOptions[*v1alpha1.Scope]{
+			Resource: version.WithResource("scopes").GroupResource(), Fields: scopeFields, OnGet: s.countObjects,
+		})
+	var both []extension.StoreOption
+	if namespaced {
+		both = append(both, extension.Namespaced())
+	}
+	if err := extension.InstallStore(s.server, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{}, "connections",
+		"connection", version.WithKind("Connection"), s.states, append(both, extension.ShortNames("conn"),
+			extension.FieldSelectors("status.state", "status.reason"), connectionColumns())...); err != nil {
+		return err
+	}
+	return extension.InstallStore(s.server, &v1alpha1.Scope{}, &v1alpha1.ScopeList{}, "scopes", "scope",
+		version.WithKind("Scope"), s.scopes, append(both,
+			extension.FieldSelectors("status.state", "status.reason", "status.extension"), scopeColumns())...)
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
+func (s *StateAPI) NeedLeaderElection() bool { return true }
+
+// Start serves until ctx is done, and returns when the last request has ended.
+func (s *StateAPI) Start(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		s.connections.SubscribeStates(ctx, func(extensions []client.ObjectKey) {
+			for _, key := range extensions {
+				s.update(ctx, key)
+			}
+		})
+		return nil
+	})
+	group.Go(func() error { return errors.WithMessage(s.server.Run(ctx), "state API") })
+	return group.Wait()
+}
+
+// update brings what is stored about an extension up to date.
+func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
+	state, known := s.connections.GetConnectionState(ctx, key, clustercache.OmitObjectCounts(true))
+	if known {
+		s.states.Put(connectionOf(state))
+	} else {
+		s.states.Remove(key.Namespace, key.Name)
+	}
+	names := map[string]bool{}
+	if known {
+		for _, scope := range scopesOf(state) {
+			names[scope.Name] = true
+			s.scopes.Put(scope)
+		}
+	}
+	for name := range s.scopeNames[key] {
+		if !names[name] {
+			s.scopes.Remove(key.Namespace, name)
+		}
+	}
+	if s.scopeNames[key] = names; len(names) == 0 {
+		delete(s.scopeNames, key)
+	}
+}
+
+// refresh fills in what changes all the time.
+func (s *StateAPI) refresh(c *v1alpha1.Connection) {
+	health := s.connections.GetHealthCheckingState(context.Background(), client.ObjectKeyFromObject(c))
+	refreshProbe(&c.Status.Probe, health)
+}
+
+// refreshAndCount also counts the objects.
+func (s *StateAPI) refreshAndCount(c *v1alpha1.Connection) {
+	s.refresh(c)
+	state, _ := s.connections.GetConnectionState(context.Background(), client.ObjectKeyFromObject(c))
+	total := int64(0)
+	for _, scope := range state.Scopes {
+		total += int64(scope.Objects)
+	}
+	c.Status.Objects = &total
+}
+
+// countObjects counts the objects of one scope.
+func (s *StateAPI) countObjects(scope *v1alpha1.Scope) {
+	key := client.ObjectKey{Namespace: scope.Namespace, Name: scope.Status.Extension}
+	state, _ := s.connections.GetConnectionState(context.Background(), key)
+	for _, found := range state.Scopes {
+		if scopeName(key.Name, found) == scope.Name {
+			count := int64(found.Objects)
+			scope.Status.Objects = &count
+		}
+	}
+}
+
+var connectionFields = map[string]func(*v1alpha1.Connection) string{
+	"status.state":  func(c *v1alpha1.Connection) string { return c.Status.State },
+	"status.reason": func(c *v1alpha1.Connection) string { return c.Status.Reason },
+}
+
+var scopeFields = map[string]func(*v1alpha1.Scope) string{
+	"status.state":     func(s *v1alpha1.Scope) string { return s.Status.State },
+	"status.reason":    func(s *v1alpha1.Scope) string { return s.Status.Reason },
+	"status.extension": func(s *v1alpha1.Scope) string { return s.Status.Extension },
+}
+
+type connectionColumn = extension.Column[*v1alpha1.Connection]
+
+func connectionColumns() extension.StoreOption {
+	return extension.Columns(
+		connectionColumn{Name: "Identity", Cell: func(c *v1alpha1.Connection) any { return identityText(c) },
+			Description: "The user of the connection or, while there is none, whom the extension names."},
+		connectionColumn{Name: "State", Cell: func(c *v1alpha1.Connection) any { return c.Status.State }},
+		connectionColumn{Name: "Reason", Cell: func(c *v1alpha1.Connection) any { return c.Status.Reason }},
+		connectionColumn{Name: "Probed", Description: "How long ago the last probe ended.",
+			Cell: func(c *v1alpha1.Connection) any {
+				if c.Status.Probe.LastTime == nil {
+					return ""
+				}
+				return duration.HumanDuration(time.Since(c.Status.Probe.LastTime.Time))
+			}},
+		connectionColumn{Name: "Scopes", Type: "integer",
+			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.Scopes) }},
+		connectionColumn{Name: "Forbidden", Type: "integer", Wide: true,
+			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) }},
+		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
+		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},
+		connectionColumn{Name: "Epoch", Type: "integer", Wide: true,
+			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch }},
+		connectionColumn{Name: "Message", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Message }},
+	)
+}
+
+type scopeColumn = extension.Column[*v1alpha1.Scope]
+
+func scopeColumns() extension.StoreOption {
+	return extension.Columns(
+		scopeColumn{Name: "Extension", Cell: func(s *v1alpha1.Scope) any { return s.Status.Extension }},
+		scopeColumn{Name: "Kind", Cell: func(s *v1alpha1.Scope) any { return s.Status.Kind }},
+		scopeColumn{Name: "In", Description: "The namespace; empty for all.",
+			Cell: func(s *v1alpha1.Scope) any { return s.Status.Selection.Namespace }},
+		scopeColumn{Name: "State", Cell: func(s *v1alpha1.Scope) any { return s.Status.State }},
+		scopeColumn{Name: "Reason", Cell: func(s *v1alpha1.Scope) any { return s.Status.Reason }},
+		scopeColumn{Name: "Representation", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.Representation }},
+		scopeColumn{Name: "Labels", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.LabelSelector }},
+		scopeColumn{Name: "Message", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.Message }},
+	)
+}

@@ -1,0 +1,188 @@
+package stateapi
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// connectionOf returns the Connection of a state, without what changes all the time.
+func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
+	c := &v1alpha1.Connection{
+		ObjectMeta: metadataOf(state, state.Extension.Name),
+		Status: v1alpha1.ConnectionStatus{
+			State: stateOf(state), Reason: string(state.Reason), Message: state.Message,
+			Since:  timeOf(cmp.Or(state.DisconnectedSince, state.Since)),
+			Source: state.Source, Target: state.Target, Epoch: state.Epoch, TokenExpires: timeOf(state.TokenExpires),
+			ObservedGeneration: state.ObservedGeneration, Scopes: int32(len(state.Scopes)),
+			Probe: v1alpha1.ProbeStatus{Error: errorText(state.Health.LastError)},
+		},
+	}
+	if state.Identity.Username != "" {
+		c.Status.Identity = &v1alpha1.Identity{Username: state.Identity.Username, UID: state.Identity.UID,
+			Groups: state.Identity.Groups}
+	}
+	for _, watch := range state.Watches {
+		c.Status.Watches = append(c.Status.Watches, v1alpha1.WatchStatus{Name: watch.Name,
+			Selection: selectionOf(watch.Kind, watch.Scope), Dependents: watch.Dependents})
+	}
+	for _, scope := range state.Scopes {
+		if scope.State == clustercache.StateForbidden {
+			c.Status.ForbiddenScopes++
+		}
+	}
+	c.Status.Conditions = conditionsOf(state, c.Status)
+	return c
+}
+
+// metadataOf returns metadata of an object about an extension.
+func metadataOf(state clustercache.ConnectionState, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: state.Extension.Namespace, Name: name, UID: state.UID,
+		CreationTimestamp: metav1.NewTime(state.Created.Truncate(time.Second)),
+		Labels:            map[string]string{v1alpha1.ExtensionUIDLabel: string(state.UID)}}
+}
+
+// stateOf returns the state in one word. A retry is no news.
+func stateOf(state clustercache.ConnectionState) string {
+	switch {
+	case state.Phase == clustercache.PhaseConnected:
+		return v1alpha1.StateConnected
+	case state.Phase == clustercache.PhaseConnecting && state.Reason == clustercache.ReasonNotStarted:
+		return v1alpha1.StateConnecting
+	default:
+		return v1alpha1.StateDisconnected
+	}
+}
+
+// conditionsOf returns the conditions, whose times are those of the changes themselves.
+func conditionsOf(state clustercache.ConnectionState, status v1alpha1.ConnectionStatus) []metav1.Condition {
+	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse,
+		ObservedGeneration: state.ObservedGeneration, Reason: string(state.Reason), Message: state.Message}
+	healthy := metav1.Condition{Type: v1alpha1.ConditionHealthy, Status: metav1.ConditionFalse,
+		ObservedGeneration: state.ObservedGeneration, Reason: "ProbeFailed", Message: status.Probe.Error,
+		LastTransitionTime: metav1.NewTime(state.HealthSince.Truncate(time.Second))}
+	if status.Since != nil {
+		connected.LastTransitionTime = *status.Since
+	}
+	switch {
+	case state.Phase != clustercache.PhaseConnected:
+		healthy.Reason, healthy.Message = "NotConnected", state.Message
+	case state.Healthy:
+		healthy.Status, healthy.Reason, healthy.Message = metav1.ConditionTrue, "ProbeSucceeded", ""
+	}
+	if state.Phase == clustercache.PhaseConnected {
+		connected.Status, connected.Reason = metav1.ConditionTrue, v1alpha1.StateConnected
+	}
+	return []metav1.Condition{connected, healthy}
+}
+
+// refreshProbe sets what changes all the time.
+func refreshProbe(probe *v1alpha1.ProbeStatus, health clustercache.HealthCheckingState) {
+	probe.LastTime, probe.LastSuccessTime = timeOf(health.LastProbeTime), timeOf(health.LastProbeSuccessTime)
+	probe.Failures = int32(health.ConsecutiveFailures)
+}
+
+// scopesOf returns the Scopes of a state, without the numbers of their objects.
+func scopesOf(state clustercache.ConnectionState) (scopes []*v1alpha1.Scope) {
+	for _, scope := range state.Scopes {
+		scopes = append(scopes, &v1alpha1.Scope{
+			ObjectMeta: scopeMetadataOf(state, scope),
+			Status: v1alpha1.ScopeStatus{
+				Extension: state.Extension.Name, Selection: selectionOf(scope.GVK, scope.Scope),
+				Representation: string(scope.Representation), State: string(scope.State),
+				Reason: reasonOf(scope), Message: errorText(scope.LastError), Since: timeOf(scope.Since),
+				Dependents: scope.Dependents,
+			},
+		})
+	}
+	return scopes
+}
+
+// scopeMetadataOf returns the metadata of a Scope, whose age is that of its state.
+func scopeMetadataOf(state clustercache.ConnectionState, scope clustercache.ScopeState) metav1.ObjectMeta {
+	metadata := metadataOf(state, scopeName(state.Extension.Name, scope))
+	metadata.UID = types.UID(string(state.UID) + "/" + metadata.Name)
+	metadata.CreationTimestamp = metav1.NewTime(scope.Since.Truncate(time.Second))
+	return metadata
+}
+
+const (
+	maxName   = 253
+	shortHash = 10
+)
+
+// scopeName returns the name of a scope, which is the same in every process.
+func scopeName(extension string, scope clustercache.ScopeState) string {
+	selection := selectionOf(scope.GVK, scope.Scope)
+	sum := sha256.Sum256([]byte(strings.Join([]string{extension, selection.APIVersion, selection.Kind, selection.Namespace,
+		selection.LabelSelector, selection.FieldSelector, string(scope.Representation)}, "\x00")))
+	if longest := maxName - shortHash - 1; len(extension) > longest {
+		extension = strings.TrimRight(extension[:longest], "-.")
+	}
+	return extension + "-" + hex.EncodeToString(sum[:])[:shortHash]
+}
+
+// reasonOf returns why a scope is not synced, in one word.
+func reasonOf(scope clustercache.ScopeState) string {
+	switch reason := apierrors.ReasonForError(scope.LastError); {
+	case scope.LastError == nil:
+		return ""
+	case reason != metav1.StatusReasonUnknown:
+		return string(reason)
+	case meta.IsNoMatchError(scope.LastError):
+		return "NoMatch"
+	default:
+		return "Error"
+	}
+}
+
+func selectionOf(gvk schema.GroupVersionKind, scope clustercache.Scope) v1alpha1.Selection {
+	selection := v1alpha1.Selection{Kind: gvk.Kind, Namespace: scope.Namespace}
+	selection.APIVersion, _ = gvk.ToAPIVersionAndKind()
+	if scope.LabelSelector != nil {
+		selection.LabelSelector = scope.LabelSelector.String()
+	}
+	if scope.FieldSelector != nil {
+		selection.FieldSelector = scope.FieldSelector.String()
+	}
+	return selection
+}
+
+// timeOf returns a time as the API shows it, nil for none.
+func timeOf(t time.Time) *metav1.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: t.Truncate(time.Second)}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// identityText returns the user of a connection or, while there is none, whom the extension names.
+func identityText(c *v1alpha1.Connection) string {
+	if c.Status.Identity != nil {
+		return c.Status.Identity.Username
+	}
+	if account, ok := strings.CutPrefix(c.Status.Source, "serviceaccount "); ok {
+		if namespace, name, ok := strings.Cut(account, "/"); ok {
+			return "system:serviceaccount:" + namespace + ":" + name
+		}
+	}
+	return c.Status.Source
+}

@@ -1,0 +1,232 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// GroupVersion is the API version of the kinds, in the default group.
+var GroupVersion = schema.GroupVersion{Group: "state.latchkey.dev", Version: "v1alpha1"}
+
+// ExtensionUIDLabel is a label of Connections and Scopes: the UID of the extension.
+const ExtensionUIDLabel = "state.latchkey.dev/extension-uid"
+
+// States of a Connection.
+const (
+	StateConnected    = "Connected"    // there is a connection
+	StateConnecting   = "Connecting"   // the first connect is in progress
+	StateDisconnected = "Disconnected" // there is none, also while it is tried again
+)
+
+// Types of the conditions of a Connection.
+const (
+	// ConditionConnected is True while there is a connection. Its reason is "Connected", or why
+	// there is none.
+	ConditionConnected = "Connected"
+	// ConditionHealthy is True while there is a connection whose last probe succeeded.
+	ConditionHealthy = "Healthy"
+)
+
+// Connection is the connection of the extension of the same name and namespace.
+//
+// +kubebuilder:object:root=true
+type Connection struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object metadata. The creationTimestamp is that of the extension.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// Always empty.
+	// +optional
+	Spec ConnectionSpec `json:"spec,omitempty"`
+	// The state of the connection.
+	// +optional
+	Status ConnectionStatus `json:"status,omitempty"`
+}
+
+// ConnectionSpec is empty: the extension says what to connect.
+type ConnectionSpec struct{}
+
+// ConnectionStatus is the state of a connection.
+type ConnectionStatus struct {
+	// Connected, Connecting (for the first time) or Disconnected.
+	State string `json:"state"`
+	// Why there is no connection, in one word. Empty while connected.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// Why there is no connection or, while connected, why the newest credential is not in use.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Since when there is this connection, or none. A retry does not change it.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// The user as the API server stated it. Absent while not connected.
+	// +optional
+	Identity *Identity `json:"identity,omitempty"`
+	// Where the credential comes from, or would: a ServiceAccount or a Secret.
+	// +optional
+	Source string `json:"source,omitempty"`
+	// URL of the API server.
+	// +optional
+	Target string `json:"target,omitempty"`
+	// How often a connection was made so far.
+	// +optional
+	Epoch int64 `json:"epoch,omitempty"`
+	// When the current token expires. Absent if the credential does not expire.
+	// +optional
+	TokenExpires *metav1.Time `json:"tokenExpires,omitempty"`
+	// metadata.generation of the extension that the state is based on.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Results of the probes.
+	// +optional
+	Probe ProbeStatus `json:"probe,omitempty"`
+	// How many scopes the connection's cache has; see the resource scopes.
+	Scopes int32 `json:"scopes"`
+	// How many of the scopes are Forbidden.
+	// +optional
+	ForbiddenScopes int32 `json:"forbiddenScopes,omitempty"`
+	// How many objects the cache has. Only in the answer to a get of this object.
+	// +optional
+	Objects *int64 `json:"objects,omitempty"`
+	// The registered watches.
+	// +optional
+	// +listType=atomic
+	Watches []WatchStatus `json:"watches,omitempty"`
+	// Connected and Healthy.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Identity is a user of an API server.
+type Identity struct {
+	// Name of the user.
+	Username string `json:"username"`
+	// UID of the user.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Groups of the user.
+	// +optional
+	// +listType=atomic
+	Groups []string `json:"groups,omitempty"`
+}
+
+// ProbeStatus has the results of the probes. The times and the count are as of the answer, and
+// change without another resourceVersion.
+type ProbeStatus struct {
+	// When the last probe ended. A request of the identity that succeeded counts as a probe.
+	// +optional
+	LastTime *metav1.Time `json:"lastTime,omitempty"`
+	// When the API server last served the identity.
+	// +optional
+	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
+	// How many probes and connects failed since the last success.
+	// +optional
+	Failures int32 `json:"failures,omitempty"`
+	// Why the last probe was no success.
+	// +optional
+	Error string `json:"error,omitempty"`
+}
+
+// WatchStatus is a watch of one kind in one scope.
+type WatchStatus struct {
+	// Name of the watch.
+	Name string `json:"name"`
+	// What is watched.
+	Selection `json:",inline"`
+	// UIDs of the objects that need the watch.
+	// +optional
+	// +listType=atomic
+	Dependents []types.UID `json:"dependents,omitempty"`
+}
+
+// Selection is a kind, and a part of its objects.
+type Selection struct {
+	// API version of the kind.
+	// +optional
+	APIVersion string `json:"apiVersion,omitempty"`
+	// Kind of the objects.
+	// +optional
+	Kind string `json:"kind,omitempty"`
+	// Namespace of the objects. Empty for all namespaces.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Label selector. Empty for all objects.
+	// +optional
+	LabelSelector string `json:"labelSelector,omitempty"`
+	// Field selector. Empty for all objects.
+	// +optional
+	FieldSelector string `json:"fieldSelector,omitempty"`
+}
+
+// ConnectionList is a list of Connections.
+//
+// +kubebuilder:object:root=true
+type ConnectionList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Connection `json:"items"`
+}
+
+// Scope is a part of the objects of a kind that a connection's cache reads. Its name is that of the
+// extension and a hash of what is read.
+//
+// +kubebuilder:object:root=true
+type Scope struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	// Always empty.
+	// +optional
+	Spec ScopeSpec `json:"spec,omitempty"`
+	// The state of the scope.
+	// +optional
+	Status ScopeStatus `json:"status,omitempty"`
+}
+
+// ScopeSpec is empty: reads and watches determine the scopes.
+type ScopeSpec struct{}
+
+// ScopeStatus is the state of a scope.
+type ScopeStatus struct {
+	// Name of the extension, and of its Connection.
+	Extension string `json:"extension"`
+	// What is read.
+	Selection `json:",inline"`
+	// Typed, Unstructured or Metadata: the form in which the cache keeps the objects.
+	Representation string `json:"representation"`
+	// Syncing, Synced, Forbidden, NotServed or Failing.
+	State string `json:"state"`
+	// Why the state is not Synced, as a reason of the API server.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// Why the state is not Synced.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Since when the state is what it is.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// How many objects the cache has. Only in the answer to a get of this object.
+	// +optional
+	Objects *int64 `json:"objects,omitempty"`
+	// Who holds the scope: names of watches, with the UIDs of dependents.
+	// +optional
+	// +listType=atomic
+	Dependents []string `json:"dependents,omitempty"`
+}
+
+// ScopeList is a list of Scopes.
+//
+// +kubebuilder:object:root=true
+type ScopeList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Scope `json:"items"`
+}
