@@ -77,12 +77,12 @@ func (p *frontProxy) authenticator() (authenticator.Request, error) {
 	return request, errors.Wrap(err, "preparing the authentication")
 }
 
-// authorizer returns the authorizer that asks the API server in front. As in every API server, the
-// group system:masters may do everything; the API server in front checks whether we are available
-// as a member of it.
-func (p *frontProxy) authorizer() (authorizer.Authorizer, error) {
+// delegatedAuthorizer returns the authorizer that asks the API server in front. As in every API
+// server, the group system:masters may do everything; the API server in front checks whether we are
+// available as a member of it.
+func delegatedAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, error) {
 	reviews, err := authorizerfactory.DelegatingAuthorizerConfig{
-		SubjectAccessReviewClient: p.client.AuthorizationV1(),
+		SubjectAccessReviewClient: client.AuthorizationV1(),
 		AllowCacheTTL:             allowTTL,
 		DenyCacheTTL:              denyTTL,
 		WebhookRetryBackoff:       reviewBackoff(),

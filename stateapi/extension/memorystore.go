@@ -35,8 +35,8 @@ type MemoryStoreOptions[T runtime.Object] struct {
 	// with the store, so OnRead may only assign to fields of the object itself and of the structs
 	// in it. OnRead must be fast, and must not call the store.
 	OnRead func(T)
-	// History is how many changes are kept for watches that resume, or twice the number of objects
-	// if that is more. Defaults to 1000.
+	// History is how many changes are kept, at least, for watches that resume, or twice the number
+	// of objects if that is more. At most twice as many are kept. Defaults to 1000.
 	History int
 	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
 	BookmarkInterval time.Duration

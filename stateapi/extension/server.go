@@ -30,7 +30,7 @@ type ExtensionAPIServer struct { //nolint:revive // a server of package extensio
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
 	options ExtensionAPIServerOptions
-	front   *frontProxy // nil if the options have Authenticator and Authorizer
+	front   *frontProxy // nil if the options have an Authenticator
 
 	mu        sync.Mutex
 	started   bool                                            // guarded by mu
@@ -63,19 +63,17 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
 		resources: map[schema.GroupVersion]map[string]rest.Storage{}}
 	var err error
-	if options.Authenticator == nil || options.Authorizer == nil {
+	if options.Authenticator == nil {
 		if s.front, err = newFrontProxy(options.Client); err != nil {
 			return nil, err
 		}
-	}
-	if options.Authenticator == nil {
 		options.ClientCA = newFrontProxyCAContent(s.front.ca)
 		if options.Authenticator, err = s.front.authenticator(); err != nil {
 			return nil, err
 		}
 	}
 	if options.Authorizer == nil {
-		if options.Authorizer, err = s.front.authorizer(); err != nil {
+		if options.Authorizer, err = delegatedAuthorizer(options.Client); err != nil {
 			return nil, err
 		}
 	}
@@ -102,8 +100,8 @@ func (s *ExtensionAPIServer) install(version schema.GroupVersion, resource strin
 }
 
 // Run serves until ctx is done, and returns when the last request has ended. Watches end at once,
-// so that their clients turn to another server. Run fails at once if the API server in front does
-// not say how it authenticates.
+// so that their clients turn to another server. Run fails at once if it may not read how the API
+// server in front authenticates. A server runs once.
 func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	s.mu.Lock()
 	started := s.started
@@ -116,7 +114,7 @@ func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer cancel()
-	if s.front != nil && s.options.Client != nil {
+	if s.front != nil {
 		if err := s.front.check(ctx); err != nil {
 			s.closeListener()
 			return err
