@@ -77,7 +77,9 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
 	}
-	c.changed = options.OnScopesChange
+	if c.changed = options.OnScopesChange; c.changed == nil {
+		c.changed = func() {}
+	}
 	c.newEntry = func(k *kind, scope Scope) *entry { return newEntry(c, k, scope) }
 	c.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {

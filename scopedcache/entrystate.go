@@ -39,7 +39,7 @@ func (s *entry) setState(e monitor.SetState) {
 	if s.cache.options.OnStateChange != nil {
 		s.cache.options.OnStateChange(State(e.Before), now)
 	}
-	s.cache.options.OnScopesChange()
+	s.cache.changed()
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its

@@ -92,9 +92,6 @@ func (o *Options) setDefaults() {
 	if o.ReadTimeout <= 0 {
 		o.ReadTimeout = 30 * time.Second
 	}
-	if o.OnScopesChange == nil {
-		o.OnScopesChange = func() {}
-	}
 	if o.Logger.GetSink() == nil {
 		o.Logger = log.Log.WithName("scopedcache")
 	}
