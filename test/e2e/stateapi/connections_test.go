@@ -137,8 +137,10 @@ func TestConnections(t *testing.T) {
 		eventually(t, wait("--for=condition=Connected=false", "connection/team-b").done).Should(Receive(BeNil()))
 	}
 
+	watchBegan := watchesSince(t)
 	one := kubectlBackground(t, nil, "get", "connection", "team-a", "-w", "--no-headers")
 	eventually(t, one.lines).Should(HaveExactElements(ContainSubstring(" Connected ")))
+	eventually(t, watchBegan("/connections?")).Should(BeNumerically(">=", 1))
 	g.Expect(admin.Delete(t.Context(), account)).To(Succeed())
 	eventually(t, one.lines).Should(ContainElement(MatchRegexp(` Disconnected +ServiceAccountNotFound `)))
 	g.Expect(kubectl(t, "get", "connection", "team-a", "-o",

@@ -125,10 +125,12 @@ func TestExplain(t *testing.T) {
 func TestGetWatch(t *testing.T) {
 	s := serve(t)
 	s.reserve("a", "blue")
+	watchBegan := watchesSince(t)
 	all := kubectlBackground(t, nil, "get", "rsv", "-n", "rooms", "-w", "--no-headers")
 	one := kubectlBackground(t, nil, "get", "rsv", "a", "-n", "rooms", "-w", "--no-headers")
 	eventually(t, all.lines).Should(HaveExactElements(MatchRegexp(`^a +blue `)))
 	eventually(t, one.lines).Should(HaveExactElements(MatchRegexp(`^a +blue `)))
+	eventually(t, watchBegan("/namespaces/rooms/reservations?")).Should(BeNumerically(">=", 2))
 	s.reserve("b", "green")
 	s.reserve("a", "red")
 	eventually(t, one.lines).Should(HaveExactElements(MatchRegexp(`^a +blue `), MatchRegexp(`^a +red `)))

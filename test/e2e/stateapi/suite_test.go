@@ -23,6 +23,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -230,10 +231,17 @@ func serve(t *testing.T) *served {
 // url returns the server's own address.
 func (s *served) url(path string) string { return "https://" + s.listener.Addr().String() + path }
 
-// create creates an object, and deletes it at the end of the test.
+// create creates an object, and deletes it at the end of the test. A namespace of an earlier run may
+// still be on its way out.
 func create(t *testing.T, object client.Object) {
 	t.Helper()
-	NewWithT(t).Expect(admin.Create(t.Context(), object)).To(Succeed())
+	eventually(t, func() error {
+		err := admin.Create(t.Context(), object)
+		if err != nil && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && !apierrors.IsAlreadyExists(err) {
+			return StopTrying("creating").Wrap(err)
+		}
+		return err
+	}).WithTimeout(2 * time.Minute).Should(Succeed())
 	t.Cleanup(func() {
 		if err := client.IgnoreNotFound(admin.Delete(context.Background(), object)); err != nil {
 			t.Error(err)
@@ -378,4 +386,26 @@ func clientset(t *testing.T) *kubernetes.Clientset {
 	clients, err := kubernetes.NewForConfig(cp.Config())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return clients
+}
+
+// watchesSince returns a function that counts the watches that began since the call, with this text
+// in their path. "kubectl get NAME -w" gets and then watches, and takes the first event for what it
+// has printed already: a change between the two is never shown.
+func watchesSince(t *testing.T) func(path string) func() int {
+	t.Helper()
+	before, err := os.ReadFile(cp.AuditLog())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return func(path string) func() int {
+		return func() (began int) {
+			log, err := os.ReadFile(cp.AuditLog())
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			for line := range bytes.Lines(log[len(before):]) {
+				if bytes.Contains(line, []byte(path)) && bytes.Contains(line, []byte(`"verb":"watch"`)) &&
+					bytes.Contains(line, []byte(`"stage":"ResponseStarted"`)) {
+					began++
+				}
+			}
+			return began
+		}
+	}
 }
