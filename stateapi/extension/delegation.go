@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -101,10 +102,13 @@ func delegatedAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, er
 func (p *frontProxy) check(ctx context.Context) error {
 	found, err := p.client.CoreV1().ConfigMaps(authenticationNamespace).Get(ctx, authenticationConfigMap,
 		metav1.GetOptions{})
+	if apierrors.IsForbidden(err) {
+		err = errors.WithMessagef(err, "bind Role extension-apiserver-authentication-reader in namespace %s",
+			authenticationNamespace)
+	}
 	if err != nil {
-		return errors.Wrapf(err, "reading ConfigMap %s/%s, which says how the API server authenticates to this one; bind "+
-			"Role extension-apiserver-authentication-reader in namespace %s", authenticationNamespace,
-			authenticationConfigMap, authenticationNamespace)
+		return errors.Wrapf(err, "reading ConfigMap %s/%s, which says how the API server authenticates to this one",
+			authenticationNamespace, authenticationConfigMap)
 	}
 	if found.Data[frontProxyCA] == "" {
 		return errors.Errorf("ConfigMap %s/%s has no %s: the API server's aggregation layer is off (see its flag "+

@@ -27,6 +27,20 @@
 // without Get ([ErrNoGetter]), and a list type that is none ([ErrNotAList]). After Run it returns
 // [ErrStarted].
 //
+// What a store must know:
+//
+//   - Its methods are called from many goroutines.
+//   - It does what the options say: nobody else restricts a list or a watch to the namespace of the
+//     [Context], to selectors or to a page, or does nothing in a dry run.
+//   - What it returns belongs to the caller, and is not nil without an error.
+//   - A watch with options.SendInitialEvents begins with all objects as ADDED, and then a bookmark
+//     with the annotation k8s.io/initial-events-end; informers of client-go wait for that. A store
+//     that cannot do so returns an error, and informers list instead.
+//   - Finalizers are the store's: a deletion calls Delete at once.
+//
+// There are no subresources, no deletions of collections and no admission. Use one replica, or let
+// only the leader serve, unless all have the same objects with the same versions.
+//
 // Everything else is the library's, k8s.io/apiserver: negotiation, discovery, OpenAPI, kubectl
 // explain, tables, patches, server-side apply, authentication, authorization, draining.
 //

@@ -11,8 +11,8 @@ var (
 	ErrStarted = errors.New("the server has been started")
 	// ErrNilStore: the store is nil.
 	ErrNilStore = errors.New("the store is nil")
-	// ErrDuplicateStore: another store serves the resource.
-	ErrDuplicateStore = errors.New("another store serves the resource")
+	// ErrDuplicateStore: another store serves the resource, or another resource has the kind.
+	ErrDuplicateStore = errors.New("another store serves the resource or its kind")
 	// ErrNoLister: the store does not implement Lister for the list type.
 	ErrNoLister = errors.New("the store is no Lister")
 	// ErrNoGetter: the store implements Updater or Deleter, and not Getter.

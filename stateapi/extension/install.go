@@ -45,7 +45,8 @@ func FieldSelectors(fields ...string) StoreOption {
 // an object. The store must be a Lister, and may implement the other interfaces of [Store]; the
 // resource has exactly the verbs that the store has.
 //
-// Call InstallStore before Run. The types are added to the server's scheme.
+// Call InstallStore before Run. The types are added to the server's scheme, which must be its own. A
+// kind has one resource and one version: there is no conversion between versions.
 func InstallStore[T, TList runtime.Object](server *ExtensionAPIServer, t T, tList TList, resourceName,
 	singularName string, gvk schema.GroupVersionKind, store any, options ...StoreOption) error {
 	if isNil(store) {
@@ -65,8 +66,13 @@ func InstallStore[T, TList runtime.Object](server *ExtensionAPIServer, t T, tLis
 	if s.options.columns != nil && !ok {
 		return errors.Errorf("resource %q: the columns are of %T, not of %T", resourceName, s.options.columns, columns)
 	}
+	for _, column := range columns {
+		if column.Cell == nil || column.Name == "" {
+			return errors.Errorf("resource %q: column %q needs a name and a function Cell", resourceName, column.Name)
+		}
+	}
 	s.table = newTable(columns)
-	return errors.WithMessagef(server.install(gvk.GroupVersion(), resourceName, func() {
+	return errors.WithMessagef(server.install(gvk, resourceName, func() {
 		s.authorizer = server.options.Authorizer
 		s.addTo(server.scheme, t, tList)
 		server.resources[gvk.GroupVersion()][resourceName] = withVerbs(s)

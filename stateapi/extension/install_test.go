@@ -116,6 +116,10 @@ func TestInstallStore(t *testing.T) {
 	g.Expect(install("reservations", onlyList{})).To(Succeed())
 	g.Expect(install("reservations", onlyList{})).To(MatchError(extension.ErrDuplicateStore))
 
+	g.Expect(install("others", onlyList{})).To(MatchError(extension.ErrDuplicateStore), "one resource for a kind")
+	g.Expect(install("a", onlyList{}, extension.Columns(extension.Column[*v1alpha1.Reservation]{Name: "X"}))).
+		To(MatchError(ContainSubstring("column \"X\"")))
+
 	answer := httptest.NewRecorder()
 	server.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/apis", http.NoBody))
 	g.Expect(answer.Code).To(Equal(http.StatusServiceUnavailable))

@@ -40,14 +40,14 @@ type MemoryStoreOptions[T runtime.Object] struct {
 	History int
 	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
 	BookmarkInterval time.Duration
-	// WatchBuffer is how many events a watch may be late before it ends. Its client then resumes.
-	// Defaults to 100.
+	// WatchBuffer is how many events a watch may be late before it ends, or as many as it began with
+	// if that is more. Its client then resumes. Defaults to 100.
 	WatchBuffer int
 }
 
-// MemoryStore is a store in memory: a Lister, Getter and Watcher of objects that its owner puts and
-// removes. Embed it in a store of your own to add verbs. Its methods may be called from any
-// goroutine.
+// MemoryStore is a store in memory, which NewMemoryStore creates: a Lister, Getter and Watcher of
+// objects that its owner puts and removes. Embed a pointer to it in a store of your own to add verbs.
+// Its methods may be called from any goroutine.
 //
 // Each change has a resourceVersion, which is at least the time in microseconds. So the versions of
 // a process that was replaced are too old for its successor, and clients list again.
@@ -84,9 +84,9 @@ func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *Mem
 // keyOf returns the key of an object: a key sorts by namespace, then by name.
 func keyOf(namespace, name string) string { return namespace + "\x00" + name }
 
-// Put stores an object, unless it equals the stored one. Put keeps object: do not change it any
-// more. An object of another UID than the stored one replaces it, which watches see as a deletion
-// and a creation.
+// Put stores an object, unless it equals the stored one. Put sets the resourceVersion of object and
+// keeps object: do not change it any more. UID and creationTimestamp are the caller's. An object of
+// another UID than the stored one replaces it, which watches see as a deletion and a creation.
 func (m *MemoryStore[T, TList]) Put(object T) {
 	metadata := accessorOf(object)
 	key := keyOf(metadata.GetNamespace(), metadata.GetName())
@@ -113,10 +113,10 @@ func (m *MemoryStore[T, TList]) Remove(namespace, name string) bool {
 	return m.removeLocked(keyOf(namespace, name))
 }
 
-// Modify changes, creates or removes an object as modify returns: next is stored, or removed if keep
-// is false. Nobody else changes the object meanwhile. modify gets a copy, or nil if there is no
-// object, and must not call the store. Modify returns a copy of what is stored, or an error of
-// modify, which changes nothing.
+// Modify changes, creates or removes an object as modify returns: next is stored, unless it equals
+// the stored object, or removed if keep is false. Nobody else changes the object meanwhile. modify
+// gets a copy, or nil if there is no object, and must not call the store. Modify returns a copy of
+// what is stored, or an error of modify, which changes nothing.
 func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(current T, found bool) (next T, keep bool,
 	err error)) (stored T, err error) {
 	key := keyOf(namespace, name)
@@ -137,7 +137,12 @@ func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(curre
 	if metadata := accessorOf(next); keyOf(metadata.GetNamespace(), metadata.GetName()) != key {
 		return stored, errors.Errorf("the object has another name than %s", name)
 	}
-	m.putLocked(key, next)
+	if found {
+		accessorOf(next).SetResourceVersion(accessorOf(m.objects[key]).GetResourceVersion())
+	}
+	if !found || !equality.Semantic.DeepEqual(m.objects[key], next) {
+		m.putLocked(key, next)
+	}
 	return next.DeepCopyObject().(T), nil
 }
 
@@ -287,8 +292,8 @@ func (*MemoryStore[T, TList]) forList(list TList, objects []T) []runtime.Object 
 	return result
 }
 
-// pageLocked returns at most limit selected objects after a key. next is the last key of the page if
-// there are more.
+// pageLocked returns at most limit selected objects after a key. next is the last key of the page
+// if there are more.
 func (m *MemoryStore[T, TList]) pageLocked(s selection[T], after string, limit int64) (page []T, next string,
 	remaining int64) {
 	start, found := slices.BinarySearch(m.keys, after)

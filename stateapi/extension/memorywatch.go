@@ -59,11 +59,12 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 	if err != nil {
 		return nil, err
 	}
-	w := &memoryWatcher[T]{selection: selection, events: make(chan storedEvent[T], m.options.WatchBuffer),
-		late: make(chan struct{})}
+	w := &memoryWatcher[T]{selection: selection, late: make(chan struct{})}
 	m.mu.Lock()
 	first, version, err := m.firstEventsLocked(selection, options)
 	if err == nil {
+		// What changes while the first events are sent must not end the watch.
+		w.events = make(chan storedEvent[T], max(m.options.WatchBuffer, len(first)))
 		m.watchers[w] = struct{}{}
 	}
 	m.mu.Unlock()
@@ -148,7 +149,8 @@ func (m *MemoryStore[T, TList]) deliver(w *memoryWatcher[T], d delivery[T], book
 func (m *MemoryStore[T, TList]) versionOf(w *memoryWatcher[T]) (version int64, upToDate bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.version, len(w.events) == 0
+	_, listed := m.watchers[w] // a watch that was too late has missed something
+	return m.version, listed && len(w.events) == 0
 }
 
 func (m *MemoryStore[T, TList]) forget(w *memoryWatcher[T]) {

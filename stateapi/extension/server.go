@@ -36,6 +36,7 @@ type ExtensionAPIServer struct { //nolint:revive // a server of package extensio
 	started   bool                                            // guarded by mu
 	resources map[schema.GroupVersion]map[string]rest.Storage // guarded by mu
 	versions  []schema.GroupVersion                           // guarded by mu; the keys of resources, as installed
+	kinds     map[schema.GroupKind]bool                       // guarded by mu; of resources
 
 	handler atomic.Pointer[http.Handler]
 }
@@ -61,7 +62,7 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 		return nil, errors.WithMessage(err, "ExtensionAPIServerOptions")
 	}
 	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
-		resources: map[schema.GroupVersion]map[string]rest.Storage{}}
+		resources: map[schema.GroupVersion]map[string]rest.Storage{}, kinds: map[schema.GroupKind]bool{}}
 	var err error
 	if options.Authenticator == nil {
 		if s.front, err = newFrontProxy(options.Client); err != nil {
@@ -81,16 +82,19 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	return s, nil
 }
 
-// install adds a resource, by a function that is called if there is none of that name yet.
-func (s *ExtensionAPIServer) install(version schema.GroupVersion, resource string, add func()) error {
+// install adds a resource, by a function that is called if there is none of that name or kind yet. A
+// kind has one version, because there is no conversion between versions.
+func (s *ExtensionAPIServer) install(kind schema.GroupVersionKind, resource string, add func()) error {
+	version := kind.GroupVersion()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.started {
 		return errors.WithStack(ErrStarted)
 	}
-	if s.resources[version][resource] != nil {
-		return errors.WithStack(ErrDuplicateStore)
+	if s.resources[version][resource] != nil || s.kinds[kind.GroupKind()] {
+		return errors.Wrapf(ErrDuplicateStore, "%s", kind)
 	}
+	s.kinds[kind.GroupKind()] = true
 	if s.resources[version] == nil {
 		s.resources[version] = map[string]rest.Storage{}
 		s.versions = append(s.versions, version)
