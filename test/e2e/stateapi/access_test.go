@@ -31,10 +31,10 @@ func TestAvailable(t *testing.T) {
 	s.apply(t, other.PEM())
 	eventually(t, func() string { return availability(t) }).
 		Should(And(ContainSubstring(`"status":"False"`), ContainSubstring("certificate signed by unknown authority")))
-	edited := kubectl(t, "get", "apiservice", apiService, "-o", "name")
 	kubectl(t, "patch", "apiservice", apiService, "--type=merge", "-p", patchOf(s.authority.PEM()))
-	eventually(t, func() string { return availability(t) }).Should(ContainSubstring(`"status":"True"`), edited)
-	kubectl(t, "get", "reservations", "-A")
+	eventually(t, func() string { return availability(t) }).Should(ContainSubstring(`"status":"True"`))
+	eventually(t, func() error { _, err := cp.Kubectl(t.Context(), "get", "reservations", "-A"); return err }).
+		Should(Succeed())
 }
 
 // A server that cannot learn how the API server authenticates does not start.
@@ -165,7 +165,7 @@ func TestNamespaceDeletion(t *testing.T) {
 	eventually(t, func() string { return availability(t) }).Should(ContainSubstring(`"status":"False"`))
 	g.Expect(admin.Delete(t.Context(), second)).To(Succeed())
 	eventually(t, func() string {
-		return kubectl(t, "get", "namespace", "second", "-o", "jsonpath={.status.conditions}")
+		return tryKubectl(t, "get", "namespace", "second", "-o", "jsonpath={.status.conditions}")
 	}).Should(And(ContainSubstring("DiscoveryFailed"), ContainSubstring("rooms.example.com/v1alpha1")))
 	kubectl(t, "delete", "apiservice", apiService)
 	eventually(t, gone(second)).WithTimeout(2 * time.Minute).Should(MatchError(ContainSubstring("not found")))

@@ -169,6 +169,9 @@ func (s *served) register(t *testing.T) {
 			return availabilityOf(t, s.service)
 		}
 	}).Should(ContainSubstring(`"status":"True"`))
+	// Another controller of the API server forwards the requests.
+	eventually(t, func() string { return tryKubectl(t, "get", "--raw", "/apis/"+s.group+"/v1alpha1") }).
+		Should(ContainSubstring("APIResourceList"))
 }
 
 // apply writes Service and APIService.
@@ -201,7 +204,7 @@ func availability(t *testing.T) string {
 
 func availabilityOf(t *testing.T, service string) string {
 	t.Helper()
-	return kubectl(t, "get", "apiservice", service, "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
+	return tryKubectl(t, "get", "apiservice", service, "-o", `jsonpath={.status.conditions[?(@.type=="Available")]}`)
 }
 
 // patchOf returns a patch of the APIService.
@@ -254,6 +257,16 @@ func kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := cp.Kubectl(t.Context(), args...)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return out
+}
+
+// tryKubectl is kubectl for polls: it returns the output, or else the error.
+func tryKubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := cp.Kubectl(t.Context(), args...)
+	if err != nil {
+		return err.Error()
+	}
 	return out
 }
 

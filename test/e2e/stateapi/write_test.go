@@ -76,7 +76,7 @@ func TestWrite(t *testing.T) {
 }
 
 // An update of an object that does not exist creates it, for those who may create. What was read
-// and deleted since does not come back, and nobody overwrites what they have not read.
+// and deleted since does not come back, and what was read and changed since is a conflict.
 func TestUpdates(t *testing.T) {
 	g := NewWithT(t)
 	s := serve(t)
