@@ -49,8 +49,10 @@ type MemoryStoreOptions[T runtime.Object] struct {
 // objects that its owner puts and removes. Embed a pointer to it in a store of your own to add verbs.
 // Its methods may be called from any goroutine.
 //
-// Each change has a resourceVersion, which is at least the time in microseconds. So the versions of
-// a process that was replaced are too old for its successor, and clients list again.
+// Each change has a resourceVersion, which is at least the time in microseconds. So versions from
+// before a store was created are too old for it, and clients list again. Create the store when it
+// begins to serve: one that waits on a standby replica takes the versions of the leader before it
+// for its own, and clients then miss what was deleted meanwhile.
 type MemoryStore[T, TList runtime.Object] struct {
 	options MemoryStoreOptions[T]
 
