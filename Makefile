@@ -16,7 +16,8 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi stateapi/v1alpha1 stateapi/extension serviceprovider serviceprovider/clustersv1alpha1
+PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi stateapi/v1alpha1 stateapi/extension \
+	serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
 .PHONY: help

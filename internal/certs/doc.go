@@ -6,8 +6,8 @@
 //
 // # Usage
 //
-// [Authority.Issue] issues a certificate for a server or a client. Whoever trusts
-// [Authority.PEM] accepts it.
+// [Authority.Issue] issues a certificate for a server or a client. A peer that
+// trusts [Authority.PEM] accepts it.
 //
 // # Considerations
 //

@@ -26,7 +26,7 @@ func (h *Hub) Changed(extension client.ObjectKey) {
 	}
 }
 
-// HasSubscribers reports whether anybody is told about changes.
+// HasSubscribers reports whether there is a subscriber.
 func (h *Hub) HasSubscribers() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

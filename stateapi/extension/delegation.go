@@ -59,7 +59,7 @@ func newFrontProxy(client kubernetes.Interface) (*frontProxy, error) {
 }
 
 // authenticator returns the authenticator of requests that come through the API server in front, and
-// of requests with tokens. Nobody is anonymous: a request without a name gets 401.
+// of requests with tokens. A request without a credential gets 401.
 func (p *frontProxy) authenticator() (authenticator.Request, error) {
 	request, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient:  p.client.AuthenticationV1(),

@@ -30,8 +30,8 @@
 // What a store must know:
 //
 //   - Its methods are called from many goroutines.
-//   - It does what the options say: nobody else restricts a list or a watch to the namespace of the
-//     [Context], to selectors or to a page, or does nothing in a dry run.
+//   - It does what the options say. The store itself restricts a list or a watch to the namespace of
+//     the [Context], to selectors and to a page, and stores nothing in a dry run.
 //   - What it returns belongs to the caller, and is not nil without an error.
 //   - A watch with options.SendInitialEvents begins with all objects as ADDED, and then a bookmark
 //     with the annotation k8s.io/initial-events-end; informers of client-go wait for that. A store

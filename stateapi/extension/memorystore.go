@@ -116,7 +116,7 @@ func (m *MemoryStore[T, TList]) Remove(namespace, name string) bool {
 }
 
 // Modify changes, creates or removes an object as modify returns: next is stored, unless it equals
-// the stored object, or removed if keep is false. Nobody else changes the object meanwhile. modify
+// the stored object, or removed if keep is false. No other call changes the object meanwhile. modify
 // gets a copy, or nil if there is no object, and must not call the store. Modify returns a copy of
 // what is stored, or an error of modify, which changes nothing.
 func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(current T, found bool) (next T, keep bool,
@@ -248,13 +248,7 @@ func (m *MemoryStore[T, TList]) List(ctx Context, options *metav1.ListOptions) (
 			return list, err
 		}
 	}
-	m.mu.RLock()
-	if options.Continue == "" {
-		from.Version = m.version
-		err = m.checkListVersionLocked(options)
-	}
-	items, next, remaining := m.pageLocked(selection, from.After, options.Limit)
-	m.mu.RUnlock()
+	items, next, remaining, err := m.page(selection, &from, options)
 	if err != nil {
 		return list, err
 	}
@@ -277,6 +271,19 @@ func (m *MemoryStore[T, TList]) List(ctx Context, options *metav1.ListOptions) (
 		}
 	}
 	return list, nil
+}
+
+// page returns the objects of a page, and sets the version of the first page.
+func (m *MemoryStore[T, TList]) page(s selection[T], from *position, options *metav1.ListOptions) (items []T,
+	next string, remaining int64, err error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock() // also if a function of Fields panics
+	if options.Continue == "" {
+		from.Version = m.version
+		err = m.checkListVersionLocked(options)
+	}
+	items, next, remaining = m.pageLocked(s, from.After, options.Limit)
+	return items, next, remaining, err
 }
 
 // forList returns the objects for SetList, which copies structs. A list of pointers gets copies.

@@ -287,7 +287,7 @@ func TestRecreated(t *testing.T) {
 	})
 }
 
-// A watch that nobody reads ends, and delays nobody.
+// A watch that is not read ends, and delays no other.
 func TestStalledWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -349,4 +349,18 @@ func TestOnRead(t *testing.T) {
 		s.Put(reservation("n", "a", "red"))
 		g.Expect(list(t, s, "", metav1.ListOptions{}).ResourceVersion).To(Equal(version))
 	})
+}
+
+// A function of Fields that panics ends its request, and leaves the store usable.
+func TestPanickingField(t *testing.T) {
+	g := NewWithT(t)
+	s := newStore(storeOptions{Fields: map[string]func(*v1alpha1.Reservation) string{
+		"spec.room": func(*v1alpha1.Reservation) string { panic("no room") },
+	}})
+	s.Put(reservation("n", "a", "red"))
+	options := &metav1.ListOptions{FieldSelector: "spec.room=red"}
+	g.Expect(func() { _, _ = s.List(in(t, ""), options) }).To(Panic())
+	g.Expect(func() { _, _ = s.Watch(in(t, ""), options) }).To(Panic())
+	s.Put(reservation("n", "b", "red"))
+	g.Expect(list(t, s, "", metav1.ListOptions{}).Items).To(HaveLen(2))
 }

@@ -60,14 +60,7 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 		return nil, err
 	}
 	w := &memoryWatcher[T]{selection: selection, late: make(chan struct{})}
-	m.mu.Lock()
-	first, version, err := m.firstEventsLocked(selection, options)
-	if err == nil {
-		// What changes while the first events are sent must not end the watch.
-		w.events = make(chan storedEvent[T], max(m.options.WatchBuffer, len(first)))
-		m.watchers[w] = struct{}{}
-	}
-	m.mu.Unlock()
+	first, version, err := m.begin(w, options)
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +80,20 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 		m.deliver(w, d, options.AllowWatchBookmarks)
 	}()
 	return result, nil
+}
+
+// begin registers a watch, and returns what it begins with and the version of the store then.
+func (m *MemoryStore[T, TList]) begin(w *memoryWatcher[T], options *metav1.ListOptions) (first []storedEvent[T],
+	version int64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock() // also if a function of Fields panics
+	if first, version, err = m.firstEventsLocked(w.selection, options); err != nil {
+		return nil, 0, err
+	}
+	// What changes while the first events are sent must not end the watch.
+	w.events = make(chan storedEvent[T], max(m.options.WatchBuffer, len(first)))
+	m.watchers[w] = struct{}{}
+	return first, version, nil
 }
 
 func wantsInitialEvents(options *metav1.ListOptions) bool {

@@ -71,7 +71,7 @@ func TestFrontProxy(t *testing.T) {
 	s := serve(t)
 	master := http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}
 	g.Expect(s.direct(t)(master)).To(Equal("401"), "no certificate")
-	g.Expect(s.direct(t)(http.Header{})).To(Equal("401"), "nobody is anonymous")
+	g.Expect(s.direct(t)(http.Header{})).To(Equal("401"), "no credential")
 	other, err := certs.NewAuthority("front-proxy-ca")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(s.direct(t, pair(t, other, controlplane.FrontProxyName))(master)).To(Equal("401"), "another authority")
