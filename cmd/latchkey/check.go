@@ -80,12 +80,17 @@ func (m *managerFlags) check(ctx context.Context, restConfig *rest.Config, optio
 		return err
 	}
 	c.print(states)
-	for last := text(states); !once && ctx.Err() == nil; {
+	for last := text(states); !once; {
 		select {
 		case <-ctx.Done():
+			return result(states) // an interrupt also ends the connections; what was printed last counts
 		case <-time.After(checkInterval):
 		}
-		if states = connections.ListConnectionStates(ctx); text(states) != last {
+		now := connections.ListConnectionStates(ctx)
+		if ctx.Err() != nil {
+			continue
+		}
+		if states = now; text(states) != last {
 			last = text(states)
 			fmt.Fprintln(c.out)
 			c.print(states)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -176,7 +177,8 @@ func TestManager(t *testing.T) {
 		}
 		_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "missing", "-n", "default")
 		g.Expect(err).NotTo(HaveOccurred())
-		for lines.Scan() && !strings.Contains(lines.Text(), "system:serviceaccount:default:missing") {
+		connected := regexp.MustCompile(`^lost +system:serviceaccount:default:missing +Connected `)
+		for lines.Scan() && !connected.MatchString(lines.Text()) {
 		}
 		g.Expect(lines.Text()).To(HavePrefix("lost "), "the change is printed")
 		g.Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
