@@ -123,8 +123,10 @@ type ClusterCache interface {
 	ListConnectionStates(ctx context.Context, opts ...StateOption) []ConnectionState
 
 	// SubscribeStates calls f with the keys of extensions whose ConnectionState has changed, until
-	// ctx is done. The first call has the keys of all known extensions. A key whose extension is
-	// unknown to GetConnectionState is that of an extension that was deleted or filtered out.
+	// ctx is done. The first call has the keys of all extensions, and may have none. It comes when
+	// the manager has started and leads, and every extension that existed then has been reconciled
+	// once. A key whose extension is unknown to GetConnectionState is that of an extension that was
+	// deleted or filtered out; or ctx is done, and the manager has ended all connections.
 	//
 	// Every change counts, but the times of probes and the numbers of objects: connects and
 	// disconnects, retries, reasons, newer tokens, watches, scopes and their states, and the
@@ -159,6 +161,7 @@ type clusterCache struct {
 	set         *accessor.Set
 	metrics     *metrics.Cache
 	sources     *extensionsource.Hub
+	firstPass   <-chan struct{} // closed when every extension has been reconciled once
 	states      *statechanges.Hub
 	scheme      *runtime.Scheme
 	gvk         schema.GroupVersionKind // of the extensions
@@ -220,7 +223,7 @@ func (c *clusterCache) ListConnectionStates(_ context.Context, opts ...StateOpti
 }
 
 func (c *clusterCache) SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey)) {
-	c.states.Subscribe(ctx, c.set.Keys, f)
+	c.states.Subscribe(ctx, c.firstPass, c.set.Keys, f)
 }
 
 // NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload

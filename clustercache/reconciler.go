@@ -51,6 +51,7 @@ type reconciler struct {
 	metrics  *metrics.Cache
 	ended    func() // called when nothing runs any more
 
+	firstPass  *firstPass
 	references references // from extensions to ServiceAccounts
 	forbidden  forbidden  // extensions that wait until the host operator has a permission
 
@@ -74,8 +75,9 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 	})); err != nil {
 		return err
 	}
-	if err := c.Watch(source.Kind(host.GetCache(), r.object, &handler.EnqueueRequestForObject{},
-		r.watchFilterPredicate())); err != nil {
+	if err := c.Watch(notingSource{source.Kind(host.GetCache(), r.object,
+		handler.EventHandler(notingHandler{&handler.EnqueueRequestForObject{}, r.firstPass}),
+		r.watchFilterPredicate()), r.firstPass}); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
@@ -163,6 +165,7 @@ func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl
 // Reconcile passes to the set the identity that the extension is to connect as. Reconcile reads
 // caches and never dials.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	defer r.firstPass.reconciled(req.NamespacedName)
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)

@@ -259,7 +259,7 @@ func (f *Cache) ListConnectionStates(_ context.Context,
 
 // SubscribeStates implements clustercache.ClusterCache.
 func (f *Cache) SubscribeStates(ctx context.Context, subscriber func(extensions []client.ObjectKey)) {
-	f.states.Subscribe(ctx, func() []client.ObjectKey {
+	f.states.Subscribe(ctx, nil, func() []client.ObjectKey {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return slices.Collect(maps.Keys(f.byKey))

@@ -3,19 +3,25 @@ package stateapi
 import (
 	"cmp"
 	"context"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/aggregation"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -26,14 +32,33 @@ type Options struct {
 	Group string
 	// Namespaced must be set if the extensions are namespaced. Then connections and scopes are, too.
 	Namespaced bool
-	// Server configures the server. GetOpenAPIDefinitions must not be set.
+	// Config is how the program that serves acts at the API server in front, as in mgr.GetConfig().
+	// Required for Service, and unless Server.Client is set, which New otherwise creates from it.
+	Config *rest.Config
+	// Service, if it has a name, is kept up to date: it leads to the leader.
+	Service ServiceOptions
+	// Server configures the server. GetOpenAPIDefinitions must not be set. Certificate is not needed
+	// with a Service.
 	Server extension.ExtensionAPIServerOptions
+}
+
+// ServiceOptions name the Service by which the API server in front reaches the leader. The leader
+// writes an EndpointSlice for it. Unless Server.Certificate is set, the leader also makes a
+// certificate and puts its authority into the APIService <version>.<group>, which must exist and
+// lead to the Service. What cannot be written is logged and tried again.
+type ServiceOptions struct {
+	// Namespace and Name of the Service, which has no selector.
+	Namespace, Name string
+	// Address of this process, as the API server in front reaches it: the IP of the Pod. Without an
+	// address no EndpointSlice is written.
+	Address netip.Addr
 }
 
 // StateAPI serves the connections of a ClusterCache. Add it to the manager of the ClusterCache.
 type StateAPI struct {
 	connections clustercache.ClusterCache
 	server      *extension.ExtensionAPIServer
+	publisher   *aggregation.Publisher // nil without a Service
 	states      *extension.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
 	scopes      *extension.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
 	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber only
@@ -55,6 +80,10 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 	options.Server.GetOpenAPIDefinitions = v1alpha1.GetOpenAPIDefinitions
 	version := schema.GroupVersion{Group: cmp.Or(options.Group, v1alpha1.GroupVersion.Group),
 		Version: v1alpha1.GroupVersion.Version}
+	publisher, err := options.complete(version)
+	if err != nil {
+		return nil, err
+	}
 	scheme := runtime.NewScheme()
 	if err := extension.AddToScheme(scheme); err != nil {
 		return nil, errors.Wrap(err, "preparing the scheme")
@@ -63,9 +92,59 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Server")
 	}
-	s := &StateAPI{connections: connections, server: server, scopeNames: map[client.ObjectKey]map[string]bool{}}
+	s := &StateAPI{connections: connections, server: server, publisher: publisher, scopeNames: map[client.ObjectKey]map[string]bool{}}
 	return s, s.install(version, options.Namespaced)
 }
+
+// The limit of the client that reviews requests: a request of a new user costs two reviews.
+const reviewQPS, reviewBurst = 200, 400
+
+// complete fills in what follows from Config and Service. The result is nil without a Service.
+func (o *Options) complete(version schema.GroupVersion) (*aggregation.Publisher, error) {
+	if o.Server.Client == nil && o.Config != nil {
+		config := rest.CopyConfig(o.Config)
+		config.QPS, config.Burst, config.RateLimiter = reviewQPS, reviewBurst, nil
+		clients, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return nil, errors.Wrap(err, "Options.Config")
+		}
+		o.Server.Client = clients
+	}
+	if o.Service.Name == "" {
+		return nil, nil
+	}
+	if o.Config == nil || o.Service.Namespace == "" {
+		return nil, errors.New("Options.Service needs a Namespace, and Options.Config")
+	}
+	address := cmp.Or(o.Server.BindAddress, defaultBindAddress)
+	if o.Server.Listener != nil {
+		address = o.Server.Listener.Addr().String()
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, errors.Wrap(err, "Options.Server.BindAddress")
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return nil, errors.Errorf("Options.Server.BindAddress %q: Service needs a port number", address)
+	}
+	o.Server.BindAddress = address
+	publisher, err := aggregation.New(o.Config, aggregation.Options{
+		APIService: version.Version + "." + version.Group,
+		Service:    client.ObjectKey{Namespace: o.Service.Namespace, Name: o.Service.Name},
+		Address:    o.Service.Address, Port: int32(number), OwnCertificate: o.Server.Certificate != nil,
+	})
+	if err != nil {
+		return nil, errors.WithMessage(err, "Options.Service")
+	}
+	if o.Server.Certificate == nil {
+		o.Server.Certificate = publisher.Certificate()
+	}
+	return publisher, nil
+}
+
+// defaultBindAddress is the default of ExtensionAPIServerOptions.BindAddress.
+const defaultBindAddress = ":6443"
 
 // install creates the stores and their resources.
 func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
@@ -95,35 +174,50 @@ func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
 func (s *StateAPI) NeedLeaderElection() bool { return true }
 
-// Start serves until ctx is done, and returns when the last request has ended.
+// Start serves until ctx is done, and returns when the last request has ended. It begins to serve
+// when every extension has been reconciled once. So a client that comes from the leader before does
+// not take an extension for deleted that this process has not seen yet.
 func (s *StateAPI) Start(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		s.connections.SubscribeStates(ctx, func(extensions []client.ObjectKey) {
+	subscribed, stop := context.WithCancel(ctx)
+	filled := make(chan struct{})
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() {
+		fill := sync.OnceFunc(func() { close(filled) })
+		s.connections.SubscribeStates(subscribed, func(extensions []client.ObjectKey) {
 			for _, key := range extensions {
 				s.update(ctx, key)
 			}
+			fill()
 		})
-		return nil
 	})
-	group.Go(func() error { return errors.WithMessage(s.server.Run(ctx), "state API") })
-	return group.Wait()
+	select {
+	case <-ctx.Done():
+		return s.server.Run(ctx) // which closes the listener
+	case <-filled:
+	}
+	if s.publisher != nil {
+		running.Go(func() { s.publisher.Run(subscribed) })
+	}
+	return errors.WithMessage(s.server.Run(ctx), "state API")
 }
 
 // update brings what is stored about an extension up to date.
 func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	state, known := s.connections.GetConnectionState(ctx, key, clustercache.OmitObjectCounts(true))
-	if known {
-		s.states.Put(connectionOf(state))
-	} else {
-		s.states.Remove(key.Namespace, key.Name)
+	if ctx.Err() != nil { // the manager ends the connections, and not because the extensions are gone
+		return
 	}
 	names := map[string]bool{}
 	if known {
+		s.states.Put(connectionOf(state))
 		for _, scope := range scopesOf(state) {
 			names[scope.Name] = true
 			s.scopes.Put(scope)
 		}
+	} else {
+		s.states.Remove(key.Namespace, key.Name)
 	}
 	for name := range s.scopeNames[key] {
 		if !names[name] {

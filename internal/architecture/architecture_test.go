@@ -41,9 +41,11 @@ var mayImport = map[string][]string{
 
 	"examples/extensionapi":          {"examples/extensionapi/v1alpha1", "stateapi/extension"},
 	"examples/extensionapi/v1alpha1": {},
-	"stateapi":                       {"clustercache", "stateapi/extension", "stateapi/v1alpha1"},
-	"stateapi/v1alpha1":              {},
-	"stateapi/extension":             {},
+	"stateapi": {"clustercache", "stateapi/extension", "stateapi/internal/aggregation",
+		"stateapi/v1alpha1"},
+	"stateapi/internal/aggregation": {"internal/certs"},
+	"stateapi/v1alpha1":             {},
+	"stateapi/extension":            {},
 
 	"serviceprovider": {"serviceprovider/clustersv1alpha1", "clustercache", "credential", "scopedcache",
 		"internal/untrusted", "internal/objectlist"},

@@ -33,21 +33,29 @@ func (h *Hub) HasSubscribers() bool {
 	return len(h.subscribers) > 0
 }
 
-// Subscribe calls f with the keys that known returns, and then with the keys of extensions whose
-// states changed, until ctx is done. The keys are sorted, and there is no call without keys. Calls
-// are one at a time; what changes during a call is in the next one.
-func (h *Hub) Subscribe(ctx context.Context, known func() []client.ObjectKey, f func(keys []client.ObjectKey)) {
+// Subscribe waits until ready is closed, unless it is nil. Then Subscribe calls f with the keys that
+// known returns, which may be none, and after that with the keys of extensions whose states changed,
+// until ctx is done. The keys are sorted. Calls are one at a time; what changes during a call is in
+// the next one.
+func (h *Hub) Subscribe(ctx context.Context, ready <-chan struct{}, known func() []client.ObjectKey,
+	f func(keys []client.ObjectKey)) {
 	p := &pending{keys: map[client.ObjectKey]struct{}{}, signal: make(chan struct{}, 1)}
 	h.add(p) // before known, so that no change is missed in between
 	defer h.remove(p)
+	if ready != nil {
+		select {
+		case <-ctx.Done():
+		case <-ready:
+		}
+	}
 	p.put(known()...)
-	for {
+	for first := true; ; first = false {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.signal:
 		}
-		if keys := p.take(); len(keys) > 0 && ctx.Err() == nil {
+		if keys := p.take(); (first || len(keys) > 0) && ctx.Err() == nil {
 			f(keys)
 		}
 	}

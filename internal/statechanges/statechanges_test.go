@@ -25,7 +25,7 @@ func TestSubscribe(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			hub.Subscribe(ctx, func() []client.ObjectKey { return []client.ObjectKey{key("b"), key("a")} },
+			hub.Subscribe(ctx, nil, func() []client.ObjectKey { return []client.ObjectKey{key("b"), key("a")} },
 				func(keys []client.ObjectKey) {
 					calls = append(calls, keys)
 					<-release
@@ -49,8 +49,8 @@ func TestSubscribe(t *testing.T) {
 	})
 }
 
-// A change between the registration and the list of what is known is not lost, and a subscriber to
-// nothing is not called.
+// A change between the registration and the list of what is known is not lost. A subscriber to
+// nothing is called once, when ready is closed.
 func TestSubscribeMissesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -59,15 +59,16 @@ func TestSubscribeMissesNothing(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			hub.Subscribe(ctx, func() []client.ObjectKey { hub.Changed(key("a")); return nil },
+			hub.Subscribe(ctx, nil, func() []client.ObjectKey { hub.Changed(key("a")); return nil },
 				func(keys []client.ObjectKey) { calls = append(calls, keys) })
 		}()
-		go hub.Subscribe(ctx, func() []client.ObjectKey { return nil }, func(keys []client.ObjectKey) {
-			if len(keys) == 0 {
-				t.Error("a call without keys")
-			}
-		})
+		ready, none := make(chan struct{}), 0
+		go hub.Subscribe(ctx, ready, func() []client.ObjectKey { return nil }, func(keys []client.ObjectKey) { none++ })
 		synctest.Wait()
+		NewWithT(t).Expect(none).To(BeZero())
+		close(ready)
+		synctest.Wait()
+		NewWithT(t).Expect(none).To(Equal(1))
 		cancel()
 		<-done
 		NewWithT(t).Expect(calls).To(Equal([][]client.ObjectKey{{key("a")}}))

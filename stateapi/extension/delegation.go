@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
 )
 
 // The ConfigMap in which an API server publishes how it authenticates to servers behind it.
@@ -25,10 +27,13 @@ const (
 	authenticationNamespace = "kube-system"
 	authenticationConfigMap = "extension-apiserver-authentication"
 	frontProxyCA            = "requestheader-client-ca-file"
+
+	published = "ConfigMap " + authenticationNamespace + "/" + authenticationConfigMap
 )
 
 const (
-	reviewTimeout = 10 * time.Second
+	reviewTimeout     = 10 * time.Second
+	publishedPatience = 30 * time.Second
 	// The caches of answers are short, so that a permission that is granted or revoked counts soon.
 	tokenTTL, allowTTL, denyTTL = 10 * time.Second, 10 * time.Second, 5 * time.Second
 )
@@ -39,23 +44,36 @@ func reviewBackoff() *wait.Backoff {
 }
 
 // frontProxy is what the API server in front publishes: the certificate authority of its client
-// certificate, and the headers that name users. It is kept up to date while run runs.
+// certificate, and the headers that name users. It is kept up to date.
 type frontProxy struct {
 	client  kubernetes.Interface
 	ca      *dynamiccertificates.ConfigMapCAController
+	content *frontProxyCAContent // of ca
 	headers *headerrequest.RequestHeaderAuthRequestController
 }
 
-func newFrontProxy(client kubernetes.Interface) (*frontProxy, error) {
-	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("front-proxy", authenticationNamespace,
-		authenticationConfigMap, frontProxyCA, client)
-	if err != nil {
-		return nil, errors.Wrap(err, "preparing the certificate authority of the front proxy")
+// startFrontProxy returns what the API server in front publishes, and keeps it up to date until ctx
+// is done.
+func startFrontProxy(ctx context.Context, client kubernetes.Interface, background *sync.WaitGroup) (*frontProxy, error) {
+	if err := checkPublished(ctx, client); err != nil {
+		return nil, err
 	}
-	return &frontProxy{client: client, ca: ca, headers: headerrequest.NewRequestHeaderAuthRequestController(
+	p := &frontProxy{client: client, headers: headerrequest.NewRequestHeaderAuthRequestController(
 		authenticationConfigMap, authenticationNamespace, client, "requestheader-username-headers",
 		"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix",
-		"requestheader-allowed-names")}, nil
+		"requestheader-allowed-names")}
+	background.Go(func() { p.headers.Run(ctx, 1) })
+	var err error
+	if p.ca, err = dynamiccertificates.NewDynamicCAFromConfigMapController("front-proxy", authenticationNamespace,
+		authenticationConfigMap, frontProxyCA, client); err != nil {
+		return nil, errors.Wrap(err, "preparing the certificate authority of the front proxy")
+	}
+	p.content = newFrontProxyCAContent(p.ca)
+	background.Go(func() { p.ca.Run(ctx, 1) })
+	if err := p.headers.RunOnce(ctx); err != nil {
+		return nil, errors.Wrapf(err, "reading %s", published)
+	}
+	return p, errors.Wrapf(p.awaitCA(ctx), "waiting for the certificate authority in %s", published)
 }
 
 // authenticator returns the authenticator of requests that come through the API server in front, and
@@ -98,31 +116,60 @@ func delegatedAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, er
 	return both, errors.Wrap(err, "preparing the authorization")
 }
 
-// check returns an error if the ConfigMap cannot be read, or says that there is no front proxy.
-func (p *frontProxy) check(ctx context.Context) error {
-	found, err := p.client.CoreV1().ConfigMaps(authenticationNamespace).Get(ctx, authenticationConfigMap,
-		metav1.GetOptions{})
+// checkPublished returns an error if the ConfigMap cannot be read or followed, or names no
+// certificate authority.
+func checkPublished(ctx context.Context, client kubernetes.Interface) error {
+	configMaps := client.CoreV1().ConfigMaps(authenticationNamespace)
+	found, err := configMaps.Get(ctx, authenticationConfigMap, metav1.GetOptions{})
+	if err == nil {
+		_, err = configMaps.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + authenticationConfigMap})
+	}
 	if apierrors.IsForbidden(err) {
 		err = errors.WithMessagef(err, "bind Role extension-apiserver-authentication-reader in namespace %s",
 			authenticationNamespace)
 	}
 	if err != nil {
-		return errors.Wrapf(err, "reading ConfigMap %s/%s, which says how the API server authenticates to this one",
-			authenticationNamespace, authenticationConfigMap)
+		return errors.Wrapf(err, "reading %s, which says how the API server authenticates to this one", published)
 	}
 	if found.Data[frontProxyCA] == "" {
-		return errors.Errorf("ConfigMap %s/%s has no %s: the API server's aggregation layer is off (see its flag "+
-			"--requestheader-client-ca-file)", authenticationNamespace, authenticationConfigMap, frontProxyCA)
+		return errors.Errorf("%s has no %s: the API server's aggregation layer is off (see its flag "+
+			"--requestheader-client-ca-file)", published, frontProxyCA)
 	}
-	return errors.Wrapf(p.headers.RunOnce(ctx), "reading ConfigMap %s/%s", authenticationNamespace,
-		authenticationConfigMap)
+	_, err = cert.ParseCertsPEM([]byte(found.Data[frontProxyCA]))
+	return errors.Wrapf(err, "%s of %s", frontProxyCA, published)
+}
+
+// checkReviews returns an error if the identity of client may not create the reviews that it needs.
+func checkReviews(ctx context.Context, client kubernetes.Interface, tokens, access bool) error {
+	for _, review := range []struct {
+		needed          bool
+		group, resource string
+	}{
+		{tokens, "authentication.k8s.io", "tokenreviews"}, {access, "authorization.k8s.io", "subjectaccessreviews"},
+	} {
+		if !review.needed {
+			continue
+		}
+		answer, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx,
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "create", Group: review.group,
+					Resource: review.resource},
+			}}, metav1.CreateOptions{})
+		if err != nil {
+			return errors.Wrap(err, "asking the API server in front")
+		}
+		if !answer.Status.Allowed {
+			return errors.Errorf("the identity of Client may not create %s.%s, by which it asks about requests: bind "+
+				"ClusterRole system:auth-delegator", review.resource, review.group)
+		}
+	}
+	return nil
 }
 
 // awaitCA returns when the certificate authority is known.
 func (p *frontProxy) awaitCA(ctx context.Context) error {
-	return wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
-		return len(p.ca.CurrentCABundleContent()) > 0, nil
-	})
+	return wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, publishedPatience, true,
+		func(context.Context) (bool, error) { return len(p.ca.CurrentCABundleContent()) > 0, nil })
 }
 
 // frontProxyCAContent is the certificate authority for the library, which adds listeners and starts

@@ -17,6 +17,9 @@ var (
 	ErrNoLister = errors.New("the store is no Lister")
 	// ErrNoGetter: the store implements Updater or Deleter, and not Getter.
 	ErrNoGetter = errors.New("a store with an Updater or a Deleter needs a Getter")
+	// ErrOtherSignature: the store has a method of a verb's name, which is not that of the verb's
+	// interface; or the method is one of a pointer to the store, and the store was passed by value.
+	ErrOtherSignature = errors.New("a method of the store has the name of a verb and another signature")
 	// ErrNotAList: the list type has no items of the object type.
 	ErrNotAList = errors.New("the list type is no list of the object type")
 )

@@ -43,7 +43,8 @@ func FieldSelectors(fields ...string) StoreOption {
 // InstallStore serves the objects of a store as a resource. t and tList are examples of the types
 // of an object, a pointer to a struct with ObjectMeta, and of a list of these. gvk is the kind of
 // an object. The store must be a Lister, and may implement the other interfaces of [Store]; the
-// resource has exactly the verbs that the store has.
+// resource has exactly the verbs that the store has. A method with the name of a verb and another
+// signature is an error.
 //
 // Call InstallStore before Run. The types are added to the server's scheme, which must be its own. A
 // kind has one resource and one version: there is no conversion between versions.
@@ -125,13 +126,38 @@ func (s *storage[T, TList]) use(store any) error {
 	s.creater, _ = store.(Creater[T])
 	s.updater, _ = store.(Updater[T])
 	s.deleter, _ = store.(Deleter)
-	switch {
-	case s.lister == nil:
+	s.starter, _ = store.(Starter)
+	if s.lister == nil {
 		return errors.Wrapf(ErrNoLister, "no List that returns %s", reflect.TypeFor[TList]())
+	}
+	for _, verb := range []struct {
+		method, role string
+		found        bool
+	}{
+		{"Get", "Getter", s.getter != nil}, {"Watch", "Watcher", s.watcher != nil},
+		{"Create", "Creater", s.creater != nil}, {"Update", "Updater", s.updater != nil},
+		{"Delete", "Deleter", s.deleter != nil},
+	} {
+		if method, ok := methodOf(store, verb.method); ok && !verb.found {
+			return errors.Wrapf(ErrOtherSignature, "%s is a method of %s, not that of %s[%s]", verb.method, method, verb.role,
+				reflect.TypeFor[T]())
+		}
+	}
+	switch {
 	case s.getter == nil && (s.updater != nil || s.deleter != nil):
 		return errors.WithStack(ErrNoGetter)
 	}
 	return nil
+}
+
+// methodOf returns a type, of the store or of a pointer to it, that has a method of this name.
+func methodOf(store any, name string) (reflect.Type, bool) {
+	t := reflect.TypeOf(store)
+	if _, ok := t.MethodByName(name); ok {
+		return t, true
+	}
+	_, ok := reflect.PointerTo(t).MethodByName(name)
+	return reflect.PointerTo(t), ok
 }
 
 // addTo adds the types to a scheme. The library decodes into the internal version of a group, which

@@ -33,7 +33,7 @@ func complete(t *testing.T) extension.ExtensionAPIServerOptions {
 	content, err := dynamiccertificates.NewStaticCertKeyContent("test", certificate, key)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return extension.ExtensionAPIServerOptions{
-		GetOpenAPIDefinitions: v1alpha1.GetOpenAPIDefinitions, Certificate: content,
+		GetOpenAPIDefinitions: v1alpha1.GetOpenAPIDefinitions, Certificate: content, BindAddress: "127.0.0.1:0",
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return nil, false, nil
 		}),

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/rest"
 	apistorage "k8s.io/apiserver/pkg/storage"
 )
 
@@ -49,15 +50,15 @@ type MemoryStoreOptions[T runtime.Object] struct {
 // objects that its owner puts and removes. Embed a pointer to it in a store of your own to add verbs.
 // Its methods may be called from any goroutine.
 //
-// Each change has a resourceVersion, which is at least the time in microseconds. So versions from
-// before a store was created are too old for it, and clients list again. Create the store when it
-// begins to serve: one that waits on a standby replica takes the versions of the leader before it
-// for its own, and clients then miss what was deleted meanwhile.
+// Each change has a resourceVersion, which is at least the time in microseconds when the store
+// began to serve, see BeginServing. So versions from before that, of another process too, are too
+// old: clients list again.
 type MemoryStore[T, TList runtime.Object] struct {
 	options MemoryStoreOptions[T]
 
 	mu       sync.RWMutex
 	version  int64                          // guarded by mu; of the last change
+	began    int64                          // guarded by mu; the version when the store began to serve
 	objects  map[string]T                   // guarded by mu; by key; never changed in place
 	keys     []string                       // guarded by mu; of objects, sorted
 	history  []change[T]                    // guarded by mu; the last changes, in order
@@ -79,33 +80,41 @@ func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *Mem
 	options.BookmarkInterval = cmp.Or(options.BookmarkInterval, time.Minute)
 	options.WatchBuffer = cmp.Or(options.WatchBuffer, 100)
 	now := time.Now().UnixMicro()
-	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, objects: map[string]T{},
+	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, began: now, objects: map[string]T{},
 		watchers: map[*memoryWatcher[T]]struct{}{}}
+}
+
+// clockTolerance is how much the clocks of two processes may differ that serve the same objects one
+// after the other.
+const clockTolerance = time.Minute
+
+// BeginServing implements Starter. It makes all versions before the call too old: watches end, and
+// watches and lists that go on from such a version get status 410. Until the server starts, another
+// process may have served: the leader before this one. The clocks of the two may differ by up to a
+// minute.
+func (m *MemoryStore[T, TList]) BeginServing() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.version = max(time.Now().Add(clockTolerance).UnixMicro(), m.version+1)
+	m.began, m.oldest, m.history = m.version, m.version, nil
+	for w := range m.watchers {
+		close(w.late)
+		delete(m.watchers, w)
+	}
 }
 
 // keyOf returns the key of an object: a key sorts by namespace, then by name.
 func keyOf(namespace, name string) string { return namespace + "\x00" + name }
 
-// Put stores an object, unless it equals the stored one. Put sets the resourceVersion of object and
-// keeps object: do not change it any more. UID and creationTimestamp are the caller's. An object of
-// another UID than the stored one replaces it, which watches see as a deletion and a creation.
+// Put stores an object, unless it equals the stored one. Put sets the resourceVersion of object,
+// clears its TypeMeta, and keeps object: do not change it any more. An object without a UID gets UID
+// and creationTimestamp of the stored object, or new ones. An object of another UID than the stored
+// one replaces it, which watches see as a deletion and a creation.
 func (m *MemoryStore[T, TList]) Put(object T) {
 	metadata := accessorOf(object)
-	key := keyOf(metadata.GetNamespace(), metadata.GetName())
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	existing, found := m.objects[key]
-	if found && accessorOf(existing).GetUID() != metadata.GetUID() {
-		m.removeLocked(key)
-		found = false
-	}
-	if found {
-		metadata.SetResourceVersion(accessorOf(existing).GetResourceVersion())
-		if equality.Semantic.DeepEqual(existing, object) {
-			return
-		}
-	}
-	m.putLocked(key, object)
+	m.replaceLocked(keyOf(metadata.GetNamespace(), metadata.GetName()), object)
 }
 
 // Remove removes an object, and reports whether there was one.
@@ -139,13 +148,34 @@ func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(curre
 	if metadata := accessorOf(next); keyOf(metadata.GetNamespace(), metadata.GetName()) != key {
 		return stored, errors.Errorf("the object has another name than %s", name)
 	}
-	if found {
-		accessorOf(next).SetResourceVersion(accessorOf(m.objects[key]).GetResourceVersion())
-	}
-	if !found || !equality.Semantic.DeepEqual(m.objects[key], next) {
-		m.putLocked(key, next)
-	}
+	m.replaceLocked(key, next)
 	return next.DeepCopyObject().(T), nil
+}
+
+// replaceLocked stores an object, unless it equals the stored one.
+func (m *MemoryStore[T, TList]) replaceLocked(key string, object T) {
+	object.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the encoder sets it
+	metadata := accessorOf(object)
+	existing, found := m.objects[key]
+	switch {
+	case metadata.GetUID() != "":
+	case found:
+		metadata.SetUID(accessorOf(existing).GetUID())
+		metadata.SetCreationTimestamp(accessorOf(existing).GetCreationTimestamp())
+	default:
+		rest.FillObjectMetaSystemFields(metadata)
+	}
+	if found && accessorOf(existing).GetUID() != metadata.GetUID() {
+		m.removeLocked(key)
+		found = false
+	}
+	if found {
+		metadata.SetResourceVersion(accessorOf(existing).GetResourceVersion())
+		if equality.Semantic.DeepEqual(existing, object) {
+			return
+		}
+	}
+	m.putLocked(key, object)
 }
 
 func (m *MemoryStore[T, TList]) putLocked(key string, object T) {
@@ -211,7 +241,7 @@ func (m *MemoryStore[T, TList]) Get(ctx Context, name string, _ *metav1.GetOptio
 
 // position is a continue token: where the next page begins, and the version of the first page. The
 // later pages have the objects as they are then. A watch from the version of the first page has
-// every change since, so a list and a watch together miss nothing.
+// every change since, or cannot begin, so a list and a watch together miss nothing.
 type position struct {
 	After   string `json:"after"`
 	Version int64  `json:"version"`
@@ -278,9 +308,17 @@ func (m *MemoryStore[T, TList]) page(s selection[T], from *position, options *me
 	next string, remaining int64, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock() // also if a function of Fields panics
-	if options.Continue == "" {
+	switch {
+	case options.Continue == "":
 		from.Version = m.version
 		err = m.checkListVersionLocked(options)
+	case from.Version > m.version:
+		err = apierrors.NewBadRequest("the continue token is invalid")
+	case from.Version < m.began:
+		err = apierrors.NewResourceExpired("the continue token is of another process: list from the beginning")
+	}
+	if err != nil {
+		return nil, "", 0, err
 	}
 	items, next, remaining = m.pageLocked(s, from.After, options.Limit)
 	return items, next, remaining, err

@@ -1,14 +1,17 @@
 package extension
 
 import (
+	"runtime/debug"
 	"strconv"
 	"time"
 
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	apistorage "k8s.io/apiserver/pkg/storage"
+	"k8s.io/klog/v2"
 )
 
 // memoryWatcher is one watch of a MemoryStore.
@@ -68,6 +71,12 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 	go func() {
 		defer close(result)
 		defer m.forget(w)
+		defer func() {
+			if cause := recover(); cause != nil { // of OnRead; the library recovers those of other requests
+				klog.FromContext(ctx).Error(errors.Errorf("%v", cause), "A watch panicked", "resource", m.options.Resource,
+					"stack", string(debug.Stack()))
+			}
+		}()
 		d := delivery[T]{ctx: ctx, result: result, onRead: m.options.OnRead}
 		for _, event := range first {
 			if !d.send(event) {

@@ -23,12 +23,15 @@ type ExtensionAPIServerOptions struct { //nolint:revive // a server of package e
 
 	// Client asks the API server in front who sends requests and what they may do. The identity of
 	// Client needs ClusterRole system:auth-delegator, and Role
-	// extension-apiserver-authentication-reader in namespace kube-system. Required unless
-	// Authenticator and Authorizer are set.
+	// extension-apiserver-authentication-reader in namespace kube-system. Answers about a token are
+	// kept for 10 seconds, permissions for 10 and denials for 5. Other requests cost one review or
+	// two, so the rate limit of Client bounds them: client-go's default of 5 per second is too low.
+	// Required unless Authenticator and Authorizer are set.
 	Client kubernetes.Interface
 	// Authenticator, if not nil, says who sent a request. By default requests must come through the
-	// API server in front, or have a token that this API server accepts. There are no anonymous
-	// requests.
+	// API server in front, or have a token that this API server accepts. A request without either
+	// gets 401, also for /healthz. What the API server in front lets pass as system:anonymous has
+	// that name here, and what permissions it has.
 	Authenticator authenticator.Request
 	// Authorizer, if not nil, says what a user may do. By default the API server in front decides,
 	// by SubjectAccessReviews.

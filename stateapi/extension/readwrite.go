@@ -3,6 +3,7 @@ package extension
 import (
 	"context"
 
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -56,6 +57,7 @@ func (s *storage[T, TList]) create(ctx context.Context, object runtime.Object, v
 	if metadata.GetGenerateName() != "" && metadata.GetName() == "" {
 		metadata.SetName(names.SimpleNameGenerator.GenerateName(metadata.GetGenerateName()))
 	}
+	rest.WipeObjectMetaSystemFields(metadata)
 	rest.FillObjectMetaSystemFields(metadata)
 	if problems := validation.ValidateObjectMetaAccessor(metadata, s.options.namespaced, validation.NameIsDNSSubdomain,
 		field.NewPath("metadata")); len(problems) > 0 {
@@ -79,19 +81,46 @@ func (s *storage[T, TList]) create(ctx context.Context, object runtime.Object, v
 // updateVerb implements rest.Updater.
 type updateVerb[T, TList runtime.Object] struct{ store *storage[T, TList] }
 
+// maxTries is how often an update is tried that other writers overtake.
+const maxTries = 5
+
 // Update changes an object, or creates it if it does not exist and the store can. validateCreate
-// also checks that the user may create.
+// also checks that the user may create. The library computes a patch again for each try.
 func (v updateVerb[T, TList]) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo,
 	validateCreate rest.ValidateObjectFunc, validateUpdate rest.ValidateObjectUpdateFunc, _ bool,
-	options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	options *metav1.UpdateOptions) (stored runtime.Object, created bool, err error) {
 	s := v.store
-	existing, err := s.getter.Get(s.context(ctx), name, &metav1.GetOptions{})
-	if apierrors.IsNotFound(err) && s.creater != nil {
-		created, err := s.createByUpdate(ctx, name, info, validateCreate, options)
-		return created, err == nil, err
+	for try, overtaken := 0, true; overtaken && try < maxTries && ctx.Err() == nil; try++ {
+		var existing T
+		existing, err = s.getter.Get(s.context(ctx), name, &metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) && s.creater != nil:
+			created = true
+			stored, err = s.createByUpdate(ctx, name, info, validateCreate, options)
+			overtaken = apierrors.IsAlreadyExists(err)
+		case err == nil:
+			created = false
+			stored, overtaken, err = s.update(ctx, existing, info, validateUpdate, options)
+		default:
+			overtaken = false
+		}
+	}
+	if err == nil && stored == nil {
+		err = ctx.Err()
 	}
 	if err != nil {
 		return nil, false, statusOf(err)
+	}
+	return stored, created, nil
+}
+
+// update changes an object. If another writer has changed it since it was read, overtaken is true.
+func (s *storage[T, TList]) update(ctx context.Context, existing T, info rest.UpdatedObjectInfo,
+	validate rest.ValidateObjectUpdateFunc, options *metav1.UpdateOptions) (stored runtime.Object, overtaken bool,
+	err error) {
+	if accessorOf(existing).GetUID() == "" { // the library takes such an object for one that does not exist
+		return nil, false, apierrors.NewInternalError(errors.Errorf("the store's %s %s has no UID", s.singular,
+			accessorOf(existing).GetName()))
 	}
 	if err := s.checkPreconditions(existing, info.Preconditions()); err != nil {
 		return nil, false, err
@@ -99,21 +128,27 @@ func (v updateVerb[T, TList]) Update(ctx context.Context, name string, info rest
 	before := existing.DeepCopyObject()
 	updated, err := info.UpdatedObject(ctx, existing.DeepCopyObject())
 	if err != nil {
-		return nil, false, statusOf(err)
+		return nil, false, err
 	}
 	if err := s.keepSystemFields(updated, before); err != nil {
 		return nil, false, err
 	}
-	if validateUpdate != nil {
-		if err := validateUpdate(ctx, updated.DeepCopyObject(), before); err != nil {
-			return nil, false, statusOf(err)
+	if validate != nil {
+		if err := validate(ctx, updated.DeepCopyObject(), before); err != nil {
+			return nil, false, err
 		}
 	}
-	stored, err := s.updater.Update(s.context(ctx), updated.(T), options)
-	if err != nil {
-		return nil, false, statusOf(err)
+	read, wanted := accessorOf(before).GetResourceVersion(), accessorOf(updated)
+	if version := wanted.GetResourceVersion(); version != "" && version != read {
+		return nil, false, apierrors.NewConflict(s.groupResource(), wanted.GetName(),
+			preconditionError{"resourceVersion", version, read})
 	}
-	return stored, false, nil
+	wanted.SetResourceVersion(read) // so that the store changes what was checked, and nothing newer
+	changed, err := s.updater.Update(s.context(ctx), updated.(T), options)
+	if err != nil {
+		return nil, apierrors.IsConflict(err), err
+	}
+	return changed, false, nil
 }
 
 // createByUpdate creates the object of an update. An update of an object that was read before, and
@@ -122,7 +157,7 @@ func (s *storage[T, TList]) createByUpdate(ctx context.Context, name string, inf
 	validate rest.ValidateObjectFunc, options *metav1.UpdateOptions) (runtime.Object, error) {
 	wanted, err := info.UpdatedObject(ctx, s.New())
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, err
 	}
 	metadata, preconditions := accessorOf(wanted), info.Preconditions()
 	if metadata.GetResourceVersion() != "" || metadata.GetUID() != "" ||
@@ -143,6 +178,7 @@ func (s *storage[T, TList]) keepSystemFields(updated, before runtime.Object) err
 	now.SetUID(was.GetUID())
 	now.SetCreationTimestamp(was.GetCreationTimestamp())
 	now.SetDeletionTimestamp(was.GetDeletionTimestamp())
+	now.SetDeletionGracePeriodSeconds(was.GetDeletionGracePeriodSeconds())
 	if problems := validation.ValidateObjectMetaAccessor(now, s.options.namespaced, validation.NameIsDNSSubdomain,
 		field.NewPath("metadata")); len(problems) > 0 {
 		return apierrors.NewInvalid(s.gvk.GroupKind(), now.GetName(), problems)

@@ -30,7 +30,8 @@ type ExtensionAPIServer struct { //nolint:revive // a server of package extensio
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
 	options ExtensionAPIServerOptions
-	front   *frontProxy // nil if the options have an Authenticator
+	// whether the API server in front says who sends requests, and what they may do
+	asksWho, asksWhat bool
 
 	mu        sync.Mutex
 	started   bool                                            // guarded by mu
@@ -61,18 +62,13 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	if err := options.complete(); err != nil {
 		return nil, errors.WithMessage(err, "ExtensionAPIServerOptions")
 	}
+	if !scheme.Recognizes(schema.GroupVersionKind{Version: "v1", Kind: "Status"}) {
+		return nil, errors.New("the scheme lacks the types that every API server answers with: call AddToScheme")
+	}
 	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
 		resources: map[schema.GroupVersion]map[string]rest.Storage{}, kinds: map[schema.GroupKind]bool{}}
+	s.asksWho, s.asksWhat = options.Authenticator == nil, options.Authorizer == nil
 	var err error
-	if options.Authenticator == nil {
-		if s.front, err = newFrontProxy(options.Client); err != nil {
-			return nil, err
-		}
-		options.ClientCA = newFrontProxyCAContent(s.front.ca)
-		if options.Authenticator, err = s.front.authenticator(); err != nil {
-			return nil, err
-		}
-	}
 	if options.Authorizer == nil {
 		if options.Authorizer, err = delegatedAuthorizer(options.Client); err != nil {
 			return nil, err
@@ -104,8 +100,9 @@ func (s *ExtensionAPIServer) install(kind schema.GroupVersionKind, resource stri
 }
 
 // Run serves until ctx is done, and returns when the last request has ended. Watches end at once,
-// so that their clients turn to another server. Run fails at once if it may not read how the API
-// server in front authenticates. A server runs once.
+// so that their clients turn to another server; watches by WebSocket end a little later, when their
+// connection is closed. Run fails at once if it may not read how the API server in front
+// authenticates, or may not ask it. A server runs once.
 func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	s.mu.Lock()
 	started := s.started
@@ -114,30 +111,25 @@ func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	if started {
 		return errors.WithStack(ErrStarted)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	running, cancel := context.WithCancelCause(ctx)
 	var background sync.WaitGroup
 	defer background.Wait()
-	defer cancel()
-	if s.front != nil {
-		if err := s.front.check(ctx); err != nil {
-			s.closeListener()
-			return err
-		}
-		background.Go(func() { s.front.ca.Run(ctx, 1) })
-		background.Go(func() { s.front.headers.Run(ctx, 1) })
-		if err := s.front.awaitCA(ctx); err != nil {
-			s.closeListener()
-			return nil //nolint:nilerr // ctx is done
-		}
-	}
-	prepared, err := s.prepare(ctx)
+	defer cancel(nil)
+	prepared, err := s.prepare(running, &background, cancel)
 	if err != nil {
 		s.closeListener()
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the server was ended before it could start
+		}
 		return err
 	}
 	var handler http.Handler = prepared.Handler
 	s.handler.Store(&handler)
-	return errors.Wrap(prepared.PrepareRun().RunWithContext(ctx), "serving")
+	err = errors.Wrap(prepared.PrepareRun().RunWithContext(running), "serving")
+	if lost := context.Cause(running); err == nil && ctx.Err() == nil && lost != nil {
+		err = lost
+	}
+	return err
 }
 
 func (s *ExtensionAPIServer) closeListener() {
@@ -146,17 +138,49 @@ func (s *ExtensionAPIServer) closeListener() {
 	}
 }
 
-// prepare creates the library's server.
-func (s *ExtensionAPIServer) prepare(ctx context.Context) (*genericapiserver.GenericAPIServer, error) {
-	listener := s.options.Listener
-	if listener == nil {
+// prepare checks what the server needs, and creates the library's server. What goes on in the
+// background ends with ctx.
+func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitGroup,
+	lost context.CancelCauseFunc) (*genericapiserver.GenericAPIServer, error) {
+	if s.asksWho {
+		front, err := startFrontProxy(ctx, s.options.Client, background)
+		if err != nil {
+			return nil, err
+		}
+		s.options.ClientCA = front.content
+		if s.options.Authenticator, err = front.authenticator(); err != nil {
+			return nil, err
+		}
+	}
+	if s.asksWho || s.asksWhat {
+		if err := checkReviews(ctx, s.options.Client, s.asksWho, s.asksWhat); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := s.listen(ctx, lost)
+	if err != nil {
+		return nil, err
+	}
+	return s.newServer(listener)
+}
+
+// listen returns the listener. lost is called if it fails before the server ends.
+func (s *ExtensionAPIServer) listen(ctx context.Context, lost context.CancelCauseFunc) (net.Listener, error) {
+	if s.options.Listener == nil {
 		var config net.ListenConfig
 		var err error
-		if listener, err = config.Listen(ctx, "tcp", s.options.BindAddress); err != nil {
+		if s.options.Listener, err = config.Listen(ctx, "tcp", s.options.BindAddress); err != nil {
 			return nil, errors.Wrap(err, "listening (BindAddress)")
 		}
-		s.options.Listener = listener
 	}
+	if _, _, err := net.SplitHostPort(s.options.Listener.Addr().String()); err != nil {
+		return nil, errors.Wrap(err, "Listener must have an address of a host and a port")
+	}
+	return newSteadyListener(s.options.Listener, lost), nil
+}
+
+// newServer creates the library's server.
+func (s *ExtensionAPIServer) newServer(listener net.Listener) (*genericapiserver.GenericAPIServer, error) {
 	config := genericapiserver.NewConfig(s.codecs)
 	config.Serializer = onlyText{s.codecs}
 	config.SecureServing = &genericapiserver.SecureServingInfo{Listener: listener, Cert: s.options.Certificate,
@@ -206,6 +230,9 @@ func (s *ExtensionAPIServer) installGroups(server *genericapiserver.GenericAPISe
 		}
 		group.PrioritizedVersions = append(group.PrioritizedVersions, version)
 		group.VersionedResourcesStorageMap[version.Version] = s.resources[version]
+		for _, storage := range s.resources[version] {
+			storage.(interface{ beginServing() }).beginServing()
+		}
 	}
 	return errors.Wrap(server.InstallAPIGroups(ordered...), "installing the resources")
 }

@@ -31,6 +31,13 @@ type storage[T, TList runtime.Object] struct {
 	creater Creater[T]
 	updater Updater[T]
 	deleter Deleter
+	starter Starter // may be nil
+}
+
+func (s *storage[T, TList]) beginServing() {
+	if s.starter != nil {
+		s.starter.BeginServing()
+	}
 }
 
 // newObject returns an empty object. T is a pointer to a struct.

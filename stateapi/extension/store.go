@@ -54,8 +54,9 @@ type Creater[T runtime.Object] interface {
 // Updater changes objects, for updates, patches and applies. A store with an Updater needs a Getter.
 type Updater[T runtime.Object] interface {
 	// Update replaces an object and returns the object as stored. If object has a resourceVersion
-	// that is not the stored one, the error is a Conflict of apierrors. The store honors
-	// options.DryRun. The store may keep object.
+	// that is not the stored one, the error is a Conflict of apierrors; the server then reads again
+	// and tries again, unless the client asked for that version. Objects that Get returns need a
+	// UID. The store honors options.DryRun. The store may keep object.
 	Update(ctx Context, object T, options *metav1.UpdateOptions) (T, error)
 }
 
@@ -65,6 +66,12 @@ type Deleter interface {
 	// returned; a store with concurrent writers compares them again. The store honors
 	// options.DryRun.
 	Delete(ctx Context, name string, options *metav1.DeleteOptions) error
+}
+
+// Starter is a store that is to know when the server starts.
+type Starter interface {
+	// BeginServing is called by Run, before the first request.
+	BeginServing()
 }
 
 // Store has all that a store may have. InstallStore takes any type that is a Lister, and serves the

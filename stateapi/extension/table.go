@@ -50,7 +50,11 @@ func newTable[T runtime.Object](columns []Column[T]) tableConvertor {
 	return tableConvertor{columns: definitions, cells: func(object runtime.Object, name, age string) []any {
 		cells := []any{name}
 		for _, column := range columns {
-			cells = append(cells, column.Cell(object.(T)))
+			var cell any
+			if name != "" { // the object of a bookmark is empty
+				cell = column.Cell(object.(T))
+			}
+			cells = append(cells, cell)
 		}
 		return append(cells, age)
 	}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -42,6 +43,9 @@ func forward[T runtime.Object](ctx context.Context, cancel context.CancelFunc,
 }
 
 func statusObject(err error) runtime.Object {
+	if err == nil {
+		err = errors.New("the watch has ended")
+	}
 	if status, ok := statusOf(err).(apierrors.APIStatus); ok {
 		full := status.Status()
 		return &full

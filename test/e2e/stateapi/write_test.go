@@ -25,6 +25,9 @@ func manifest(name, spec string) string {
 func TestWrite(t *testing.T) {
 	g := NewWithT(t)
 	serve(t)
+	// kubectl validates by itself until it knows that the server does.
+	eventually(t, func() string { return tryKubectl(t, "get", "--raw", "/openapi/v3") }).
+		Should(ContainSubstring("apis/rooms.example.com/v1alpha1"))
 	spec := func(name string) string {
 		return kubectl(t, "get", "rsv", name, "-n", "rooms", "-o", "jsonpath={.spec}")
 	}

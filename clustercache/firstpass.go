@@ -1,0 +1,92 @@
+package clustercache
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+)
+
+// firstPass finds out when every extension of the first list has been reconciled once, whatever the
+// result. Its methods may be called from any goroutine.
+type firstPass struct {
+	done chan struct{} // closed then
+
+	mu      sync.Mutex
+	listed  bool                          // guarded by mu; whether waiting has the whole list
+	waiting map[client.ObjectKey]struct{} // guarded by mu; nil when done is closed
+}
+
+func newFirstPass() *firstPass {
+	return &firstPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{}}
+}
+
+// found notes an extension of the first list.
+func (p *firstPass) found(key client.ObjectKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.listed {
+		p.waiting[key] = struct{}{}
+	}
+}
+
+// complete notes that found has been called for the whole list.
+func (p *firstPass) complete() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listed = true
+	p.finishLocked()
+}
+
+// reconciled notes that an extension has been reconciled.
+func (p *firstPass) reconciled(key client.ObjectKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.waiting, key)
+	p.finishLocked()
+}
+
+func (p *firstPass) finishLocked() {
+	if p.listed && p.waiting != nil && len(p.waiting) == 0 {
+		p.waiting = nil
+		close(p.done)
+	}
+}
+
+// notingHandler notes the extensions whose creations it hands on.
+type notingHandler struct {
+	handler.EventHandler
+	pass *firstPass
+}
+
+// Create implements handler.EventHandler.
+func (h notingHandler) Create(ctx context.Context, e event.CreateEvent,
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	h.pass.found(client.ObjectKeyFromObject(e.Object))
+	h.EventHandler.Create(ctx, e, queue)
+}
+
+// notingSource notes when its handler has received the whole list. Controllers wait for that before
+// they reconcile.
+type notingSource struct {
+	source.SyncingSource
+	pass *firstPass
+}
+
+// WaitForSync implements source.SyncingSource.
+func (s notingSource) WaitForSync(ctx context.Context) error {
+	err := s.SyncingSource.WaitForSync(ctx)
+	if err == nil {
+		s.pass.complete()
+	}
+	return err
+}
+
+// String implements fmt.Stringer, for the log.
+func (s notingSource) String() string { return fmt.Sprint(s.SyncingSource) }

@@ -1,0 +1,39 @@
+package clustercache
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// The first pass ends when the list is complete and each of its extensions was reconciled, in any
+// order. Extensions that appear later do not count.
+func TestFirstPass(t *testing.T) {
+	a, b, later := client.ObjectKey{Name: "a"}, client.ObjectKey{Name: "b"}, client.ObjectKey{Name: "later"}
+	for name, tc := range map[string]struct {
+		steps func(p *firstPass)
+		done  bool
+	}{
+		"nothing known":      {func(*firstPass) {}, false},
+		"no extensions":      {func(p *firstPass) { p.complete() }, true},
+		"not reconciled":     {func(p *firstPass) { p.found(a); p.complete() }, false},
+		"list not complete":  {func(p *firstPass) { p.found(a); p.reconciled(a) }, false},
+		"one is missing":     {func(p *firstPass) { p.found(a); p.found(b); p.complete(); p.reconciled(a) }, false},
+		"all":                {func(p *firstPass) { p.found(a); p.found(b); p.complete(); p.reconciled(b); p.reconciled(a) }, true},
+		"reconciled early":   {func(p *firstPass) { p.found(a); p.reconciled(a); p.complete() }, true},
+		"later ones":         {func(p *firstPass) { p.complete(); p.found(later); p.reconciled(later) }, true},
+		"later, one missing": {func(p *firstPass) { p.found(a); p.complete(); p.found(later); p.reconciled(later) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newFirstPass()
+			tc.steps(p)
+			select {
+			case <-p.done:
+				NewWithT(t).Expect(tc.done).To(BeTrue(), "it is done")
+			default:
+				NewWithT(t).Expect(tc.done).To(BeFalse(), "it is not done")
+			}
+		})
+	}
+}

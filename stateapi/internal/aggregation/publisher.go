@@ -1,0 +1,209 @@
+package aggregation
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"net/netip"
+	"time"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+const (
+	// checkInterval is how often the objects in the cluster are compared with what they should be.
+	checkInterval = 10 * time.Second
+	// withdrawPatience is how long the withdrawal may take, after the end of Run's context.
+	withdrawPatience = 2 * time.Second
+)
+
+// Options say which objects lead to this process.
+type Options struct {
+	// APIService is the name of the APIService.
+	APIService string
+	// Service of the APIService.
+	Service client.ObjectKey
+	// Address of this process. Without an address no EndpointSlice is written.
+	Address netip.Addr
+	// Port that this process listens on.
+	Port int32
+	// OwnCertificate: the certificate is not that of the Publisher, and the APIService has its
+	// authority already.
+	OwnCertificate bool
+}
+
+// Publisher keeps an APIService and an EndpointSlice up to date.
+type Publisher struct {
+	options     Options
+	client      client.Client
+	certificate *certificate
+}
+
+// New returns a Publisher that acts by config. New sends no request.
+func New(config *rest.Config, options Options) (*Publisher, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, errors.Wrap(err, "preparing the scheme")
+		}
+	}
+	cl, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client")
+	}
+	p := &Publisher{options: options, client: cl}
+	p.certificate, err = newCertificate(options.Service.Name + "." + options.Service.Namespace + ".svc")
+	return p, err
+}
+
+// Certificate returns a serving certificate for the name of the Service. It is renewed while Run
+// runs.
+func (p *Publisher) Certificate() dynamiccertificates.CertKeyContentProvider { return p.certificate }
+
+// Run keeps the objects up to date until ctx is done, and then withdraws the address. What cannot be
+// done is logged, and tried again.
+func (p *Publisher) Run(ctx context.Context) {
+	tick := time.NewTicker(checkInterval)
+	defer tick.Stop()
+	defer p.withdraw(context.WithoutCancel(ctx))
+	logged := ""
+	for {
+		text := ""
+		if err := p.publish(ctx, time.Now()); err != nil {
+			text = err.Error()
+		}
+		if text != logged && ctx.Err() == nil {
+			logger := log.FromContext(ctx).WithValues("apiService", p.options.APIService, "service", p.options.Service)
+			if logged = text; text != "" {
+				logger.Info("The API server in front may not reach the state API", "reason", text)
+			} else {
+				logger.Info("The API server in front reaches the state API again")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// publish compares everything once. Each part is tried, whatever becomes of the others.
+func (p *Publisher) publish(ctx context.Context, now time.Time) error {
+	err := p.certificate.renewIfDue(now)
+	for _, part := range []func(context.Context) error{p.publishAuthority, p.publishAddress} {
+		if failed := part(ctx); err == nil {
+			err = failed
+		}
+	}
+	return err
+}
+
+// apiServices is the kind of APIServices, whose Go types are in a module of their own.
+var apiServices = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
+
+// publishAuthority puts the certificate authority into the APIService.
+func (p *Publisher) publishAuthority(ctx context.Context) error {
+	if p.options.OwnCertificate {
+		return nil
+	}
+	service := &unstructured.Unstructured{}
+	service.SetGroupVersionKind(apiServices)
+	err := p.client.Get(ctx, client.ObjectKey{Name: p.options.APIService}, service)
+	if apierrors.IsNotFound(err) {
+		return errors.Errorf("there is no APIService %s: apply the output of \"latchkey state-api manifests\"",
+			p.options.APIService)
+	}
+	if err != nil {
+		return errors.Wrap(err, "reading the APIService")
+	}
+	patch, err := authorityPatch(service.Object, p.options.Service, p.certificate.authority.PEM())
+	if patch == nil || err != nil {
+		return err
+	}
+	return errors.Wrap(p.client.Patch(ctx, service, client.RawPatch("application/merge-patch+json", patch)),
+		"writing the certificate authority into the APIService")
+}
+
+// authorityPatch returns the patch that puts an authority into an APIService, or nil if it is there.
+func authorityPatch(apiService map[string]any, service client.ObjectKey, authority []byte) ([]byte, error) {
+	namespace, _, _ := unstructured.NestedString(apiService, "spec", "service", "namespace")
+	name, _, _ := unstructured.NestedString(apiService, "spec", "service", "name")
+	if namespace != service.Namespace || name != service.Name {
+		return nil, errors.Errorf("the APIService leads to Service %s/%s, not to %s", namespace, name, service)
+	}
+	if skip, _, _ := unstructured.NestedBool(apiService, "spec", "insecureSkipTLSVerify"); skip {
+		return nil, errors.New("the APIService has insecureSkipTLSVerify: remove it, so that the certificate is verified")
+	}
+	encoded, _, _ := unstructured.NestedString(apiService, "spec", "caBundle")
+	if current, err := base64.StdEncoding.DecodeString(encoded); err == nil && bytes.Equal(current, authority) {
+		return nil, nil
+	}
+	return []byte(`{"spec":{"caBundle":"` + base64.StdEncoding.EncodeToString(authority) + `"}}`), nil
+}
+
+// publishAddress writes the EndpointSlice.
+func (p *Publisher) publishAddress(ctx context.Context) error {
+	if !p.options.Address.IsValid() {
+		return nil
+	}
+	service := &corev1.Service{}
+	if err := p.client.Get(ctx, p.options.Service, service); err != nil {
+		return errors.Wrap(err, "reading the Service")
+	}
+	if len(service.Spec.Selector) > 0 {
+		return errors.Errorf("Service %s has a selector, so it leads to every replica: only the leader serves",
+			p.options.Service)
+	}
+	wanted := endpointSlice(service, p.options.Address, p.options.Port)
+	found := &discoveryv1.EndpointSlice{}
+	err := p.client.Get(ctx, client.ObjectKeyFromObject(wanted), found)
+	switch {
+	case apierrors.IsNotFound(err):
+		return errors.Wrap(p.client.Create(ctx, wanted), "creating the EndpointSlice")
+	case err != nil:
+		return errors.Wrap(err, "reading the EndpointSlice")
+	case found.AddressType != wanted.AddressType: // which never changes
+		return errors.Wrap(p.client.Delete(ctx, found, client.Preconditions{UID: &found.UID}),
+			"deleting the EndpointSlice of another address type")
+	case equality.Semantic.DeepEqual(found.Endpoints, wanted.Endpoints) &&
+		equality.Semantic.DeepEqual(found.Ports, wanted.Ports) &&
+		equality.Semantic.DeepEqual(found.Labels, wanted.Labels) &&
+		equality.Semantic.DeepEqual(found.OwnerReferences, wanted.OwnerReferences):
+		return nil
+	}
+	wanted.ResourceVersion = found.ResourceVersion
+	return errors.Wrap(p.client.Update(ctx, wanted), "updating the EndpointSlice")
+}
+
+// withdraw takes the address out of the EndpointSlice, unless another leader's is there already.
+// Requests then fail at once until there is another leader.
+func (p *Publisher) withdraw(ctx context.Context) {
+	if !p.options.Address.IsValid() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, withdrawPatience)
+	defer cancel()
+	found := &discoveryv1.EndpointSlice{}
+	err := p.client.Get(ctx, client.ObjectKey{Namespace: p.options.Service.Namespace,
+		Name: sliceName(p.options.Service.Name)}, found)
+	if err == nil && leadsTo(found, p.options.Address, p.options.Port) {
+		found.Endpoints = nil
+		err = p.client.Update(ctx, found)
+	}
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		log.FromContext(ctx).Error(err, "Cannot withdraw this process from the EndpointSlice", "service",
+			p.options.Service)
+	}
+}
