@@ -29,7 +29,7 @@ func subscribeTo(t *testing.T, d *driver) *changes {
 	})
 	go func() {
 		defer close(done)
-		d.options.States.Subscribe(ctx, d.Keys, func(keys []client.ObjectKey) {
+		d.options.States.Subscribe(ctx, nil, d.Keys, func(keys []client.ObjectKey) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for _, key := range keys {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-//go:embed crd rbac admission admission-olm admission-namespaced admission-kubeconfigs rbac-examples
+//go:embed crd rbac admission admission-olm admission-namespaced admission-kubeconfigs rbac-examples stateapi
 var files embed.FS
 
 // Folder names a folder of manifests in this package.
@@ -28,6 +28,8 @@ var (
 	AdmissionKubeconfigs = Folder{"admission-kubeconfigs"}
 	// RBACExamples has examples of narrower permissions of the host operator. Edit them.
 	RBACExamples = Folder{"rbac-examples"}
+	// StateAPI has what a state API needs: Service, APIService, permissions. See StateAPIManifests.
+	StateAPI = Folder{"stateapi"}
 )
 
 // Manifests returns the files of the given folders as one YAML stream, in the order to apply them.

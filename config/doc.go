@@ -32,6 +32,9 @@
 //	credential.Impersonation         rbac-examples/impersonation.yaml or constrained-impersonation.yaml
 //	credential.KubeconfigSecrets     rbac-examples/kubeconfig-secrets.yaml
 //
+// stateapi ([StateAPI]) has what "latchkey manager --state-api" needs, and [StateAPIManifests] the
+// same for other names. docs/stateapi.md says when to apply it, and what to delete first.
+//
 // # Considerations
 //
 // No file replaces or denies objects of another project, except those in admission-olm, which must

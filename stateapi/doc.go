@@ -3,11 +3,14 @@
 //
 // # Setup
 //
-//	api, err := stateapi.New(connections, stateapi.Options{Server: extension.ExtensionAPIServerOptions{…}})
+//	api, err := stateapi.New(connections, stateapi.Options{
+//		Config:  mgr.GetConfig(),
+//		Service: stateapi.ServiceOptions{Namespace: "team-system", Name: "team-state", Address: podIP},
+//	})
 //	err = mgr.Add(api)
 //
-// It runs where the connections are: on the leader. Package extension says which permissions the
-// program needs, and how an APIService leads to it.
+// It runs where the connections are: on the leader. The cluster needs the output of "latchkey
+// state-api manifests", which has the Service, the APIService and the permissions.
 //
 // # Usage
 //
@@ -18,6 +21,8 @@
 //
 // # Considerations
 //
+//   - To uninstall, delete the APIService before the program: while it has no server, no namespace of
+//     the cluster can be deleted.
 //   - Nothing is written to etcd, and nothing can be changed through the API.
 //   - What changes all the time, the times and failures of probes, is as of the answer and has no
 //     resourceVersion of its own. Numbers of objects are in the answer to a get only, because

@@ -1,31 +1,21 @@
 package stateapi_test
 
 import (
-	"context"
+	"net/netip"
 
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/stateapi"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
 )
 
 func ExampleNew() {
-	serve := func(_ context.Context, mgr ctrl.Manager, connections clustercache.ClusterCache) error {
-		clients, err := kubernetes.NewForConfig(mgr.GetConfig())
-		if err != nil {
-			return err
-		}
-		certificate, err := dynamiccertificates.NewDynamicServingContentFromFiles("state-api",
-			"/certificate/tls.crt", "/certificate/tls.key")
-		if err != nil {
-			return err
-		}
-		api, err := stateapi.New(connections, stateapi.Options{Server: extension.ExtensionAPIServerOptions{
-			Client: clients, Certificate: certificate, BindAddress: ":6443",
-		}})
+	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache, podIP netip.Addr) error {
+		api, err := stateapi.New(connections, stateapi.Options{
+			Config:  mgr.GetConfig(),
+			Service: stateapi.ServiceOptions{Namespace: "team-system", Name: "team-state", Address: podIP},
+			Group:   "state.team.example.com",
+		})
 		if err != nil {
 			return err
 		}

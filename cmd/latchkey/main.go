@@ -3,6 +3,7 @@
 //
 //	latchkey manager   on any cluster: connect every extension, probe it, log its state
 //	latchkey check     on any cluster: connect every extension, print whether it worked, and why not
+//	latchkey state-api print what the state API of the manager needs in the cluster
 //	latchkey demo      on a control plane of its own: show connections start, fail and recover
 //	latchkey version   print the version
 //
@@ -22,6 +23,7 @@ const usage = `latchkey keeps one connection per tenant object, each acting as t
 Usage:
   latchkey manager [flags]   run on the cluster of your kubeconfig
   latchkey check [flags]     connect every extension and print the result; exit with 1 if one is not connected
+  latchkey state-api manifests [flags]   print what "manager --state-api" needs in the cluster
   latchkey demo [flags]      start a control plane and show how connections start, fail and recover
   latchkey version           print the version
 
@@ -44,6 +46,8 @@ func main() {
 	case "check":
 		context.AfterFunc(ctx, stop)
 		err = runCheck(ctx, args)
+	case "state-api":
+		err = runStateAPI(args)
 	case "demo":
 		err = runDemo(ctx, args)
 	case "version", "--version":

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
@@ -45,6 +46,7 @@ type managerFlags struct {
 	leaderElectionNamespace string
 	userAgent               string
 	health                  healthprobe.Options
+	state                   stateFlags
 	zap                     zap.Options
 }
 
@@ -90,6 +92,7 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the lease; required outside of a cluster")
+	m.state.bind(flags)
 	m.zap.BindFlags(flags)
 }
 
@@ -170,6 +173,7 @@ func runManager(ctx context.Context, args []string) error {
 		return err
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&m.zap)))
+	klog.SetLogger(ctrl.Log) // of the libraries
 	if m.leaderElect && m.leaderElectionNamespace == "" && !inCluster() {
 		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace for the lease")
 	}
@@ -201,7 +205,7 @@ const (
 // inCluster reports whether this program runs in a Pod with a ServiceAccount, and so in a namespace
 // of the cluster.
 func inCluster() bool {
-	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	_, err := os.Stat(namespaceFile)
 	return err == nil
 }
 
@@ -254,7 +258,11 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 			return err
 		}
 	}
-	if _, err := m.setUp(ctx, mgr, options); err != nil {
+	connections, err := m.setUp(ctx, mgr, options)
+	if err != nil {
+		return err
+	}
+	if err := m.state.setUp(mgr, connections, options.Object.GetObjectKind().GroupVersionKind()); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)

@@ -20,7 +20,8 @@ const module = "github.com/latchkey-dev/latchkey"
 // mayImport has the arrows: for each package of this module, the packages of this module that it
 // may import. No other package may exist.
 var mayImport = map[string][]string{
-	"cmd/latchkey":      {"cmd/latchkey/demo", "clustercache", "credential", "scopedcache", "healthprobe"},
+	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
+		"healthprobe", "stateapi"},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
 	"examples/contentoperator":                     {"clustercache"},
@@ -168,7 +169,7 @@ func TestNothingImportsUpwards(t *testing.T) {
 // A host operator imports none of them.
 const serverLibrary = "k8s.io/apiserver"
 
-var withServers = []string{"stateapi", "examples/extensionapi", "test/e2e/stateapi"}
+var withServers = []string{"cmd/latchkey", "stateapi", "examples/extensionapi", "test/e2e/stateapi"}
 
 // serverUsers returns the packages, of those that import each other as deps says, that reach the
 // server library and may not.

@@ -24,14 +24,17 @@
 //
 // InstallStore refuses what cannot be served: a nil store ([ErrNilStore]), a second one for a
 // resource ([ErrDuplicateStore]), a store without List ([ErrNoLister]), or with Update or Delete and
-// without Get ([ErrNoGetter]), and a list type that is none ([ErrNotAList]). After Run it returns
-// [ErrStarted].
+// without Get ([ErrNoGetter]), a method with the name of a verb and another signature
+// ([ErrOtherSignature]), and a list type that is none ([ErrNotAList]). After Run it returns
+// [ErrStarted]. A store that is a [Starter] is called before the first request.
 //
 // What a store must know:
 //
 //   - Its methods are called from many goroutines.
 //   - It does what the options say. The store itself restricts a list or a watch to the namespace of
 //     the [Context], to selectors and to a page, and stores nothing in a dry run.
+//   - Update compares the resourceVersion, if the object has one, with the stored one, and returns a
+//     Conflict of apierrors. The server computes a patch again then, up to five times.
 //   - What it returns belongs to the caller, and is not nil without an error.
 //   - A watch with options.SendInitialEvents begins with all objects as ADDED, and then a bookmark
 //     with the annotation k8s.io/initial-events-end; informers of client-go wait for that. A store

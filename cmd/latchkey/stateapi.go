@@ -1,0 +1,120 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/stateapi"
+)
+
+// namespaceFile has the namespace of a Pod.
+const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// stateFlags are the flags of the state API.
+type stateFlags struct {
+	enabled                   bool
+	group, namespace, service string
+	bindAddress, address      string
+	certificates              string
+}
+
+func (s *stateFlags) bind(flags *flag.FlagSet) {
+	flags.BoolVar(&s.enabled, "state-api", false,
+		"serve the connections as a Kubernetes API; see docs/stateapi.md and \"latchkey state-api manifests\"")
+	flags.StringVar(&s.group, "state-api-group", "state.latchkey.dev", "group of the API")
+	flags.StringVar(&s.namespace, "state-api-namespace", "", "namespace of the Service; empty means that of the Pod")
+	flags.StringVar(&s.service, "state-api-service", "latchkey-state",
+		"name of the Service, which has no selector, because only the leader serves")
+	flags.StringVar(&s.bindAddress, "state-api-bind-address", ":6443", "address that the API is served on")
+	flags.StringVar(&s.address, "state-api-address", os.Getenv("POD_IP"),
+		"IP address at which the API server reaches this process, written into the Service's EndpointSlice; empty "+
+			"means that nothing is written (default $POD_IP)")
+	flags.StringVar(&s.certificates, "state-api-cert-dir", "",
+		"directory with tls.crt and tls.key for <service>.<namespace>.svc, whose authority the APIService has; empty "+
+			"means that the leader makes a certificate and writes its authority into the APIService")
+}
+
+// setUp adds the state API to the manager, if it is enabled. Its errors name the flag to change.
+func (s *stateFlags) setUp(mgr manager.Manager, connections clustercache.ClusterCache,
+	kind schema.GroupVersionKind) error {
+	if !s.enabled {
+		return nil
+	}
+	options := stateapi.Options{Group: s.group, Config: mgr.GetConfig(),
+		Service: stateapi.ServiceOptions{Namespace: s.namespace, Name: s.service}}
+	if s.namespace == "" {
+		content, err := os.ReadFile(namespaceFile)
+		if err != nil {
+			return errors.New("--state-api outside of a cluster needs --state-api-namespace for the Service")
+		}
+		options.Service.Namespace = strings.TrimSpace(string(content))
+	}
+	if s.address != "" {
+		var err error
+		if options.Service.Address, err = netip.ParseAddr(s.address); err != nil {
+			return errors.Wrap(err, "--state-api-address")
+		}
+	}
+	if options.Service.Address.IsLoopback() {
+		return errors.Errorf("--state-api-address %s: an EndpointSlice cannot have a loopback address", s.address)
+	}
+	if s.certificates != "" {
+		certificate, err := dynamiccertificates.NewDynamicServingContentFromFiles("state-api",
+			filepath.Join(s.certificates, "tls.crt"), filepath.Join(s.certificates, "tls.key"))
+		if err != nil {
+			return errors.Wrap(err, "--state-api-cert-dir")
+		}
+		options.Server.Certificate = certificate
+	}
+	mapping, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return errors.Wrap(err, "asking for the scope of the extensions")
+	}
+	options.Namespaced = mapping.Scope.Name() == meta.RESTScopeNameNamespace
+	options.Server.BindAddress = s.bindAddress
+	api, err := stateapi.New(connections, options)
+	if err != nil {
+		return errors.WithMessage(err, "--state-api")
+	}
+	return mgr.Add(api)
+}
+
+// runStateAPI prints the manifests of the state API.
+func runStateAPI(args []string) error {
+	var options config.StateAPIOptions
+	flags := flag.NewFlagSet("latchkey state-api manifests", flag.ContinueOnError)
+	flags.StringVar(&options.Group, "group", "state.latchkey.dev", "group of the API (--state-api-group of the manager)")
+	flags.StringVar(&options.Namespace, "namespace", "latchkey-system", "namespace of the manager, which must exist")
+	flags.StringVar(&options.Name, "name", "latchkey-state",
+		"name of the Service (--state-api-service), and beginning of the names of the roles")
+	flags.StringVar(&options.ServiceAccount, "service-account", "latchkey", "ServiceAccount of the manager")
+	if len(args) == 0 || args[0] != "manifests" {
+		return errors.New(`the command is "latchkey state-api manifests"`)
+	}
+	if err := flags.Parse(args[1:]); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		os.Exit(2) // the FlagSet has printed the error
+	}
+	if flags.NArg() > 0 {
+		return errors.Errorf("%s takes no arguments, but got %q", flags.Name(), flags.Args())
+	}
+	manifests, err := config.StateAPIManifests(options)
+	if err == nil {
+		fmt.Print(manifests)
+	}
+	return err
+}

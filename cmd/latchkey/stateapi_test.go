@@ -1,0 +1,338 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+const patience = time.Minute // a safety bound
+
+// kubeconfigOf writes a kubeconfig with a token.
+func kubeconfigOf(t *testing.T, cp *controlplane.ControlPlane, token string) string {
+	t.Helper()
+	content, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "it",
+		"contexts": []any{map[string]any{"name": "it", "context": map[string]any{"cluster": "it", "user": "it"}}},
+		"clusters": []any{
+			map[string]any{
+				"name": "it", "cluster": map[string]any{
+					"server": cp.Config().Host, "certificate-authority-data": cp.Config().CAData,
+				},
+			},
+		},
+		"users": []any{map[string]any{"name": "it", "user": map[string]any{"token": strings.TrimSpace(token)}}},
+	})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	NewWithT(t).Expect(os.WriteFile(file, content, 0o600)).To(Succeed())
+	return file
+}
+
+// replica is a process of "latchkey manager --state-api".
+type replica struct {
+	cmd     *exec.Cmd
+	address string // that the state API listens on
+	log     *output
+	ended   chan struct{}
+}
+
+// startReplica starts a manager, whose Pod would have the IP address.
+func startReplica(t *testing.T, kubeconfig, ip string) *replica {
+	t.Helper()
+	r := &replica{address: freeAddress(t), log: &output{}, ended: make(chan struct{})}
+	r.cmd = latchkey(t, "manager", "--kubeconfig", kubeconfig, "--guarded-by-admission", "--metrics-bind-address=0",
+		"--health-probe-bind-address=0", "--leader-elect", "--leader-election-namespace=latchkey-system", "--state-api",
+		"--state-api-namespace=latchkey-system", "--state-api-bind-address="+r.address, "--state-api-address="+ip)
+	r.cmd.Stdout, r.cmd.Stderr = r.log, r.log
+	NewWithT(t).Expect(r.cmd.Start()).To(Succeed())
+	go func() {
+		defer close(r.ended)
+		_ = r.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		r.stop()
+		if t.Failed() {
+			t.Log(r.log.String())
+		}
+	})
+	return r
+}
+
+func (r *replica) stop() {
+	_ = r.cmd.Process.Signal(syscall.SIGTERM)
+	<-r.ended
+}
+
+// serves reports whether the replica's state API answers.
+func (r *replica) serves(client *http.Client) bool {
+	resp, err := client.Get("https://" + r.address + "/healthz")
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return true // with whatever status
+}
+
+// relay forwards TCP connections to the replica that listens. Kubernetes refuses loopback addresses
+// in EndpointSlices, so it stands for the cluster's network.
+type relay struct {
+	listener net.Listener
+	replicas atomic.Pointer[[]*replica]
+}
+
+func newRelay(t *testing.T) *relay {
+	t.Helper()
+	r := &relay{}
+	r.replicas.Store(&[]*replica{})
+	var err error
+	r.listener, err = net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = r.listener.Close() })
+	go func() {
+		for {
+			conn, err := r.listener.Accept()
+			if err != nil {
+				return
+			}
+			go r.forward(conn)
+		}
+	}()
+	return r
+}
+
+func (r *relay) forward(conn net.Conn) {
+	defer conn.Close()
+	for _, to := range *r.replicas.Load() {
+		if out, err := net.Dial("tcp", to.address); err == nil {
+			defer out.Close()
+			go func() {
+				_, _ = io.Copy(out, conn)
+				_ = out.(*net.TCPConn).CloseWrite()
+			}()
+			_, _ = io.Copy(conn, out)
+			return
+		}
+	}
+}
+
+// The manager serves its state with what "latchkey state-api manifests" prints, and no more
+// permissions: with a certificate of its own that the API server verifies, and at the address of
+// the leader. When the leader ends or is killed, clients find the next one, there is never a second
+// one that answers, and none of them takes a connection for deleted that exists.
+func TestStateAPI(t *testing.T) {
+	g := NewWithT(t)
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{Aggregation: true})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	kubectl := func(args ...string) string {
+		t.Helper()
+		out, err := cp.Kubectl(t.Context(), args...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return out
+	}
+	apply := func(text string, args ...string) {
+		t.Helper()
+		_, err := cp.KubectlInput(t.Context(), text, append([]string{"apply", "-f", "-"}, args...)...)
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	kubectl("create", "namespace", "latchkey-system")
+	kubectl("create", "serviceaccount", "latchkey", "-n", "latchkey-system")
+	apply(config.Manifests(config.CRD))
+	kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/clusterextensions.latchkey.dev")
+	var forAnyNamespace []string // without Roles of other namespaces, which are for other features
+	for document := range strings.SplitSeq(config.Manifests(config.RBAC), "\n---\n") {
+		if !strings.Contains(document, "\n  namespace: ") {
+			forAnyNamespace = append(forAnyNamespace, document)
+		}
+	}
+	apply(strings.Join(forAnyNamespace, "\n---\n"), "-n", "latchkey-system")
+	kubectl("create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
+		"--serviceaccount=latchkey-system:latchkey")
+	kubectl("create", "rolebinding", "latchkey-leader-election", "-n", "latchkey-system", "--role=latchkey-leader-election",
+		"--serviceaccount=latchkey-system:latchkey")
+	for _, name := range []string{"red", "blue"} {
+		kubectl("create", "serviceaccount", name, "-n", "default")
+		apply(`{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "` + name + `"},
+			"spec": {"namespace": "default", "serviceAccount": {"name": "` + name + `"}}}`)
+	}
+
+	// The manifests as printed, but for the Service, which leads to the relay.
+	printed, err := latchkey(t, "state-api", "manifests").Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	network := newRelay(t)
+	_, port, _ := net.SplitHostPort(network.listener.Addr().String())
+	apply(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "latchkey-state",
+		"namespace": "latchkey-system"}, "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"name": "https", "port": ` + port + `}]}}`)
+	_, rest, _ := strings.Cut(string(printed), "\n---\n")
+	apply(strings.ReplaceAll(rest, "port: 443", "port: "+port))
+
+	kubeconfig := kubeconfigOf(t, cp, kubectl("create", "token", "latchkey", "-n", "latchkey-system", "--duration=2h"))
+	first := startReplica(t, kubeconfig, "10.1.2.3")
+	network.replicas.Store(&[]*replica{first})
+	eventually := func(f func() string) AsyncAssertion {
+		t.Helper()
+		return g.Eventually(f).WithTimeout(patience).WithPolling(50 * time.Millisecond)
+	}
+	try := func(args ...string) func() string {
+		return func() string {
+			out, err := cp.Kubectl(t.Context(), args...)
+			if err != nil {
+				return err.Error()
+			}
+			return out
+		}
+	}
+	connected := And(MatchRegexp(`\nblue +system:serviceaccount:default:blue +Connected `),
+		MatchRegexp(`\nred +system:serviceaccount:default:red +Connected `))
+	eventually(try("get", "connections")).Should(connected)
+	slice := func() string {
+		return kubectl("get", "endpointslice", "latchkey-state-leader", "-n", "latchkey-system",
+			"-o", "jsonpath={.endpoints[*].addresses[*]}:{.ports[*].port}:{.metadata.ownerReferences[*].kind}")
+	}
+	portOf := func(r *replica) string { _, port, _ := net.SplitHostPort(r.address); return port }
+	g.Expect(slice()).To(Equal("10.1.2.3:" + portOf(first) + ":Service"))
+
+	// Another replica waits, and two clients watch.
+	second := startReplica(t, kubeconfig, "10.1.2.4")
+	network.replicas.Store(&[]*replica{first, second})
+	direct := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // only whether it answers
+	watching, stopWatching := context.WithCancel(t.Context())
+	var both atomic.Bool
+	var background sync.WaitGroup
+	t.Cleanup(background.Wait)
+	t.Cleanup(stopWatching)
+	var mu sync.Mutex
+	replicas := []*replica{first, second} // guarded by mu
+	background.Go(func() {
+		for tick := time.NewTicker(20 * time.Millisecond); watching.Err() == nil; {
+			select {
+			case <-watching.Done():
+			case <-tick.C:
+			}
+			mu.Lock()
+			current := replicas
+			mu.Unlock()
+			answering := 0
+			for _, r := range current {
+				if r.serves(direct) {
+					answering++
+				}
+			}
+			if answering > 1 {
+				both.Store(true)
+			}
+		}
+	})
+	seen := watchConnections(t, cp, &background, watching)
+	eventually(func() string { return seen.text() }).Should(Or(Equal("+blue +red"), Equal("+red +blue")))
+	began := seen.text()
+
+	// The leader ends, and an extension is deleted before the next one leads.
+	g.Expect(second.serves(direct)).To(BeFalse(), "it does not lead")
+	first.stop()
+	g.Expect(first.log.String()).NotTo(ContainSubstring("panic"))
+	kubectl("delete", "clusterextension", "blue")
+	eventually(try("get", "connections")).Should(And(MatchRegexp(`\nred +system:serviceaccount:default:red +Connected `),
+		Not(ContainSubstring("blue"))))
+	eventually(slice).Should(Equal("10.1.2.4:" + portOf(second) + ":Service"))
+	eventually(func() string { return seen.text() }).Should(Equal(began + " -blue"))
+
+	// The next leader is killed, and cannot say so.
+	third := startReplica(t, kubeconfig, "10.1.2.5")
+	mu.Lock()
+	replicas = []*replica{second, third}
+	mu.Unlock()
+	network.replicas.Store(&[]*replica{second, third})
+	g.Expect(second.cmd.Process.Kill()).To(Succeed())
+	apply(`{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "blue"},
+		"spec": {"namespace": "default", "serviceAccount": {"name": "blue"}}}`)
+	eventually(try("get", "connections")).Should(connected)
+	eventually(func() string { return seen.text() }).Should(Equal(began + " -blue +blue"))
+	g.Expect(both.Load()).To(BeFalse(), "two replicas served at a time")
+
+	// Uninstall: the APIService first, then the manager, whose address is withdrawn.
+	kubectl("delete", "apiservice", "v1alpha1.state.latchkey.dev")
+	third.stop()
+	g.Expect(slice()).To(HavePrefix(":"), "no address")
+	_, err = cp.Kubectl(t.Context(), "get", "connections")
+	g.Expect(err).To(HaveOccurred(), "kubectl may remember that the resource existed")
+	g.Expect(kubectl("get", "--raw", "/apis")).NotTo(ContainSubstring("state.latchkey.dev"))
+}
+
+// seen are the connections that an informer added and deleted.
+type seen struct {
+	mu    sync.Mutex
+	lines []string // guarded by mu
+}
+
+func (s *seen) note(sign string, object any) {
+	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = tombstone.Obj
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, sign+object.(*unstructured.Unstructured).GetName())
+}
+
+func (s *seen) text() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.lines, " ")
+}
+
+// watchConnections starts an informer.
+func watchConnections(t *testing.T, cp *controlplane.ControlPlane, background *sync.WaitGroup, ctx context.Context) *seen {
+	t.Helper()
+	client, err := dynamic.NewForConfig(cp.Config())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	informer := dynamicinformer.NewFilteredDynamicInformer(client, schema.GroupVersionResource{Group: "state.latchkey.dev",
+		Version: "v1alpha1", Resource: "connections"}, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	s := &seen{}
+	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { s.note("+", object) },
+		DeleteFunc: func(object any) { s.note("-", object) },
+	})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	background.Go(func() { informer.RunWithContext(ctx) })
+	return s
+}
+
+// Flags that cannot work are named.
+func TestStateAPIFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"state-api manifests":              {"state-api"},
+		"takes no arguments":               {"state-api", "manifests", "extra"},
+		"namespace A":                      {"state-api", "manifests", "--namespace=A"},
+		"a group of an aggregated API has": {"state-api", "manifests", "--group=" + strconv.Itoa(1)},
+	} {
+		out, err := latchkey(t, args...).CombinedOutput()
+		NewWithT(t).Expect(err).To(HaveOccurred())
+		NewWithT(t).Expect(string(out)).To(ContainSubstring(want))
+	}
+}
