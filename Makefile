@@ -112,7 +112,7 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 
 .PHONY: bench
 bench: controlplane ## the benchmarks, with allocations
-	go test -run '^$$' -bench . -benchmem ./clustercache
+	go test -run '^$$' -bench . -benchmem ./clustercache ./stateapi
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: lint

@@ -15,12 +15,18 @@ func TestFirstPass(t *testing.T) {
 		steps func(p *firstPass)
 		done  bool
 	}{
-		"nothing known":      {func(*firstPass) {}, false},
-		"no extensions":      {func(p *firstPass) { p.complete() }, true},
-		"not reconciled":     {func(p *firstPass) { p.found(a); p.complete() }, false},
-		"list not complete":  {func(p *firstPass) { p.found(a); p.reconciled(a) }, false},
-		"one is missing":     {func(p *firstPass) { p.found(a); p.found(b); p.complete(); p.reconciled(a) }, false},
-		"all":                {func(p *firstPass) { p.found(a); p.found(b); p.complete(); p.reconciled(b); p.reconciled(a) }, true},
+		"nothing known":     {func(*firstPass) {}, false},
+		"no extensions":     {func(p *firstPass) { p.complete() }, true},
+		"not reconciled":    {func(p *firstPass) { p.found(a); p.complete() }, false},
+		"list not complete": {func(p *firstPass) { p.found(a); p.reconciled(a) }, false},
+		"one is missing":    {func(p *firstPass) { p.found(a); p.found(b); p.complete(); p.reconciled(a) }, false},
+		"all": {func(p *firstPass) {
+			p.found(a)
+			p.found(b)
+			p.complete()
+			p.reconciled(b)
+			p.reconciled(a)
+		}, true},
 		"reconciled early":   {func(p *firstPass) { p.found(a); p.reconciled(a); p.complete() }, true},
 		"later ones":         {func(p *firstPass) { p.complete(); p.found(later); p.reconciled(later) }, true},
 		"later, one missing": {func(p *firstPass) { p.found(a); p.complete(); p.found(later); p.reconciled(later) }, false},

@@ -97,8 +97,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Logger: logger, Metrics: counts, Shared: shared,
 		Wake: r.wake, Changed: hub.Changed, States: states,
 	})
-	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states, scheme: r.scheme,
-		gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
+	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,
+		scheme: r.scheme, gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }
 	}

@@ -92,7 +92,8 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Server")
 	}
-	s := &StateAPI{connections: connections, server: server, publisher: publisher, scopeNames: map[client.ObjectKey]map[string]bool{}}
+	s := &StateAPI{connections: connections, server: server, publisher: publisher,
+		scopeNames: map[client.ObjectKey]map[string]bool{}}
 	return s, s.install(version, options.Namespaced)
 }
 

@@ -173,8 +173,8 @@ func TestStateAPI(t *testing.T) {
 	apply(strings.Join(forAnyNamespace, "\n---\n"), "-n", "latchkey-system")
 	kubectl("create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
 		"--serviceaccount=latchkey-system:latchkey")
-	kubectl("create", "rolebinding", "latchkey-leader-election", "-n", "latchkey-system", "--role=latchkey-leader-election",
-		"--serviceaccount=latchkey-system:latchkey")
+	kubectl("create", "rolebinding", "latchkey-leader-election", "-n", "latchkey-system",
+		"--role=latchkey-leader-election", "--serviceaccount=latchkey-system:latchkey")
 	for _, name := range []string{"red", "blue"} {
 		kubectl("create", "serviceaccount", name, "-n", "default")
 		apply(`{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension", "metadata": {"name": "` + name + `"},
@@ -249,7 +249,7 @@ func TestStateAPI(t *testing.T) {
 			}
 		}
 	})
-	seen := watchConnections(t, cp, &background, watching)
+	seen := watchConnections(watching, t, cp, &background)
 	eventually(func() string { return seen.text() }).Should(Or(Equal("+blue +red"), Equal("+red +blue")))
 	began := seen.text()
 
@@ -307,7 +307,8 @@ func (s *seen) text() string {
 }
 
 // watchConnections starts an informer.
-func watchConnections(t *testing.T, cp *controlplane.ControlPlane, background *sync.WaitGroup, ctx context.Context) *seen {
+func watchConnections(ctx context.Context, t *testing.T, cp *controlplane.ControlPlane,
+	background *sync.WaitGroup) *seen {
 	t.Helper()
 	client, err := dynamic.NewForConfig(cp.Config())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/internal/advice"
 )
 
 const module = "github.com/latchkey-dev/latchkey"
@@ -22,7 +24,9 @@ const module = "github.com/latchkey-dev/latchkey"
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
 		"healthprobe", "stateapi"},
-	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
+	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
+	"internal/advice":      {},
+	"cmd/latchkey/demo":    {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
 
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/fluxlike":                            {"clustercache", "credential"},
@@ -317,6 +321,9 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
 	names := first(regexp.MustCompile(`(?m)^\t([A-Za-z]+) +Reason = "`).FindAllStringSubmatch(string(code), -1))
 	g.Expect(names).To(HaveLen(len(reasons)))
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| .* \\| (.*) \\|$").FindAllStringSubmatch(table, -1) {
+		g.Expect(advice.For(row[1])).To(Equal(strings.ReplaceAll(row[2], "`", "")), "what kubectl latchkey why says")
+	}
 	public, err := os.ReadFile("../../clustercache/state.go")
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, name := range names {

@@ -54,7 +54,8 @@ type frontProxy struct {
 
 // startFrontProxy returns what the API server in front publishes, and keeps it up to date until ctx
 // is done.
-func startFrontProxy(ctx context.Context, client kubernetes.Interface, background *sync.WaitGroup) (*frontProxy, error) {
+func startFrontProxy(ctx context.Context, client kubernetes.Interface,
+	background *sync.WaitGroup) (*frontProxy, error) {
 	if err := checkPublished(ctx, client); err != nil {
 		return nil, err
 	}

@@ -29,7 +29,8 @@ func (l *steadyListener) Accept() (net.Conn, error) {
 		return conn, nil
 	}
 	var temporary interface{ Temporary() bool }
-	if errors.As(err, &temporary) && temporary.Temporary() { // such as too many open files: the caller waits and tries again
+	if errors.As(err, &temporary) && temporary.Temporary() {
+		// Too many open files, for example: the caller waits and tries again.
 		return nil, err
 	}
 	l.lost(errors.Wrap(err, "the listener failed"))

@@ -56,7 +56,9 @@ func runServer(t *testing.T, store any, options extension.ExtensionAPIServerOpti
 	ctx, cancel := context.WithCancel(context.Background())
 	result := make(chan error, 1)
 	go func() { result <- server.Run(ctx) }()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // a test of other things
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // a test of other things
+	}
 	r := &running{server: server, url: "https://" + listener.Addr().String(), client: &http.Client{Transport: transport}}
 	r.stop = func() error {
 		cancel()
@@ -115,7 +117,8 @@ func (s racing) Update(ctx extension.Context, r *v1alpha1.Reservation, options *
 	*v1alpha1.Reservation, error) {
 	if *s.overtake > 0 {
 		*s.overtake--
-		_, err := s.Modify(ctx.Namespace, r.Name, func(current *v1alpha1.Reservation, _ bool) (*v1alpha1.Reservation, bool, error) {
+		_, err := s.Modify(ctx.Namespace, r.Name, func(current *v1alpha1.Reservation,
+			_ bool) (*v1alpha1.Reservation, bool, error) {
 			current.Spec.Seats++
 			return current, true, nil
 		})
@@ -139,7 +142,8 @@ func TestOvertaken(t *testing.T) {
 	g.Expect(code).To(Equal(http.StatusOK), answer)
 	current, err := store.Get(in(t, "a"), "a", &metav1.GetOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(current.Spec).To(And(HaveField("Room", "blue"), HaveField("Seats", BeEquivalentTo(3))), "no writer's change is lost")
+	g.Expect(current.Spec).To(And(HaveField("Room", "blue"), HaveField("Seats", BeEquivalentTo(3))),
+		"no writer's change is lost")
 
 	*store.overtake = 100
 	code, answer = r.do(t, http.MethodPatch, reservations+"/a", mergeType, `{"spec":{"room":"green"}}`)
@@ -393,7 +397,8 @@ func TestBookmarksOfTables(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		r.url+reservations+"?watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan", nil)
+		r.url+reservations+"?watch=true&sendInitialEvents=true&allowWatchBookmarks=true&"+
+			"resourceVersionMatch=NotOlderThan", nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	req.Header.Set("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1")
 	resp, err := r.client.Do(req)

@@ -35,10 +35,11 @@ func TestAuthorityPatch(t *testing.T) {
 		apiService map[string]any
 		patch, err string
 	}{
-		"none yet":          {apiService("system", "state", nil), `{"spec":{"caBundle":"bmV3"}}`, ""},
-		"that of before":    {apiService("system", "state", bundle("old")), `{"spec":{"caBundle":"bmV3"}}`, ""},
-		"up to date":        {apiService("system", "state", bundle("new")), "", ""},
-		"another service":   {apiService("system", "other", nil), "", "the APIService leads to Service system/other, not to system/state"},
+		"none yet":       {apiService("system", "state", nil), `{"spec":{"caBundle":"bmV3"}}`, ""},
+		"that of before": {apiService("system", "state", bundle("old")), `{"spec":{"caBundle":"bmV3"}}`, ""},
+		"up to date":     {apiService("system", "state", bundle("new")), "", ""},
+		"another service": {apiService("system", "other", nil), "",
+			"the APIService leads to Service system/other, not to system/state"},
 		"another namespace": {apiService("other", "state", bundle("old")), "", "leads to Service other/state"},
 		"no service":        {map[string]any{"spec": map[string]any{}}, "", "leads to Service /, not"},
 		"not verified": {apiService("system", "state", map[string]any{"insecureSkipTLSVerify": true}), "",

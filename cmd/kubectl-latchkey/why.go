@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/latchkey-dev/latchkey/internal/advice"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// why prints why an extension is not connected, or what its identity may not read.
+func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool) error {
+	connection, err := c.get(ctx, name)
+	if err != nil {
+		return err
+	}
+	var scopes []v1alpha1.Scope
+	if connection.Status.ForbiddenScopes > 0 {
+		if scopes, err = c.forbidden(ctx, name); err != nil {
+			return err
+		}
+	}
+	roles := ""
+	if len(scopes) > 0 && connection.Status.Identity != nil {
+		objects, err := rolesFor(connection, scopes, c.mapper())
+		if err != nil {
+			return err
+		}
+		if roles, err = manifest(objects); err != nil {
+			return err
+		}
+	}
+	if onlyRole {
+		_, err = io.WriteString(out, roles)
+		return err
+	}
+	_, err = io.WriteString(out, explain(connection, scopes, roles, time.Now()))
+	return err
+}
+
+// explain returns what why prints.
+func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now time.Time) string {
+	var out strings.Builder
+	line := func(name, value string) {
+		if value = strings.Join(strings.Fields(value), " "); value != "" {
+			fmt.Fprintf(&out, "%-12s%s\n", name+":", value)
+		}
+	}
+	status := &c.Status
+	line("Connection", strings.TrimPrefix(c.Namespace+"/"+c.Name, "/"))
+	state := status.State
+	if status.Since != nil {
+		state += " for " + duration.HumanDuration(now.Sub(status.Since.Time)) + " (since " +
+			status.Since.UTC().Format(time.RFC3339) + ")"
+	}
+	line("State", state)
+	line("Reason", status.Reason)
+	line("Message", status.Message)
+	if status.Identity != nil {
+		line("Identity", status.Identity.Username)
+	}
+	line("Source", status.Source)
+	line("API server", status.Target)
+	if status.Probe.Failures > 0 {
+		line("Probes", fmt.Sprintf("%d failed in a row: %s", status.Probe.Failures, status.Probe.Error))
+	}
+	line("What to do", advice.For(status.Reason))
+	if len(scopes) > 0 {
+		fmt.Fprintf(&out, "\nIt may not read %d of its %d scopes:\n", len(scopes), status.Scopes)
+		for i := range scopes {
+			fmt.Fprintf(&out, "  %s\n", describe(&scopes[i].Status))
+		}
+	}
+	switch {
+	case roles != "":
+		fmt.Fprintf(&out, "\nThese roles would allow it, at %s (\"why %s --role\" prints only them, to apply):\n\n%s",
+			status.Target, c.Name, roles)
+	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && status.Message == "":
+		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
+	}
+	return out.String()
+}
+
+// describe returns a scope in a line.
+func describe(s *v1alpha1.ScopeStatus) string {
+	text := s.Kind + "." + s.APIVersion
+	if s.Namespace != "" {
+		text += " in namespace " + s.Namespace
+	} else {
+		text += " in all namespaces"
+	}
+	if s.LabelSelector != "" {
+		text += ", labels " + s.LabelSelector
+	}
+	if s.FieldSelector != "" {
+		text += ", fields " + s.FieldSelector
+	}
+	if len(s.Dependents) > 0 {
+		text += ", for " + strings.Join(s.Dependents, ", ")
+	}
+	return text
+}

@@ -1,0 +1,15 @@
+// Package advice says what to do about a reason, in the words of docs/operations.md.
+//
+// # Setup
+//
+// None.
+//
+// # Usage
+//
+// [For] returns the text for a reason of a connection.
+//
+// # Considerations
+//
+// The texts are those of docs/operations.md, without its marks. A test of package architecture
+// compares them. So whoever changes one changes both.
+package advice
