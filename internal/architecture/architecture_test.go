@@ -26,7 +26,8 @@ var mayImport = map[string][]string{
 		"healthprobe", "stateapi"},
 	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
 	"internal/advice":      {},
-	"cmd/latchkey/demo":    {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane"},
+	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",
+		"stateapi", "stateapi/extension"},
 
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/fluxlike":                            {"clustercache", "credential"},

@@ -3,6 +3,7 @@ package demo
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"time"
 
@@ -65,7 +66,7 @@ func Run(ctx context.Context, options Options) (err error) {
 	output.line("latchkey demo: five extensions, five identities, one real API server")
 	output.line("")
 	start := time.Now()
-	cp, err := controlplane.Start(ctx, controlplane.Options{})
+	cp, err := controlplane.Start(ctx, controlplane.Options{Aggregation: true})
 	if err != nil {
 		return err
 	}
@@ -74,10 +75,16 @@ func Run(ctx context.Context, options Options) (err error) {
 			err = stopErr
 		}
 	}()
-	if err := install(ctx, cp); err != nil {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Wrap(err, "listening for the state API")
+	}
+	defer listener.Close()
+	if err := install(ctx, cp, listener.Addr()); err != nil {
 		return err
 	}
-	output.line("kube-apiserver and etcd are up, CRD, RBAC and admission policy are installed (%s)", since(start))
+	output.line("kube-apiserver and etcd are up; CRD, RBAC, admission policy and state API are installed (%s)",
+		since(start))
 
 	ctx, cancel := context.WithCancel(ctx)
 	admin, err := client.New(cp.Config(), client.Options{})
@@ -87,7 +94,7 @@ func Run(ctx context.Context, options Options) (err error) {
 	}
 	t := &tour{narrator: output, cp: cp, admin: admin, broken: options.Break}
 	managerErr := make(chan error, 1)
-	if t.connections, err = startOperator(ctx, cp, managerErr); err != nil {
+	if t.connections, err = startOperator(ctx, cp, listener, managerErr); err != nil {
 		cancel()
 		return err
 	}
@@ -98,7 +105,7 @@ func Run(ctx context.Context, options Options) (err error) {
 		}
 	}()
 	output.line(
-		"The content operator runs as user %q, with the permissions of config/rbac and no access to any content",
+		"The content operator runs as user %q, with the permissions of config/rbac and config/stateapi, and no access to any content",
 		operatorUser)
 
 	if err := t.walk(ctx); err != nil {
@@ -113,7 +120,7 @@ func Run(ctx context.Context, options Options) (err error) {
 
 // install applies the YAML of config/ and binds the content operator's role. install uses kubectl,
 // as a person would.
-func install(ctx context.Context, cp *controlplane.ControlPlane) error {
+func install(ctx context.Context, cp *controlplane.ControlPlane, stateAPI net.Addr) error {
 	if _, err := cp.KubectlInput(ctx, config.Manifests(), "apply", "-f", "-"); err != nil {
 		return err
 	}
@@ -121,14 +128,16 @@ func install(ctx context.Context, cp *controlplane.ControlPlane) error {
 		"crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
-	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
-		"--user="+operatorUser)
-	return err
+	if _, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
+		"--user="+operatorUser); err != nil {
+		return err
+	}
+	return installStateAPI(ctx, cp, stateAPI)
 }
 
 // startOperator starts a manager with a ClusterCache and the content operator. When the manager
 // returns, startOperator's goroutine sends the manager's error, or nil, to managerErr.
-func startOperator(ctx context.Context, cp *controlplane.ControlPlane,
+func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener net.Listener,
 	managerErr chan<- error) (clustercache.ClusterCache, error) {
 	restConfig, err := cp.UserConfig(operatorUser)
 	if err != nil {
@@ -154,6 +163,9 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane,
 	}); err != nil {
 		return nil, err
 	}
+	if err := addStateAPI(mgr, connections, listener); err != nil {
+		return nil, err
+	}
 	go func() { managerErr <- mgr.Start(ctx) }()
 	return connections, nil
 }
@@ -165,7 +177,11 @@ func (t *tour) showAround(log string) {
 	t.line("")
 	t.line("  export KUBECONFIG=%s", t.cp.Kubeconfig())
 	t.line("  export PATH=%s:$PATH                      # has a kubectl, if you have none", t.cp.Programs())
-	t.line("  kubectl get clusterextensions.latchkey.dev -w")
+	t.line("  kubectl get connections -w                              # every change, live from the operator's memory")
+	t.line("  kubectl get scopes                                      # what the operator reads as whom")
+	t.line("  kubectl wait --for=condition=Connected connection/blue")
+	t.line("  go build -o %s/kubectl-latchkey ./cmd/kubectl-latchkey && kubectl latchkey why green",
+		t.cp.Programs())
 	t.line("  kubectl -n team-red delete configmap greeting           # the operator creates it again, as red")
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
 	t.line("  kubectl -n team-blue create serviceaccount blue         # blue connects again, as a new identity")

@@ -132,6 +132,9 @@ func (t *tour) connect(ctx context.Context, cause causer) error {
 				serviceAccount.UID)
 		}
 	}
+	if err := t.seeConnections(ctx); err != nil {
+		return err
+	}
 	return t.until(ctx, "content of all but yellow to be installed", func() (bool, string) {
 		var missing []string
 		for _, tenant := range tenants {

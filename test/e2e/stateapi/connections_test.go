@@ -2,8 +2,11 @@ package stateapi
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -22,6 +26,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/fake"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/certs"
@@ -37,7 +42,7 @@ type operator struct {
 }
 
 // startOperator starts a manager with a ClusterCache and its state API.
-func startOperator(t *testing.T) *operator {
+func startOperator(t *testing.T, changes ...func(*clustercache.Options)) *operator {
 	t.Helper()
 	g := NewWithT(t)
 	s := newServed(t)
@@ -45,11 +50,16 @@ func startOperator(t *testing.T) *operator {
 	mgr, err := ctrl.NewManager(cp.Config(), ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 	g.Expect(err).NotTo(HaveOccurred())
 	skip := true
-	connections, err := clustercache.SetupWithManager(t.Context(), mgr, clustercache.Options{
+	options := clustercache.Options{
 		AllowIdentity: clustercache.GuardedByAdmission, Client: clustercache.ClientOptions{UserAgent: "state-test"},
 		HealthProbe: healthprobe.Options{Interval: 100 * time.Millisecond,
 			IdentityInterval: 300 * time.Millisecond},
-	}, controller.Options{SkipNameValidation: &skip})
+	}
+	for _, change := range changes {
+		change(&options)
+	}
+	connections, err := clustercache.SetupWithManager(t.Context(), mgr, options,
+		controller.Options{SkipNameValidation: &skip})
 	g.Expect(err).NotTo(HaveOccurred())
 	clients, err := kubernetes.NewForConfig(s.config)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -219,24 +229,112 @@ func TestScopes(t *testing.T) {
 	} {
 		g.Expect(kubectl(t, "explain", path)).To(ContainSubstring(says), path)
 	}
+	paths := slices.Concat(fieldPaths("connection", reflect.TypeFor[v1alpha1.Connection]()),
+		fieldPaths("scope", reflect.TypeFor[v1alpha1.Scope]()))
+	g.Expect(len(paths)).To(BeNumerically(">", 50))
+	for _, path := range paths {
+		g.Expect(kubectl(t, "explain", path)).
+			To(And(MatchRegexp(`(?s)FIELD: \S+ <.*DESCRIPTION:\s+\S`), Not(ContainSubstring("<empty>"))), path)
+	}
+}
+
+// fieldPaths returns the paths of all fields of a type, but for those of metadata.
+func fieldPaths(prefix string, of reflect.Type) (paths []string) {
+	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct || of == reflect.TypeFor[metav1.Time]() || of == reflect.TypeFor[metav1.ObjectMeta]() {
+		return nil
+	}
+	for i := range of.NumField() {
+		field := of.Field(i)
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "" { // inline
+			paths = append(paths, fieldPaths(prefix, field.Type)...)
+			continue
+		}
+		paths = append(append(paths, prefix+"."+name), fieldPaths(prefix+"."+name, field.Type)...)
+	}
+	return paths
 }
 
 // jwt is the beginning of a token.
 var jwt = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10}`)
 
-// No answer has a token, a key or a kubeconfig.
+// No answer and no event of a watch has a token, a key or a kubeconfig: neither the ServiceAccount's
+// token, nor what is in the Secret of a tenant that has its own kubeconfig, in any encoding.
 func TestNoSecretIsShown(t *testing.T) {
+	g := NewWithT(t)
 	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "secretive"}})
 	deployer(t, "secretive")
-	startOperator(t)
+	startOperator(t, func(o *clustercache.Options) {
+		o.Credentials = credential.Choose(func(object client.Object) (string, error) {
+			return map[bool]string{true: "kubeconfigs", false: "tokens"}[object.GetName() == "remote"], nil
+		}, map[string]credential.Provider{
+			"tokens": credential.ServiceAccountTokens(credential.ServiceAccountOptions{}),
+			"kubeconfigs": credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: "secretive",
+				Allow: credential.SecretsGuardedByAdmission}),
+		})
+	})
+	watch := kubectlBackground(t, nil, "get", "connections", "-w", "-o", "yaml")
+	user, err := cp.UserConfig("remote-user")
+	g.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := kubeconfigOf(t, user)
+	secrets := []string{strings.TrimSpace(kubectl(t, "create", "token", "deployer", "-n", "secretive")), kubeconfig,
+		string(user.KeyData), string(user.CertData)}
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "secretive", Name: "remote-kubeconfig"},
+		StringData: map[string]string{"value": kubeconfig}})
 	tenant(t, "secretive", "secretive")
-	eventually(t, func() string { out, _ := cp.Kubectl(t.Context(), "get", "connections"); return out }).
-		Should(ContainSubstring(" Connected "))
+	tenant(t, "remote", "secretive")
+	eventually(t, func() string { return tryKubectl(t, "get", "connections") }).
+		Should(And(MatchRegexp(`\nsecretive +\S+ +Connected `), MatchRegexp(`\nremote +remote-user +Connected `)))
+	eventually(t, watch.output.String).Should(And(ContainSubstring("username: remote-user"),
+		ContainSubstring("username: system:serviceaccount:secretive:deployer")))
+	answers := []string{watch.output.String()}
 	for _, args := range [][]string{{"get", "connections", "-o", "yaml"}, {"get", "connection", "secretive", "-o", "json"},
+		{"get", "connection", "remote", "-o", "json"},
 		{"get", "scopes", "-o", "yaml"}, {"get", "--raw", "/apis/state.latchkey.dev/v1alpha1/connections"},
 		{"get", "connections", "-o", "wide"}, {"describe", "connections"}} {
-		NewWithT(t).Expect(kubectl(t, args...)).NotTo(Or(MatchRegexp(jwt.String()), ContainSubstring("PRIVATE KEY")),
-			strings.Join(args, " "))
+		answers = append(answers, kubectl(t, args...))
 	}
-	NewWithT(t).Expect("Bearer eyJhbGciOiJSUzI1NiIs").To(MatchRegexp(jwt.String()), "the check detects a token")
+	for _, answer := range answers {
+		g.Expect(shown(answer, secrets)).To(BeEmpty(), answer)
+	}
+	for _, leak := range []string{"Bearer " + secrets[0], base64.StdEncoding.EncodeToString(user.KeyData), string(user.KeyData),
+		base64.StdEncoding.EncodeToString([]byte(kubeconfig)), "eyJhbGciOiJSUzI1NiIs.x"} {
+		g.Expect(shown("text\n  "+leak+"\n", secrets)).NotTo(BeEmpty(), "the check detects it")
+	}
+}
+
+// shown returns what of the secrets is in a text: any token, and parts of the secrets, as they are
+// and in base64.
+func shown(text string, secrets []string) (found []string) {
+	if jwt.MatchString(text) {
+		found = append(found, "a token")
+	}
+	for _, secret := range secrets {
+		encoded := base64.StdEncoding.EncodeToString([]byte(secret))
+		for _, form := range []string{secret, encoded} {
+			middle := form[len(form)/2:][:30]
+			if strings.Contains(text, middle) {
+				found = append(found, middle)
+			}
+		}
+	}
+	return found
+}
+
+// kubeconfigOf returns a kubeconfig of a user with a client certificate.
+func kubeconfigOf(t *testing.T, config *rest.Config) string {
+	t.Helper()
+	content, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "it",
+		"contexts": []any{map[string]any{"name": "it", "context": map[string]any{"cluster": "it", "user": "it"}}},
+		"clusters": []any{map[string]any{"name": "it", "cluster": map[string]any{"server": config.Host,
+			"certificate-authority-data": config.CAData}}},
+		"users": []any{map[string]any{"name": "it", "user": map[string]any{"client-certificate-data": config.CertData,
+			"client-key-data": config.KeyData}}},
+	})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return string(content)
 }
