@@ -105,7 +105,7 @@ func Run(ctx context.Context, options Options) (err error) {
 		}
 	}()
 	output.line(
-		"The content operator runs as user %q, with the permissions of config/rbac and config/stateapi, and no access to any content",
+		"The content operator runs as user %q, with the permissions of config/rbac and config/stateapi, and none for content",
 		operatorUser)
 
 	if err := t.walk(ctx); err != nil {

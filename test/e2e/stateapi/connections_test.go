@@ -300,8 +300,8 @@ func TestNoSecretIsShown(t *testing.T) {
 	for _, answer := range answers {
 		g.Expect(shown(answer, secrets)).To(BeEmpty(), answer)
 	}
-	for _, leak := range []string{"Bearer " + secrets[0], base64.StdEncoding.EncodeToString(user.KeyData), string(user.KeyData),
-		base64.StdEncoding.EncodeToString([]byte(kubeconfig)), "eyJhbGciOiJSUzI1NiIs.x"} {
+	for _, leak := range []string{"Bearer " + secrets[0], base64.StdEncoding.EncodeToString(user.KeyData),
+		string(user.KeyData), base64.StdEncoding.EncodeToString([]byte(kubeconfig)), "eyJhbGciOiJSUzI1NiIs.x"} {
 		g.Expect(shown("text\n  "+leak+"\n", secrets)).NotTo(BeEmpty(), "the check detects it")
 	}
 }
