@@ -107,7 +107,7 @@ func TestTop(t *testing.T) {
 		g.Expect(order.String()).To(Equal(want))
 	}
 	var out bytes.Buffer
-	g.Expect(printUsages(&out, usages[:1])).To(Succeed())
+	g.Expect(printUsages(&out, []usageOf{{"b", 9, 5}})).To(Succeed())
 	g.Expect(out.String()).To(Equal("NAME   OBJECTS   INFORMERS\nb      5         9\n"))
 }
 
