@@ -126,7 +126,7 @@ type ClusterCache interface {
 	// ctx is done. The first call has the keys of all extensions, and may have none. It comes when
 	// the manager has started and leads, and every extension that existed then has been reconciled
 	// once. A key whose extension is unknown to GetConnectionState is that of an extension that was
-	// deleted or filtered out; or ctx is done, and the manager has ended all connections.
+	// deleted or filtered out.
 	//
 	// Every change counts, but the times of probes and the numbers of objects: connects and
 	// disconnects, retries, reasons, newer tokens, watches, scopes and their states, and the

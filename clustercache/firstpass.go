@@ -13,13 +13,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// firstPass finds out when every extension of the first list has been reconciled once, whatever the
-// result. Its methods may be called from any goroutine.
+// firstPass finds out when every extension has been reconciled once, whatever the result: those of
+// the first list, and those that appear before the controller runs. With EnableWarmup the list is
+// complete long before the replica leads. Its methods may be called from any goroutine.
 type firstPass struct {
 	done chan struct{} // closed then
 
 	mu      sync.Mutex
-	listed  bool                          // guarded by mu; whether waiting has the whole list
+	listed  bool                          // guarded by mu; whether waiting has had the whole list
+	runs    bool                          // guarded by mu; whether the controller runs, which needs the lead
 	waiting map[client.ObjectKey]struct{} // guarded by mu; nil when done is closed
 }
 
@@ -27,11 +29,11 @@ func newFirstPass() *firstPass {
 	return &firstPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{}}
 }
 
-// found notes an extension of the first list.
+// found notes an extension.
 func (p *firstPass) found(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.listed {
+	if p.waiting != nil {
 		p.waiting[key] = struct{}{}
 	}
 }
@@ -44,6 +46,14 @@ func (p *firstPass) complete() {
 	p.finishLocked()
 }
 
+// begins notes that the controller runs.
+func (p *firstPass) begins() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.runs = true
+	p.finishLocked()
+}
+
 // reconciled notes that an extension has been reconciled.
 func (p *firstPass) reconciled(key client.ObjectKey) {
 	p.mu.Lock()
@@ -53,7 +63,7 @@ func (p *firstPass) reconciled(key client.ObjectKey) {
 }
 
 func (p *firstPass) finishLocked() {
-	if p.listed && p.waiting != nil && len(p.waiting) == 0 {
+	if p.listed && p.runs && p.waiting != nil && len(p.waiting) == 0 {
 		p.waiting = nil
 		close(p.done)
 	}
@@ -82,7 +92,7 @@ type notingSource struct {
 // WaitForSync implements source.SyncingSource.
 func (s notingSource) WaitForSync(ctx context.Context) error {
 	err := s.SyncingSource.WaitForSync(ctx)
-	if err == nil {
+	if err == nil && ctx.Err() == nil { // the library returns nil when ctx is done
 		s.pass.complete()
 	}
 	return err

@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -8,13 +9,22 @@ import (
 )
 
 // The first pass ends when the list is complete and each of its extensions was reconciled, in any
-// order. Extensions that appear later do not count.
+// order. Extensions that appear after the end of the pass do not count.
 func TestFirstPass(t *testing.T) {
 	a, b, later := client.ObjectKey{Name: "a"}, client.ObjectKey{Name: "b"}, client.ObjectKey{Name: "later"}
 	for name, tc := range map[string]struct {
 		steps func(p *firstPass)
 		done  bool
 	}{
+		"standby":                      {func(p *firstPass) { p.complete() }, false},
+		"standby, leads":               {func(p *firstPass) { p.complete(); p.begins() }, true},
+		"standby, leads, one appeared": {func(p *firstPass) { p.complete(); p.found(later); p.begins() }, false},
+		"standby, leads, all reconciled": {func(p *firstPass) {
+			p.complete()
+			p.found(later)
+			p.begins()
+			p.reconciled(later)
+		}, true},
 		"nothing known":     {func(*firstPass) {}, false},
 		"no extensions":     {func(p *firstPass) { p.complete() }, true},
 		"not reconciled":    {func(p *firstPass) { p.found(a); p.complete() }, false},
@@ -33,6 +43,9 @@ func TestFirstPass(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newFirstPass()
+			if !strings.HasPrefix(name, "standby") {
+				p.begins()
+			}
 			tc.steps(p)
 			select {
 			case <-p.done:

@@ -96,6 +96,7 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 // run runs the set, and the goroutines that it needs, until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
 	defer r.ended()
+	r.firstPass.begins()
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })

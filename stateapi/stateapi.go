@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
@@ -175,8 +176,9 @@ func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
 func (s *StateAPI) NeedLeaderElection() bool { return true }
 
-// Start serves until ctx is done, and returns when the last request has ended. It begins to serve
-// when every extension has been reconciled once. So a client that comes from the leader before does
+// Start serves until ctx is done, and returns when the last request has ended. What the program lacks
+// to serve, such as a permission, is logged and tried again. Start begins to serve when every
+// extension has been reconciled once. So a client that comes from the leader before does
 // not take an extension for deleted that this process has not seen yet.
 func (s *StateAPI) Start(ctx context.Context) error {
 	subscribed, stop := context.WithCancel(ctx)
@@ -198,10 +200,37 @@ func (s *StateAPI) Start(ctx context.Context) error {
 		return s.server.Run(ctx) // which closes the listener
 	case <-filled:
 	}
+	if !s.awaitCheck(ctx) {
+		return s.server.Run(ctx)
+	}
 	if s.publisher != nil {
 		running.Go(func() { s.publisher.Run(subscribed) })
 	}
 	return errors.WithMessage(s.server.Run(ctx), "state API")
+}
+
+// checkInterval is how often it is tried to serve.
+const checkInterval = 5 * time.Second
+
+// awaitCheck returns true when the server can serve. What it lacks is logged: a host operator does
+// not end because of it.
+func (s *StateAPI) awaitCheck(ctx context.Context) bool {
+	logged := ""
+	for tick := time.NewTicker(checkInterval); ; {
+		err := s.server.Check(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err() == nil
+		}
+		if err.Error() != logged {
+			logged = err.Error()
+			log.FromContext(ctx).Info("Cannot serve the state API yet", "reason", logged)
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
 }
 
 // update brings what is stored about an extension up to date.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,37 +63,50 @@ func (m mapper) RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RE
 	return nil, &meta.NoKindMatchError{GroupKind: kind, SearchedVersions: versions}
 }
 
-func scope(apiVersion, kind, namespace string) v1alpha1.Scope {
-	return v1alpha1.Scope{Status: v1alpha1.ScopeStatus{Selection: v1alpha1.Selection{APIVersion: apiVersion, Kind: kind,
-		Namespace: namespace}}}
+func scope(state, apiVersion, kind, namespace string) v1alpha1.Scope {
+	return v1alpha1.Scope{Status: v1alpha1.ScopeStatus{State: state, Selection: v1alpha1.Selection{APIVersion: apiVersion,
+		Kind: kind, Namespace: namespace}}}
 }
 
-// The roles allow exactly the scopes: list and watch, in their namespaces, by their resources.
+// The roles allow exactly the scopes: list and watch, in their namespaces, by their resources. Where
+// something is Forbidden, a role has what is allowed, too.
 func TestRoles(t *testing.T) {
 	g := NewWithT(t)
 	c := connection("Connected", "")
-	c.Status.Identity = &v1alpha1.Identity{Username: "system:serviceaccount:b:deployer"}
+	c.Status.Identity = &v1alpha1.Identity{Username: "system:serviceaccount:other:account"}
 	objects, err := rolesFor(c, []v1alpha1.Scope{
-		scope("v1", "Secret", "b"), scope("v1", "ConfigMap", "b"), scope("v1", "ConfigMap", "b"), scope("v1", "Node", ""),
-		scope("apps/v1", "Deployment", "b"), scope("remote.example.com/v1", "Policy", "c"),
+		scope("Forbidden", "v1", "Secret", "b"), scope("Synced", "v1", "ConfigMap", "b"),
+		scope("Forbidden", "v1", "ConfigMap", "b"), scope("Forbidden", "v1", "Node", ""),
+		scope("Forbidden", "apps/v1", "Deployment", "b"), scope("Forbidden", "example.com/v1", "Unserved", "c"),
+		scope("Synced", "v1", "Secret", "allowed"),
 	}, mapper{"Secret": "secrets", "ConfigMap": "configmaps", "Node": "nodes", "Deployment.apps": "deployments"})
 	g.Expect(err).NotTo(HaveOccurred())
 	text, err := manifest(objects)
 	g.Expect(err).NotTo(HaveOccurred())
 	want, err := os.ReadFile("testdata/roles.yaml")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(text).To(Equal(string(want)))
+	g.Expect(text).To(Equal(string(want)), "the subject is the ServiceAccount that the extension names")
 
-	c.Namespace, c.Status.Identity.Username = "ns", "alice"
-	objects, err = rolesFor(c, []v1alpha1.Scope{scope("v1", "Secret", "b")}, mapper{"Secret": "secrets"})
+	// Whom a server of a tenant reports is no subject, whatever it says.
+	c.Status.Source = "secret b/kubeconfig"
+	objects, err = rolesFor(c, []v1alpha1.Scope{scope("Forbidden", "v1", "Secret", "b")}, mapper{"Secret": "secrets"})
 	g.Expect(err).NotTo(HaveOccurred())
-	text, err = manifest(objects)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(text).To(And(ContainSubstring("name: latchkey-reads-of-ns-team-b\n"), ContainSubstring("kind: User\n"),
-		ContainSubstring("name: alice\n")))
-	c.Status.Identity = nil
-	_, err = rolesFor(c, nil, mapper{})
-	g.Expect(err).To(MatchError(ContainSubstring("no identity")))
+	g.Expect(objects).To(BeEmpty())
+	c.Status.Target = "https://remote"
+	g.Expect(explain(c, []v1alpha1.Scope{scope("Forbidden", "v1", "Secret", "b")}, "", now)).
+		To(HaveSuffix("\nGrant list and watch there, at https://remote.\n"))
+}
+
+// Two extensions never share a role.
+func TestRoleNames(t *testing.T) {
+	long := strings.Repeat("x", 250)
+	seen := map[string]bool{}
+	for _, key := range [][2]string{{"a", "b-c"}, {"a-b", "c"}, {"", "a-b-c"}, {"", long + "a"}, {"", long + "b"}} {
+		c := &v1alpha1.Connection{ObjectMeta: metav1.ObjectMeta{Namespace: key[0], Name: key[1]}}
+		NewWithT(t).Expect(seen).NotTo(HaveKey(roleName(c)))
+		NewWithT(t).Expect(len(roleName(c))).To(BeNumerically("<=", 253))
+		seen[roleName(c)] = true
+	}
 }
 
 func TestTop(t *testing.T) {

@@ -167,14 +167,14 @@ func (c *cli) get(ctx context.Context, name string) (*v1alpha1.Connection, error
 		"reading the connection")
 }
 
-// forbidden returns the scopes that the identity of an extension may not read.
-func (c *cli) forbidden(ctx context.Context, name string) ([]v1alpha1.Scope, error) {
+// scopesOf returns the scopes of an extension.
+func (c *cli) scopesOf(ctx context.Context, name string) ([]v1alpha1.Scope, error) {
 	scopes, err := c.resource("scopes", false)
 	if err != nil {
 		return nil, err
 	}
 	found, err := scopes.List(ctx, metav1.ListOptions{
-		FieldSelector: "status.state=Forbidden,status.extension=" + name,
+		FieldSelector: "status.extension=" + name,
 	})
 	if err != nil {
 		return nil, errors.Wrap(err, "reading the scopes")

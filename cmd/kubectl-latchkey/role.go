@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"slices"
 	"strings"
 
@@ -20,31 +22,39 @@ type resourceMapper interface {
 	RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// rolesFor returns the roles and bindings by which the identity may list and watch the scopes, and
-// nothing else: a Role for each namespace, and a ClusterRole for what is in all namespaces or in
-// none.
+// rolesFor returns the roles and bindings by which the ServiceAccount of a connection may list and
+// watch what the connection reads, and nothing else: a Role for each namespace in which something is
+// Forbidden, and a ClusterRole for what is in all namespaces or in none. A role has all scopes there,
+// also those that are allowed, so that to apply it again takes nothing away.
+//
+// The subject is the ServiceAccount that the extension names, never the user that an API server
+// reports: with a kubeconfig, that is a server of the tenant's choice.
 func rolesFor(c *v1alpha1.Connection, scopes []v1alpha1.Scope, mapper resourceMapper) ([]runtime.Object, error) {
-	if c.Status.Identity == nil {
-		return nil, errors.New("the connection has no identity")
+	subject, ok := subjectOf(c.Status.Source)
+	if !ok {
+		return nil, nil
 	}
-	byNamespace := map[string][]schema.GroupResource{}
+	byNamespace, lacking := map[string][]schema.GroupResource{}, map[string]bool{}
 	for i := range scopes {
 		selection := scopes[i].Status.Selection
 		kind := schema.FromAPIVersionAndKind(selection.APIVersion, selection.Kind)
-		resource, _ := meta.UnsafeGuessKindToResource(kind) // as usual; this cluster may not have a remote one's kind
-		if mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version); err == nil {
-			resource = mapping.Resource
-		} else if !meta.IsNoMatchError(err) {
+		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if meta.IsNoMatchError(err) {
+			continue // it is not served, so no role helps
+		}
+		if err != nil {
 			return nil, errors.Wrapf(err, "finding the resource of %s", kind)
 		}
-		if group := resource.GroupResource(); !slices.Contains(byNamespace[selection.Namespace], group) {
+		if group := mapping.Resource.GroupResource(); !slices.Contains(byNamespace[selection.Namespace], group) {
 			byNamespace[selection.Namespace] = append(byNamespace[selection.Namespace], group)
+		}
+		if isForbidden(&scopes[i]) {
+			lacking[selection.Namespace] = true
 		}
 	}
 	var objects []runtime.Object
-	for _, namespace := range sortedKeys(byNamespace) {
-		objects = append(objects, rolesIn(namespace, roleName(c), subjectOf(c.Status.Identity.Username),
-			rulesFor(byNamespace[namespace]))...)
+	for _, namespace := range sortedKeys(lacking) {
+		objects = append(objects, rolesIn(namespace, roleName(c), subject, rulesFor(byNamespace[namespace]))...)
 	}
 	return objects, nil
 }
@@ -86,23 +96,22 @@ func rolesIn(namespace, name string, subject rbacv1.Subject, rules []rbacv1.Poli
 	}
 }
 
-// roleName returns the name of the roles of an extension.
+// isForbidden reports whether the identity may not read a scope.
+func isForbidden(s *v1alpha1.Scope) bool { return s.Status.State == "Forbidden" }
+
+// roleName returns the name of the roles of an extension, which no other extension has.
 func roleName(c *v1alpha1.Connection) string {
+	sum := sha256.Sum256([]byte(c.Namespace + "\x00" + c.Name))
 	name := "latchkey-reads-of-" + c.Name
-	if c.Namespace != "" {
-		name = "latchkey-reads-of-" + c.Namespace + "-" + c.Name
-	}
-	return strings.TrimRight(name[:min(len(name), 253)], "-.")
+	return strings.TrimRight(name[:min(len(name), 240)], "-.") + "-" + hex.EncodeToString(sum[:4])
 }
 
-// subjectOf returns the subject of a binding for a user.
-func subjectOf(username string) rbacv1.Subject {
-	if account, ok := strings.CutPrefix(username, "system:serviceaccount:"); ok {
-		if namespace, name, ok := strings.Cut(account, ":"); ok {
-			return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
-		}
-	}
-	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: username}
+// subjectOf returns the ServiceAccount of this cluster that is the source of a credential, if it is
+// one.
+func subjectOf(source string) (rbacv1.Subject, bool) {
+	account, isServiceAccount := strings.CutPrefix(source, "serviceaccount ")
+	namespace, name, ok := strings.Cut(account, "/")
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}, isServiceAccount && ok
 }
 
 // manifest returns objects as YAML.

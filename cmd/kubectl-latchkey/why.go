@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/latchkey-dev/latchkey/internal/advice"
@@ -20,13 +22,11 @@ func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool
 		return err
 	}
 	var scopes []v1alpha1.Scope
+	roles := ""
 	if connection.Status.ForbiddenScopes > 0 {
-		if scopes, err = c.forbidden(ctx, name); err != nil {
+		if scopes, err = c.scopesOf(ctx, name); err != nil {
 			return err
 		}
-	}
-	roles := ""
-	if len(scopes) > 0 && connection.Status.Identity != nil {
 		objects, err := rolesFor(connection, scopes, c.mapper())
 		if err != nil {
 			return err
@@ -34,6 +34,11 @@ func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool
 		if roles, err = manifest(objects); err != nil {
 			return err
 		}
+		scopes = slices.DeleteFunc(scopes, func(s v1alpha1.Scope) bool { return !isForbidden(&s) })
+	}
+	if onlyRole && len(scopes) > 0 && roles == "" {
+		return errors.Errorf("the connection is not that of a ServiceAccount of this cluster (source %q): grant list and "+
+			"watch at its API server, %s", connection.Status.Source, connection.Status.Target)
 	}
 	if onlyRole {
 		_, err = io.WriteString(out, roles)
@@ -78,8 +83,9 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now 
 	}
 	switch {
 	case roles != "":
-		fmt.Fprintf(&out, "\nThese roles would allow it, at %s (\"why %s --role\" prints only them, to apply):\n\n%s",
-			status.Target, c.Name, roles)
+		fmt.Fprintf(&out, "\nThese roles would allow it (\"why %s --role\" prints only them, to apply):\n\n%s", c.Name, roles)
+	case len(scopes) > 0:
+		fmt.Fprintf(&out, "\nGrant list and watch there, at %s.\n", status.Target)
 	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && status.Message == "":
 		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
 	}

@@ -188,9 +188,6 @@ func TestStateAPI(t *testing.T) {
 	_, port, _ := net.SplitHostPort(network.listener.Addr().String())
 	apply(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "latchkey-state",
 		"namespace": "latchkey-system"}, "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"name": "https", "port": ` + port + `}]}}`)
-	_, rest, _ := strings.Cut(string(printed), "\n---\n")
-	apply(strings.ReplaceAll(rest, "port: 443", "port: "+port))
-
 	kubeconfig := kubeconfigOf(t, cp, kubectl("create", "token", "latchkey", "-n", "latchkey-system", "--duration=2h"))
 	first := startReplica(t, kubeconfig, "10.1.2.3")
 	network.replicas.Store(&[]*replica{first})
@@ -207,6 +204,11 @@ func TestStateAPI(t *testing.T) {
 			return out
 		}
 	}
+	// Without its permissions it says what it lacks, and goes on. With them it serves.
+	eventually(first.log.String).Should(And(ContainSubstring("Cannot serve the state API yet"),
+		ContainSubstring("bind Role extension-apiserver-authentication-reader in namespace kube-system")))
+	_, rest, _ := strings.Cut(string(printed), "\n---\n")
+	apply(strings.ReplaceAll(rest, "port: 443", "port: "+port))
 	connected := And(MatchRegexp(`\nblue +system:serviceaccount:default:blue +Connected `),
 		MatchRegexp(`\nred +system:serviceaccount:default:red +Connected `))
 	eventually(try("get", "connections")).Should(connected)

@@ -2,6 +2,8 @@ package extension
 
 import (
 	"context"
+	"net"
+	"net/http"
 	"sync"
 	"time"
 
@@ -34,6 +36,7 @@ const (
 const (
 	reviewTimeout     = 10 * time.Second
 	publishedPatience = 30 * time.Second
+	checkInterval     = 500 * time.Millisecond
 	// The caches of answers are short, so that a permission that is granted or revoked counts soon.
 	tokenTTL, allowTTL, denyTTL = 10 * time.Second, 10 * time.Second, 5 * time.Second
 )
@@ -56,9 +59,6 @@ type frontProxy struct {
 // is done.
 func startFrontProxy(ctx context.Context, client kubernetes.Interface,
 	background *sync.WaitGroup) (*frontProxy, error) {
-	if err := checkPublished(ctx, client); err != nil {
-		return nil, err
-	}
 	p := &frontProxy{client: client, headers: headerrequest.NewRequestHeaderAuthRequestController(
 		authenticationConfigMap, authenticationNamespace, client, "requestheader-username-headers",
 		"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix",
@@ -138,6 +138,16 @@ func checkPublished(ctx context.Context, client kubernetes.Interface) error {
 	}
 	_, err = cert.ParseCertsPEM([]byte(found.Data[frontProxyCA]))
 	return errors.Wrapf(err, "%s of %s", frontProxyCA, published)
+}
+
+// isTransient reports whether an error is that of an API server that does not answer now.
+func isTransient(err error) bool {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return status.Status().Code >= http.StatusInternalServerError || status.Status().Code == http.StatusTooManyRequests
+	}
+	var network net.Error // also of a URL that was not reached
+	return errors.As(err, &network)
 }
 
 // checkReviews returns an error if the identity of client may not create the reviews that it needs.

@@ -17,7 +17,8 @@
 // # Usage
 //
 // [NewExtensionAPIServer] creates a server, [InstallStore] adds a resource, and
-// [ExtensionAPIServer.Run] serves. A store is any type that implements [Lister] and, as it likes,
+// [ExtensionAPIServer.Run] serves; [ExtensionAPIServer.Check] says before what the program lacks for
+// it. A store is any type that implements [Lister] and, as it likes,
 // [Getter], [Watcher], [Creater], [Updater] and [Deleter]. The resource has exactly these verbs: a
 // store that only reads is a read-only resource. [MemoryStore] lists, gets and watches what its
 // owner puts into it, and is meant to be embedded.

@@ -28,9 +28,8 @@ func (l *steadyListener) Accept() (net.Conn, error) {
 	if err == nil {
 		return conn, nil
 	}
-	var temporary interface{ Temporary() bool }
-	if errors.As(err, &temporary) && temporary.Temporary() {
-		// Too many open files, for example: the caller waits and tries again.
+	// Of too many open files, for example: the library's caller waits and tries again.
+	if known, ok := err.(net.Error); ok && known.Temporary() { //nolint:errorlint,staticcheck // as net/http asks
 		return nil, err
 	}
 	l.lost(errors.Wrap(err, "the listener failed"))

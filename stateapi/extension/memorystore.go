@@ -85,13 +85,13 @@ func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *Mem
 }
 
 // clockTolerance is how much the clocks of two processes may differ that serve the same objects one
-// after the other.
+// after the other, if the first one serves for longer than they differ.
 const clockTolerance = time.Minute
 
 // BeginServing implements Starter. It makes all versions before the call too old: watches end, and
 // watches and lists that go on from such a version get status 410. Until the server starts, another
 // process may have served: the leader before this one. The clocks of the two may differ by up to a
-// minute.
+// minute, and by less than the time for which the other one served.
 func (m *MemoryStore[T, TList]) BeginServing() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

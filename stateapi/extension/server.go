@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
@@ -22,7 +23,7 @@ import (
 )
 
 // drainPatience is how long a server that ends waits for the watches of its clients.
-const drainPatience = 5 * time.Second
+const drainPatience = 2 * time.Second
 
 // ExtensionAPIServer is an API server behind another one. Its methods may be called from any
 // goroutine.
@@ -138,10 +139,25 @@ func (s *ExtensionAPIServer) closeListener() {
 	}
 }
 
+// Check returns what would keep Run from serving: what the identity of Client may not read or ask, or
+// what the API server in front does not publish. Run checks the same, and tries for half a minute
+// while the API server in front does not answer.
+func (s *ExtensionAPIServer) Check(ctx context.Context) error {
+	if s.asksWho {
+		if err := checkPublished(ctx, s.options.Client); err != nil {
+			return err
+		}
+	}
+	return checkReviews(ctx, s.options.Client, s.asksWho, s.asksWhat)
+}
+
 // prepare checks what the server needs, and creates the library's server. What goes on in the
 // background ends with ctx.
 func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitGroup,
 	lost context.CancelCauseFunc) (*genericapiserver.GenericAPIServer, error) {
+	if err := s.awaitCheck(ctx); err != nil {
+		return nil, err
+	}
 	if s.asksWho {
 		front, err := startFrontProxy(ctx, s.options.Client, background)
 		if err != nil {
@@ -152,16 +168,27 @@ func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitG
 			return nil, err
 		}
 	}
-	if s.asksWho || s.asksWhat {
-		if err := checkReviews(ctx, s.options.Client, s.asksWho, s.asksWhat); err != nil {
-			return nil, err
-		}
-	}
 	listener, err := s.listen(ctx, lost)
 	if err != nil {
 		return nil, err
 	}
 	return s.newServer(listener)
+}
+
+// awaitCheck is Check, repeated while the API server in front does not answer.
+func (s *ExtensionAPIServer) awaitCheck(ctx context.Context) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, checkInterval, publishedPatience, true,
+		func(ctx context.Context) (bool, error) {
+			if last = s.Check(ctx); last == nil || isTransient(last) {
+				return last == nil, nil
+			}
+			return false, last
+		})
+	if err != nil && last != nil {
+		return last
+	}
+	return err
 }
 
 // listen returns the listener. lost is called if it fails before the server ends.
