@@ -30,7 +30,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-const patience = time.Minute // a safety bound
+const patience = 3 * time.Minute // a safety bound: informers of client-go wait up to a minute between tries
 
 // kubeconfigOf writes a kubeconfig with a token.
 func kubeconfigOf(t *testing.T, cp *controlplane.ControlPlane, token string) string {
