@@ -21,19 +21,25 @@ type firstPass struct {
 
 	mu      sync.Mutex
 	listed  bool                          // guarded by mu; whether waiting has had the whole list
-	runs    bool                          // guarded by mu; whether the controller runs, which needs the lead
+	runs    bool                          // guarded by mu; whether the controller runs and can read extensions
+	past    map[client.ObjectKey]struct{} // guarded by mu; reconciled already; nil when done is closed
 	waiting map[client.ObjectKey]struct{} // guarded by mu; nil when done is closed
 }
 
 func newFirstPass() *firstPass {
-	return &firstPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{}}
+	return &firstPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{},
+		past: map[client.ObjectKey]struct{}{}}
 }
 
 // found notes an extension.
 func (p *firstPass) found(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.waiting != nil {
+	p.foundLocked(key)
+}
+
+func (p *firstPass) foundLocked(key client.ObjectKey) {
+	if _, past := p.past[key]; !past && p.waiting != nil {
 		p.waiting[key] = struct{}{}
 	}
 }
@@ -46,10 +52,14 @@ func (p *firstPass) complete() {
 	p.finishLocked()
 }
 
-// begins notes that the controller runs.
-func (p *firstPass) begins() {
+// begins notes that the controller runs, and can read the extensions, of which these are all. A cache
+// of which nothing may be read counts as listed, so the list alone proves nothing.
+func (p *firstPass) begins(all ...client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, key := range all {
+		p.foundLocked(key)
+	}
 	p.runs = true
 	p.finishLocked()
 }
@@ -58,13 +68,17 @@ func (p *firstPass) begins() {
 func (p *firstPass) reconciled(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.waiting == nil {
+		return
+	}
 	delete(p.waiting, key)
+	p.past[key] = struct{}{}
 	p.finishLocked()
 }
 
 func (p *firstPass) finishLocked() {
 	if p.listed && p.runs && p.waiting != nil && len(p.waiting) == 0 {
-		p.waiting = nil
+		p.waiting, p.past = nil, nil
 		close(p.done)
 	}
 }

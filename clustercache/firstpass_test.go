@@ -16,9 +16,11 @@ func TestFirstPass(t *testing.T) {
 		steps func(p *firstPass)
 		done  bool
 	}{
-		"standby":                      {func(p *firstPass) { p.complete() }, false},
-		"standby, leads":               {func(p *firstPass) { p.complete(); p.begins() }, true},
-		"standby, leads, one appeared": {func(p *firstPass) { p.complete(); p.found(later); p.begins() }, false},
+		"standby, leads, one unseen":      {func(p *firstPass) { p.complete(); p.begins(a) }, false},
+		"standby, leads, one seen before": {func(p *firstPass) { p.complete(); p.reconciled(a); p.begins(a) }, true},
+		"standby":                         {func(p *firstPass) { p.complete() }, false},
+		"standby, leads":                  {func(p *firstPass) { p.complete(); p.begins() }, true},
+		"standby, leads, one appeared":    {func(p *firstPass) { p.complete(); p.found(later); p.begins() }, false},
 		"standby, leads, all reconciled": {func(p *firstPass) {
 			p.complete()
 			p.found(later)

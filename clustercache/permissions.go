@@ -8,6 +8,8 @@ import (
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,7 +24,7 @@ const permissionInterval = time.Second
 func (r *reconciler) watchPermissions(ctx context.Context) {
 	tick := time.NewTicker(permissionInterval)
 	defer tick.Stop()
-	lacking := false
+	lacking, begun := false, false
 	for {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
@@ -40,6 +42,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 				ctrl.LoggerFrom(ctx).Info("Extensions can be read")
 			}
 			lacking = false
+			begun = begun || r.beginFirstPass(ctx)
 		}
 		if waiting, ok := r.forbidden.any(); ok {
 			r.wake(waiting)
@@ -50,6 +53,26 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+// beginFirstPass begins the first pass with all extensions that the cache has. It returns false if
+// they cannot be read.
+func (r *reconciler) beginFirstPass(ctx context.Context) bool {
+	list, err := objectlist.New(r.object, r.scheme)
+	if err != nil || r.objects.List(ctx, list, client.UnsafeDisableDeepCopy) != nil {
+		return false
+	}
+	var all []client.ObjectKey
+	err = meta.EachListItem(list, func(item runtime.Object) error {
+		if object := item.(client.Object); r.labelled(object) {
+			all = append(all, client.ObjectKeyFromObject(object))
+		}
+		return nil
+	})
+	if err == nil {
+		r.firstPass.begins(all...)
+	}
+	return err == nil
 }
 
 // readExtensions reads an extension from the cache. The read takes permissionInterval at most.

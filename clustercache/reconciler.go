@@ -96,7 +96,6 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 // run runs the set, and the goroutines that it needs, until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
 	defer r.ended()
-	r.firstPass.begins()
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
@@ -166,7 +165,12 @@ func (r *reconciler) extensionsOf(serviceAccount client.Object) (requests []ctrl
 // Reconcile passes to the set the identity that the extension is to connect as. Reconcile reads
 // caches and never dials.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	defer r.firstPass.reconciled(req.NamespacedName)
+	read := true
+	defer func() {
+		if read {
+			r.firstPass.reconciled(req.NamespacedName)
+		}
+	}()
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)
@@ -176,11 +180,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			r.forget(req.NamespacedName, ReasonDeleted)
 			return reconcile.Result{}, nil
 		case !apierrors.IsForbidden(err):
+			read = false
 			return reconcile.Result{}, errors.Wrap(err, "reading the extension")
 		}
 		// watchPermissions logs the missing permission, once. A connected extension continues by
 		// its last known object: it is probed, and disconnects when its ServiceAccount goes away.
 		if shared = r.set.Object(req.NamespacedName); shared == nil {
+			read = false
 			return reconcile.Result{RequeueAfter: permissionInterval}, nil
 		}
 	}

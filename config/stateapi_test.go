@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -16,6 +17,7 @@ func TestStateAPIManifests(t *testing.T) {
 	other, err := StateAPIManifests(StateAPIOptions{Group: "state.example.com", Namespace: "ns", Name: "mine",
 		ServiceAccount: "robot"})
 	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(other).NotTo(Or(ContainSubstring("latchkey-"), ContainSubstring("state.latchkey.dev")))
 	names := map[string]bool{}
 	for _, object := range documents(t, own) {
 		names[object.GetKind()+object.GetNamespace()+object.GetName()] = true
@@ -23,6 +25,9 @@ func TestStateAPIManifests(t *testing.T) {
 	for _, object := range documents(t, other) {
 		g.Expect(names).NotTo(HaveKey(object.GetKind() + object.GetNamespace() + object.GetName()))
 		subjects, _, _ := unstructured.NestedSlice(object.Object, "subjects")
+		if strings.HasSuffix(object.GetKind(), "Binding") {
+			g.Expect(subjects).To(HaveLen(1))
+		}
 		for _, subject := range subjects {
 			g.Expect(subject).To(Equal(map[string]any{"kind": "ServiceAccount", "namespace": "ns", "name": "robot"}))
 		}

@@ -5,6 +5,7 @@
 //
 //	api, err := stateapi.New(connections, stateapi.Options{
 //		Config:  mgr.GetConfig(),
+//		Group:   "state.team.example.com",
 //		Service: stateapi.ServiceOptions{Namespace: "team-system", Name: "team-state", Address: podIP},
 //	})
 //	err = mgr.Add(api)

@@ -49,6 +49,10 @@ func TestConnected(t *testing.T) {
 	c.Status.Probe = v1alpha1.ProbeStatus{Failures: 2, Error: "timeout"}
 	g.Expect(explain(c, nil, "", now)).To(And(ContainSubstring("Identity:   system:serviceaccount:b:deployer\n"),
 		ContainSubstring("2 failed in a row: timeout"), HaveSuffix("may read all that is asked for.\n")))
+	failing := scope("Failing", "v1", "Secret", "b")
+	failing.Status.Message = "429"
+	g.Expect(explain(c, []v1alpha1.Scope{failing}, "", now)).To(And(Not(ContainSubstring("may read all")),
+		ContainSubstring("\n  Failing: Secret.v1 in namespace b: 429\n"), Not(ContainSubstring("Grant"))))
 	c.Status.Message = "the newest credential is refused"
 	g.Expect(explain(c, nil, "", now)).NotTo(ContainSubstring("may read all"))
 }

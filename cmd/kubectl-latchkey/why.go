@@ -23,7 +23,7 @@ func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool
 	}
 	var scopes []v1alpha1.Scope
 	roles := ""
-	if connection.Status.ForbiddenScopes > 0 {
+	if connection.Status.Scopes > 0 {
 		if scopes, err = c.scopesOf(ctx, name); err != nil {
 			return err
 		}
@@ -34,9 +34,9 @@ func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool
 		if roles, err = manifest(objects); err != nil {
 			return err
 		}
-		scopes = slices.DeleteFunc(scopes, func(s v1alpha1.Scope) bool { return !isForbidden(&s) })
+		scopes = slices.DeleteFunc(scopes, func(s v1alpha1.Scope) bool { return s.Status.State == "Synced" })
 	}
-	if onlyRole && len(scopes) > 0 && roles == "" {
+	if onlyRole && roles == "" && slices.ContainsFunc(scopes, func(s v1alpha1.Scope) bool { return isForbidden(&s) }) {
 		return errors.Errorf("the connection is not that of a ServiceAccount of this cluster (source %q): grant list and "+
 			"watch at its API server, %s", connection.Status.Source, connection.Status.Target)
 	}
@@ -48,7 +48,7 @@ func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool
 	return err
 }
 
-// explain returns what why prints.
+// explain returns what why prints. scopes are those that are not Synced.
 func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now time.Time) string {
 	var out strings.Builder
 	line := func(name, value string) {
@@ -76,15 +76,22 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now 
 	}
 	line("What to do", advice.For(status.Reason))
 	if len(scopes) > 0 {
-		fmt.Fprintf(&out, "\nIt may not read %d of its %d scopes:\n", len(scopes), status.Scopes)
-		for i := range scopes {
-			fmt.Fprintf(&out, "  %s\n", describe(&scopes[i].Status))
-		}
+		fmt.Fprintf(&out, "\nIt cannot read %d of its %d scopes:\n", len(scopes), status.Scopes)
+	}
+	forbidden := false
+	for i := range scopes {
+		fmt.Fprintf(&out, "  %s\n", describe(&scopes[i].Status))
+		forbidden = forbidden || isForbidden(&scopes[i])
+	}
+	command := "why " + c.Name + " --role"
+	if c.Namespace != "" {
+		command += " -n " + c.Namespace
 	}
 	switch {
 	case roles != "":
-		fmt.Fprintf(&out, "\nThese roles would allow it (\"why %s --role\" prints only them, to apply):\n\n%s", c.Name, roles)
-	case len(scopes) > 0:
+		fmt.Fprintf(&out, "\nThese roles would allow it. Read them first; \"%s\" prints only them, to apply:\n\n%s",
+			command, roles)
+	case forbidden:
 		fmt.Fprintf(&out, "\nGrant list and watch there, at %s.\n", status.Target)
 	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && status.Message == "":
 		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
@@ -94,7 +101,7 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now 
 
 // describe returns a scope in a line.
 func describe(s *v1alpha1.ScopeStatus) string {
-	text := s.Kind + "." + s.APIVersion
+	text := s.State + ": " + s.Kind + "." + s.APIVersion
 	if s.Namespace != "" {
 		text += " in namespace " + s.Namespace
 	} else {
@@ -108,6 +115,9 @@ func describe(s *v1alpha1.ScopeStatus) string {
 	}
 	if len(s.Dependents) > 0 {
 		text += ", for " + strings.Join(s.Dependents, ", ")
+	}
+	if s.State != "Forbidden" && s.Message != "" {
+		text += ": " + strings.Join(strings.Fields(s.Message), " ")
 	}
 	return text
 }

@@ -39,8 +39,8 @@ func (s *stateFlags) bind(flags *flag.FlagSet) {
 		"name of the Service, which has no selector, because only the leader serves")
 	flags.StringVar(&s.bindAddress, "state-api-bind-address", ":6443", "address that the API is served on")
 	flags.StringVar(&s.address, "state-api-address", os.Getenv("POD_IP"),
-		"IP address at which the API server reaches this process, written into the Service's EndpointSlice; empty "+
-			"means that nothing is written (default $POD_IP)")
+		"IP address at which the API server reaches this process, written into the Service's EndpointSlice "+
+			"(default $POD_IP)")
 	flags.StringVar(&s.certificates, "state-api-cert-dir", "",
 		"directory with tls.crt and tls.key for <service>.<namespace>.svc, whose authority the APIService has; empty "+
 			"means that the leader makes a certificate and writes its authority into the APIService")
@@ -61,11 +61,13 @@ func (s *stateFlags) setUp(mgr manager.Manager, connections clustercache.Cluster
 		}
 		options.Service.Namespace = strings.TrimSpace(string(content))
 	}
-	if s.address != "" {
-		var err error
-		if options.Service.Address, err = netip.ParseAddr(s.address); err != nil {
-			return errors.Wrap(err, "--state-api-address")
-		}
+	if s.address == "" {
+		return errors.New("--state-api needs --state-api-address, or the environment variable POD_IP from the field " +
+			"status.podIP: the Service leads to it")
+	}
+	var err error
+	if options.Service.Address, err = netip.ParseAddr(s.address); err != nil {
+		return errors.Wrap(err, "--state-api-address")
 	}
 	if options.Service.Address.IsLoopback() {
 		return errors.Errorf("--state-api-address %s: an EndpointSlice cannot have a loopback address", s.address)
@@ -100,6 +102,9 @@ func runStateAPI(args []string) error {
 	flags.StringVar(&options.Name, "name", "latchkey-state",
 		"name of the Service (--state-api-service), and beginning of the names of the roles")
 	flags.StringVar(&options.ServiceAccount, "service-account", "latchkey", "ServiceAccount of the manager")
+	if len(args) == 1 && (args[0] == "-h" || args[0] == "--help") {
+		args = []string{"manifests", "-h"}
+	}
 	if len(args) == 0 || args[0] != "manifests" {
 		return errors.New(`the command is "latchkey state-api manifests"`)
 	}

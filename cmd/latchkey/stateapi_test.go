@@ -212,12 +212,10 @@ func TestStateAPI(t *testing.T) {
 	connected := And(MatchRegexp(`\nblue +system:serviceaccount:default:blue +Connected `),
 		MatchRegexp(`\nred +system:serviceaccount:default:red +Connected `))
 	eventually(try("get", "connections")).Should(connected)
-	slice := func() string {
-		return kubectl("get", "endpointslice", "latchkey-state-leader", "-n", "latchkey-system",
-			"-o", "jsonpath={.endpoints[*].addresses[*]}:{.ports[*].port}:{.metadata.ownerReferences[*].kind}")
-	}
+	slice := try("get", "endpointslice", "latchkey-state-leader", "-n", "latchkey-system",
+		"-o", "jsonpath={.endpoints[*].addresses[*]}:{.ports[*].port}:{.metadata.ownerReferences[*].kind}")
 	portOf := func(r *replica) string { _, port, _ := net.SplitHostPort(r.address); return port }
-	g.Expect(slice()).To(Equal("10.1.2.3:" + portOf(first) + ":Service"))
+	eventually(slice).Should(Equal("10.1.2.3:" + portOf(first) + ":Service"))
 
 	// Another replica waits, and two clients watch.
 	second := startReplica(t, kubeconfig, "10.1.2.4")

@@ -115,9 +115,6 @@ var apiServices = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Versi
 
 // publishAuthority puts the certificate authority into the APIService.
 func (p *Publisher) publishAuthority(ctx context.Context) error {
-	if p.options.OwnCertificate {
-		return nil
-	}
 	service := &unstructured.Unstructured{}
 	service.SetGroupVersionKind(apiServices)
 	err := p.client.Get(ctx, client.ObjectKey{Name: p.options.APIService}, service)
@@ -129,7 +126,7 @@ func (p *Publisher) publishAuthority(ctx context.Context) error {
 		return errors.Wrap(err, "reading the APIService")
 	}
 	patch, err := authorityPatch(service.Object, p.options.Service, p.certificate.authority.PEM())
-	if patch == nil || err != nil {
+	if patch == nil || err != nil || p.options.OwnCertificate {
 		return err
 	}
 	return errors.Wrap(p.client.Patch(ctx, service, client.RawPatch("application/merge-patch+json", patch)),

@@ -267,7 +267,7 @@ func TestNoSecretIsShown(t *testing.T) {
 	g := NewWithT(t)
 	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "secretive"}})
 	deployer(t, "secretive")
-	startOperator(t, func(o *clustercache.Options) {
+	o := startOperator(t, func(o *clustercache.Options) {
 		o.Credentials = credential.Choose(func(object client.Object) (string, error) {
 			return map[bool]string{true: "kubeconfigs", false: "tokens"}[object.GetName() == "remote"], nil
 		}, map[string]credential.Provider{
@@ -290,6 +290,13 @@ func TestNoSecretIsShown(t *testing.T) {
 		Should(And(MatchRegexp(`\nsecretive +\S+ +Connected `), MatchRegexp(`\nremote +remote-user +Connected `)))
 	eventually(t, watch.output.String).Should(And(ContainSubstring("username: remote-user"),
 		ContainSubstring("username: system:serviceaccount:secretive:deployer")))
+	for _, name := range []string{"secretive", "remote"} {
+		g.Expect(o.connections.Watch(t.Context(), client.ObjectKey{Name: name}, clustercache.NewWatcher(
+			clustercache.WatcherOptions{Name: "content", Kind: &corev1.Secret{}, Watcher: fake.NewController(t),
+				EventHandler: &handler.EnqueueRequestForObject{}}))).To(Succeed())
+	}
+	eventually(t, func() int { return strings.Count(tryKubectl(t, "get", "scopes", "-o", "yaml"), "state: Forbidden") }).
+		Should(Equal(2))
 	answers := []string{watch.output.String()}
 	for _, args := range [][]string{{"get", "connections", "-o", "yaml"}, {"get", "connection", "secretive", "-o", "json"},
 		{"get", "connection", "remote", "-o", "json"},
