@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/internal/controlplane/assets"
 )
 
@@ -52,6 +53,7 @@ type ControlPlane struct {
 	kubeconfig string
 	manager    *exec.Cmd
 	managerLog *os.File
+	frontProxy *certs.Authority // nil without Options.Aggregation
 }
 
 // Start starts a control plane and returns once it is ready. The caller must call Stop.

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"time"
@@ -50,6 +51,7 @@ func (c *ControlPlane) RotateFrontProxy() error {
 	if err != nil {
 		return err
 	}
+	c.frontProxy = authority
 	caFile, certificateFile, keyFile := c.frontProxyFiles()
 	for _, file := range []struct {
 		name string
@@ -60,4 +62,15 @@ func (c *ControlPlane) RotateFrontProxy() error {
 		}
 	}
 	return nil
+}
+
+// FrontProxyCertificate returns a client certificate of the current authority of the front proxy.
+// With FrontProxyName it authenticates as the API server does.
+func (c *ControlPlane) FrontProxyCertificate(commonName string) (tls.Certificate, error) {
+	certificate, key, err := c.frontProxy.Issue(certs.Request{CommonName: commonName, ValidFor: time.Hour})
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	return pair, errors.Wrap(err, "reading a certificate")
 }

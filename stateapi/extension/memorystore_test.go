@@ -3,9 +3,11 @@ package extension_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	. "github.com/onsi/gomega"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -307,6 +309,31 @@ func TestStalledWatch(t *testing.T) {
 		g.Expect(got).To(BeNumerically("<=", 12), "what was under way, and then the end")
 		g.Expect(reading.ended).To(BeFalse())
 	})
+}
+
+// A client that does not read keeps no objects in memory.
+func TestStalledWatchKeepsNothing(t *testing.T) {
+	g := NewWithT(t)
+	s := newStore(storeOptions{WatchBuffer: 10, History: 1})
+	stalled, err := s.Watch(in(t, ""), &metav1.ListOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	var kept []weak.Pointer[v1alpha1.Reservation]
+	for i := range 100 {
+		object := reservation("n", "a", fmt.Sprint(i))
+		kept = append(kept, weak.Make(object))
+		s.Put(object)
+	}
+	g.Eventually(func() (alive int) {
+		runtime.GC()
+		for _, object := range kept {
+			if object.Value() != nil {
+				alive++
+			}
+		}
+		return alive
+	}).WithTimeout(patience).Should(BeNumerically("<=", 5), "the history of one object")
+	for range stalled { // until it is closed
+	}
 }
 
 // A watch ends with its context, and its channel is closed.

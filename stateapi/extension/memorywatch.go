@@ -77,7 +77,7 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 					"stack", string(debug.Stack()))
 			}
 		}()
-		d := delivery[T]{ctx: ctx, result: result, onRead: m.options.OnRead}
+		d := delivery[T]{ctx: ctx, late: w.late, result: result, onRead: m.options.OnRead}
 		for _, event := range first {
 			if !d.send(event) {
 				return
@@ -178,6 +178,7 @@ func (m *MemoryStore[T, TList]) forget(w *memoryWatcher[T]) {
 // delivery sends the events of one watch.
 type delivery[T runtime.Object] struct {
 	ctx    Context
+	late   <-chan struct{}
 	result chan<- WatchEvent[T]
 	onRead func(T)
 }
@@ -210,6 +211,8 @@ func (d delivery[T]) put(event WatchEvent[T]) bool {
 	case d.result <- event:
 		return true
 	case <-d.ctx.Done():
+		return false
+	case <-d.late: // a client that does not read keeps no events
 		return false
 	}
 }

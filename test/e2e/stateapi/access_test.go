@@ -49,14 +49,20 @@ func TestMayNotReadAuthentication(t *testing.T) {
 
 // direct sends requests to the server itself, past the API server.
 func (s *served) direct(t *testing.T, certificates ...tls.Certificate) func(header http.Header) string {
+	t.Helper()
+	return s.directTo(t, "/apis/rooms.example.com/v1alpha1/reservations", certificates...)
+}
+
+// directTo is direct for a path.
+func (s *served) directTo(t *testing.T, path string, certificates ...tls.Certificate) func(header http.Header) string {
+	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.authority.PEM())
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates,
 		MinVersion: tls.VersionTLS12}}
 	t.Cleanup(transport.CloseIdleConnections)
 	return func(header http.Header) string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-			s.url("/apis/rooms.example.com/v1alpha1/reservations"), nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url(path), nil)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		req.Header = header
 		resp, err := (&http.Client{Transport: transport}).Do(req)
@@ -76,6 +82,15 @@ func TestFrontProxy(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(s.direct(t, pair(t, other, controlplane.FrontProxyName))(master)).To(Equal("401"), "another authority")
 	g.Expect(s.direct(t)(http.Header{"Authorization": {"Bearer bad"}})).To(Equal("401"))
+	front := func(name string) tls.Certificate {
+		certificate, err := cp.FrontProxyCertificate(name)
+		g.Expect(err).NotTo(HaveOccurred())
+		return certificate
+	}
+	g.Expect(s.direct(t, front("somebody"))(master)).To(Equal("401"), "a name that the API server does not list")
+	earlier := front(controlplane.FrontProxyName)
+	g.Expect(s.direct(t, earlier)(master)).To(Equal("200"), "the headers count with the API server's certificate")
+	g.Expect(s.direct(t, earlier)(http.Header{"X-Remote-User": {"somebody"}})).To(Equal("403"), "as that user")
 
 	eventually(t, func() error { _, err := cp.Kubectl(t.Context(), "get", "reservations", "-A"); return err }).
 		Should(Succeed())
@@ -84,6 +99,7 @@ func TestFrontProxy(t *testing.T) {
 	g.Expect(cp.StartAPIServer(t.Context())).To(Succeed())
 	eventually(t, func() error { _, err := cp.Kubectl(t.Context(), "get", "reservations", "-A"); return err }).
 		WithTimeout(2 * time.Minute).Should(Succeed())
+	g.Expect(s.direct(t, front(controlplane.FrontProxyName))(master)).To(Equal("200"))
 	select {
 	case <-s.ended:
 		t.Fatal("the server ended:", s.err)
@@ -139,6 +155,8 @@ func TestUsers(t *testing.T) {
 			{Kind: "User", APIGroup: rbacv1.GroupName, Name: "viewer"},
 			{Kind: "ServiceAccount", Namespace: "rooms", Name: "guest"}}})
 	eventually(t, func() string { return get(viewer) }).Should(ContainSubstring(`"items":[]`))
+	inRooms := s.directTo(t, "/apis/rooms.example.com/v1alpha1/namespaces/rooms/reservations")
+	eventually(t, func() string { return inRooms(bearer) }).Should(Equal("200"), "the token is that of the guest")
 	g.Expect(s.direct(t)(bearer)).To(Equal("403"), "not in all namespaces")
 }
 
