@@ -82,11 +82,12 @@ func run(ctx context.Context, args []string) error {
 		}
 	case "top":
 		by := flags.String("sort-by", "objects", "objects or informers")
+		all := flags.BoolP("all-namespaces", "A", false, "the connections of all namespaces, if they have namespaces")
 		do = func(c *cli, args []string) error {
 			if len(args) != 0 {
 				return errors.Errorf("top takes no arguments, but got %q", args)
 			}
-			return c.top(ctx, os.Stdout, *by)
+			return c.top(ctx, os.Stdout, *by, *all)
 		}
 	case "help", "-h", "--help":
 		fmt.Print(usage)

@@ -29,11 +29,11 @@ type usageOf struct {
 }
 
 // top prints the connections that use most.
-func (c *cli) top(ctx context.Context, out io.Writer, by string) error {
+func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces bool) error {
 	if by != "objects" && by != "informers" {
 		return errors.Errorf("--sort-by %s: use objects or informers", by)
 	}
-	connections, err := c.resource("connections", true)
+	connections, err := c.resource("connections", allNamespaces)
 	if err != nil {
 		return err
 	}
