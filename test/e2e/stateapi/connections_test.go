@@ -67,8 +67,7 @@ func startOperator(t *testing.T, changes ...func(*clustercache.Options)) *operat
 	g.Expect(err).NotTo(HaveOccurred())
 	content, err := dynamiccertificates.NewStaticCertKeyContent("state", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
-	namespaced := options.Object != nil && options.Object.GetObjectKind().GroupVersionKind().Kind == "ConfigMap"
-	api, err := stateapi.New(connections, stateapi.Options{Namespaced: namespaced,
+	api, err := stateapi.New(connections, stateapi.Options{
 		Server: extension.ExtensionAPIServerOptions{Client: clients, Listener: s.listener, Certificate: content}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(mgr.Add(api)).To(Succeed())
