@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
@@ -139,9 +140,8 @@ func startServed(b *testing.B) *served {
 		cancel()
 		must(b, <-ended)
 	})
-	for !s.serves() {
-		time.Sleep(time.Millisecond)
-	}
+	must(b, wait.PollUntilContextTimeout(b.Context(), time.Millisecond, time.Minute, true,
+		func(context.Context) (bool, error) { return s.serves(), nil }))
 	s.stored = float64(heap()-before) / benchConnections
 	return s
 }

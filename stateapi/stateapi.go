@@ -216,7 +216,9 @@ const checkInterval = 5 * time.Second
 // not end because of it.
 func (s *StateAPI) awaitCheck(ctx context.Context) bool {
 	logged := ""
-	for tick := time.NewTicker(checkInterval); ; {
+	tick := time.NewTicker(checkInterval)
+	defer tick.Stop()
+	for {
 		err := s.server.Check(ctx)
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err() == nil

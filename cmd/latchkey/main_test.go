@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -126,23 +124,8 @@ func TestManager(t *testing.T) {
 		g := NewWithT(t)
 		token, err := cp.Kubectl(t.Context(), "create", "token", "red", "-n", "default")
 		g.Expect(err).NotTo(HaveOccurred())
-		kubeconfig, err := json.Marshal(map[string]any{
-			"apiVersion": "v1", "kind": "Config", "current-context": "it",
-			"contexts": []any{map[string]any{"name": "it", "context": map[string]any{"cluster": "it", "user": "it"}}},
-			"clusters": []any{
-				map[string]any{
-					"name": "it", "cluster": map[string]any{
-						"server": cp.Config().Host, "certificate-authority-data": cp.Config().CAData,
-					},
-				},
-			},
-			"users": []any{map[string]any{"name": "it", "user": map[string]any{"token": strings.TrimSpace(token)}}},
-		})
-		g.Expect(err).NotTo(HaveOccurred())
-		file := filepath.Join(t.TempDir(), "kubeconfig")
-		g.Expect(os.WriteFile(file, kubeconfig, 0o600)).To(Succeed())
 		_, err = cp.Kubectl(t.Context(), "create", "secret", "generic", "red-kubeconfig", "-n", "default",
-			"--from-file=value="+file)
+			"--from-file=value="+kubeconfigOf(t, cp, token))
 		g.Expect(err).NotTo(HaveOccurred())
 		run(t, "--credentials=kubeconfigs", "--kind=ConfigMap.v1.")
 	})

@@ -11,5 +11,5 @@
 // # Considerations
 //
 // The texts are those of docs/operations.md, without its marks. A test of package architecture
-// compares them. So whoever changes one changes both.
+// compares them. A change of one is a change of both.
 package advice

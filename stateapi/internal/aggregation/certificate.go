@@ -1,6 +1,7 @@
 package aggregation
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -43,20 +44,26 @@ func newCertificate(hosts ...string) (*certificate, error) {
 
 // renewIfDue issues another certificate if the time of the current one is nearly over.
 func (c *certificate) renewIfDue(now time.Time) error {
+	renewed, err := c.renewed(now)
+	for _, listener := range renewed {
+		listener.Enqueue()
+	}
+	return err
+}
+
+// renewed renews the certificate if that is due, and returns the listeners that must know.
+func (c *certificate) renewed(now time.Time) ([]dynamiccertificates.Listener, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.expires.Sub(now) > renewAt {
-		return nil
+		return nil, nil
 	}
 	cert, key, err := c.authority.Issue(certs.Request{CommonName: c.hosts[0], Hosts: c.hosts, ValidFor: validFor})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.cert, c.key, c.expires = cert, key, now.Add(validFor)
-	for _, listener := range c.listeners {
-		listener.Enqueue()
-	}
-	return nil
+	return slices.Clone(c.listeners), nil
 }
 
 // Name implements dynamiccertificates.CertKeyContentProvider.

@@ -87,10 +87,10 @@ func TestFrontProxy(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		return certificate
 	}
-	g.Expect(s.direct(t, front("somebody"))(master)).To(Equal("401"), "a name that the API server does not list")
+	g.Expect(s.direct(t, front("other-name"))(master)).To(Equal("401"), "a name that the API server does not list")
 	earlier := front(controlplane.FrontProxyName)
 	g.Expect(s.direct(t, earlier)(master)).To(Equal("200"), "the headers count with the API server's certificate")
-	g.Expect(s.direct(t, earlier)(http.Header{"X-Remote-User": {"somebody"}})).To(Equal("403"), "as that user")
+	g.Expect(s.direct(t, earlier)(http.Header{"X-Remote-User": {"stranger"}})).To(Equal("403"), "as that user")
 
 	eventually(t, func() error { _, err := cp.Kubectl(t.Context(), "get", "reservations", "-A"); return err }).
 		Should(Succeed())
