@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // registry holds the accessors of all extensions by key. Its methods may be called from any
@@ -61,9 +60,9 @@ func (r *registry) Keys() (keys []client.ObjectKey) {
 }
 
 // States returns a snapshot of all connections, sorted by key.
-func (r *registry) States(opts ...scopedcache.StateOption) []ConnectionState {
+func (r *registry) States() []ConnectionState {
 	var states []ConnectionState
-	r.each(func(a *identityAccessor) { states = append(states, a.state(opts...)) })
+	r.each(func(a *identityAccessor) { states = append(states, a.state()) })
 	slices.SortFunc(states, func(x, y ConnectionState) int {
 		return strings.Compare(x.Extension.Namespace+"\x00"+x.Extension.Name, y.Extension.Namespace+"\x00"+y.Extension.Name)
 	})

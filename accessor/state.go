@@ -97,14 +97,14 @@ func (s *snapshot) clients() (*connection.Clients, error) {
 }
 
 // state returns a snapshot of the connection.
-func (a *identityAccessor) state(opts ...scopedcache.StateOption) ConnectionState {
+func (a *identityAccessor) state() ConnectionState {
 	a.mu.Lock()
 	state, published := a.stateLocked(), a.published.Load()
 	a.mu.Unlock()
 	state.Watches = a.watches.States()
 	if conn := published.conn; conn != nil {
 		state.Identity = conn.Identity()
-		state.Scopes = conn.Scopes(opts...)
+		state.Scopes = conn.Scopes()
 	}
 	return state
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // Binding is what an object, as a caller read it, says about its connection.
@@ -143,7 +142,7 @@ func (v View) Unwatch(ctx context.Context, name string, dependents ...types.UID)
 
 // State returns a snapshot of the extension's connection. It returns false if the extension is
 // unknown, or if the connection is for another object or reference than the binding's.
-func (v View) State(opts ...scopedcache.StateOption) (ConnectionState, bool) {
+func (v View) State() (ConnectionState, bool) {
 	a, err := v.registry.find(v.key)
 	if err != nil || !v.isOf(a) {
 		return ConnectionState{}, false
@@ -151,5 +150,5 @@ func (v View) State(opts ...scopedcache.StateOption) (ConnectionState, bool) {
 	if conn := a.published.Load().conn; v.binding != nil && conn != nil && conn.MadeFor(*v.binding) != nil {
 		return ConnectionState{}, false
 	}
-	return a.state(opts...), true
+	return a.state(), true
 }

@@ -115,12 +115,11 @@ type ClusterCache interface {
 	GetHealthCheckingState(ctx context.Context, extension client.ObjectKey) HealthCheckingState
 
 	// GetConnectionState returns a snapshot of the connection, or false if the extension is
-	// unknown. The call counts the objects of all scopes, unless OmitObjectCounts is set.
-	GetConnectionState(ctx context.Context, extension client.ObjectKey, opts ...StateOption) (ConnectionState, bool)
+	// unknown.
+	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
 
-	// ListConnectionStates returns a snapshot of all connections, sorted by key. The call counts the
-	// objects of all scopes, unless OmitObjectCounts is set.
-	ListConnectionStates(ctx context.Context, opts ...StateOption) []ConnectionState
+	// ListConnectionStates returns a snapshot of all connections, sorted by key.
+	ListConnectionStates(ctx context.Context) []ConnectionState
 
 	// SubscribeStates calls f with the keys of extensions whose ConnectionState has changed, until
 	// ctx is done. The first call has the keys of all extensions, and may have none. It comes when
@@ -209,14 +208,13 @@ func (c *clusterCache) GetHealthCheckingState(_ context.Context, extension clien
 	return HealthCheckingState(state.Health)
 }
 
-func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey,
-	opts ...StateOption) (ConnectionState, bool) {
-	state, known := c.set.At(extension).State(opts...)
+func (c *clusterCache) GetConnectionState(_ context.Context, extension client.ObjectKey) (ConnectionState, bool) {
+	state, known := c.set.At(extension).State()
 	return connectionStateOf(state), known
 }
 
-func (c *clusterCache) ListConnectionStates(_ context.Context, opts ...StateOption) (states []ConnectionState) {
-	for _, state := range c.set.States(opts...) {
+func (c *clusterCache) ListConnectionStates(_ context.Context) (states []ConnectionState) {
+	for _, state := range c.set.States() {
 		states = append(states, connectionStateOf(state))
 	}
 	return states

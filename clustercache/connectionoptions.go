@@ -47,6 +47,12 @@ type CacheOptions struct {
 	// and AccessReviewInterval applies. AccessReviewInterval also applies at the API servers of
 	// kubeconfigs.
 	WatchRBAC bool
+	// DisableObjectSharing keeps a copy of each object for each identity that sees it. By default
+	// the identities at one API server share the objects that are equal in all of their contents;
+	// see [scopedcache.ObjectPool]. Handlers of Watch and reads receive copies in either case. So
+	// disable sharing only if event handlers that were added to informers of GetCache, or functions
+	// in Indexes, change the objects that they receive, which they must not.
+	DisableObjectSharing bool
 }
 
 // CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.
@@ -92,6 +98,7 @@ func (o *CacheOptions) connections() accessor.CacheOptions {
 	options := accessor.CacheOptions{
 		SyncPeriod: o.SyncPeriod, DefaultTransform: o.DefaultTransform, ByObject: o.ByObject,
 		AccessReviewInterval: o.AccessReviewInterval, IdleTimeout: o.IdleTimeout, PollWithoutWatch: o.PollWithoutWatch,
+		DisableObjectSharing: o.DisableObjectSharing,
 	}
 	for _, index := range o.Indexes {
 		options.Indexes = append(options.Indexes, accessor.CacheIndex(index))

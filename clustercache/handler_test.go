@@ -21,11 +21,10 @@ type fixed struct {
 	states []ConnectionState
 }
 
-func (f fixed) ListConnectionStates(context.Context, ...StateOption) []ConnectionState {
+func (f fixed) ListConnectionStates(context.Context) []ConnectionState {
 	return f.states
 }
-func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey,
-	_ ...StateOption) (ConnectionState, bool) {
+func (f fixed) GetConnectionState(_ context.Context, key client.ObjectKey) (ConnectionState, bool) {
 	for _, state := range f.states {
 		if state.Extension == key {
 			return state, true

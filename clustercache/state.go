@@ -125,11 +125,6 @@ type (
 	Scope = scopedcache.Scope
 	// ScopeState is a snapshot of one informer of a connection's cache.
 	ScopeState = scopedcache.ScopeState
-	// StateOption is an option of GetConnectionState and ListConnectionStates.
-	StateOption = scopedcache.StateOption
-	// OmitObjectCounts leaves ScopeState.Objects zero. Counting takes time in proportion to the
-	// number of objects.
-	OmitObjectCounts = scopedcache.OmitObjectCounts
 )
 
 // States of a scope, in ScopeState and WatchError.

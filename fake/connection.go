@@ -120,16 +120,12 @@ func (f emptySubscription) Seen() replay.Seen { return f.known }
 func (emptySubscription) Remove()             {}
 
 // scopes returns the states of the informers, sorted.
-func (c *connection) scopes(options scopedcache.StateOptions) (states []scopedcache.ScopeState) {
+func (c *connection) scopes() (states []scopedcache.ScopeState) {
 	c.mu.Lock()
 	informers := slices.Collect(maps.Keys(c.informers))
 	c.mu.Unlock()
 	for _, i := range informers {
-		state := i.state()
-		if options.OmitObjectCounts {
-			state.Objects = 0
-		}
-		states = append(states, state)
+		states = append(states, i.state())
 	}
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Scope.String(), y.Scope.String()))

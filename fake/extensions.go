@@ -16,7 +16,6 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/internal/watches"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // extensions are the extensions of a Cache and their connections.
@@ -170,16 +169,12 @@ func (e *extension) setHealthyLocked() {
 }
 
 // snapshot returns a copy of the extension's state. The cache's mu must be locked.
-func (e *extension) snapshot(opts ...clustercache.StateOption) clustercache.ConnectionState {
-	var options scopedcache.StateOptions
-	for _, opt := range opts {
-		opt.ApplyToState(&options)
-	}
+func (e *extension) snapshot() clustercache.ConnectionState {
 	state := e.state
 	if e.conn != nil {
 		state.Identity = e.conn.identity
 		state.Identity.Groups = slices.Clone(state.Identity.Groups)
-		state.Scopes = e.conn.scopes(options)
+		state.Scopes = e.conn.scopes()
 	}
 	for _, name := range e.presets {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})

@@ -231,24 +231,22 @@ func (f *Cache) GetHealthCheckingState(ctx context.Context,
 }
 
 // GetConnectionState implements clustercache.ClusterCache.
-func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey,
-	opts ...clustercache.StateOption) (clustercache.ConnectionState, bool) {
+func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey) (clustercache.ConnectionState, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e, found := f.byKey[extension]
 	if !found {
 		return clustercache.ConnectionState{}, false
 	}
-	return e.snapshot(opts...), true
+	return e.snapshot(), true
 }
 
 // ListConnectionStates implements clustercache.ClusterCache.
-func (f *Cache) ListConnectionStates(_ context.Context,
-	opts ...clustercache.StateOption) (states []clustercache.ConnectionState) {
+func (f *Cache) ListConnectionStates(_ context.Context) (states []clustercache.ConnectionState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range f.byKey {
-		states = append(states, e.snapshot(opts...))
+		states = append(states, e.snapshot())
 	}
 	slices.SortFunc(states, func(x, y clustercache.ConnectionState) int {
 		return cmp.Or(cmp.Compare(x.Extension.Namespace, y.Extension.Namespace),

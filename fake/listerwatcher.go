@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
-	"github.com/latchkey-dev/latchkey/internal/drainedwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -88,12 +87,25 @@ func (l *listerWatcher) watch() (watch.Interface, error) {
 	if err != nil || !l.selective() {
 		return stream, err
 	}
-	return drainedwatch.New(watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
+	return drainedWatch{watch.Filter(stream, func(event watch.Event) (watch.Event, bool) {
 		if event.Type != watch.Error && !l.selects(event.Object) {
 			event.Type = watch.Deleted // as an API server does for deselected objects; informers ignore unknown ones
 		}
 		return event, true
-	})), nil
+	})}, nil
+}
+
+// drainedWatch is a watch whose Stop receives the remaining events. The goroutine of watch.Filter
+// would otherwise block for ever on an event that no one receives.
+type drainedWatch struct{ watch.Interface }
+
+// Stop stops the watch. Its channel is closed when the remaining events have been received.
+func (d drainedWatch) Stop() {
+	d.Interface.Stop()
+	go func() {
+		for range d.ResultChan() {
+		}
+	}()
 }
 
 func (l *listerWatcher) selective() bool {

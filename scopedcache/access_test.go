@@ -185,13 +185,13 @@ func TestAccessMayHaveChanged(t *testing.T) {
 	entries := map[string]*entry{}
 	c.mu.Lock()
 	for _, ns := range []string{"", "n", "m"} {
-		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // no goroutine runs this entry
+		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // this entry does not run
 		c.entries[entries[ns]] = struct{}{}
 	}
 	c.mu.Unlock()
 	notified := func() (namespaces []string) {
 		for _, ns := range []string{"", "n", "m"} {
-			if len(entries[ns].mail.take()) > 0 {
+			if events, _, _ := entries[ns].mail.take(); len(events) > 0 {
 				namespaces = append(namespaces, ns)
 			}
 		}

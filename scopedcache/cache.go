@@ -12,6 +12,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -34,9 +35,8 @@ type Cache interface {
 	// too, and so is a cache that has stopped.
 	Hold(ctx context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error)
 
-	// States returns a snapshot of every scope, in no particular order. The call takes time in
-	// proportion to the number of objects, unless OmitObjectCounts is set.
-	States(opts ...StateOption) []ScopeState
+	// States returns a snapshot of every scope, in no particular order.
+	States() []ScopeState
 }
 
 type scopedCache struct {
@@ -44,7 +44,8 @@ type scopedCache struct {
 	cacheOptions cache.Options
 	options      Options
 	reviewer     *access.Reviewer
-	rbacWatcher  *RBACWatcher // of this cache alone; nil without WatchRBAC
+	clients      *listwatch.Clients // of informers
+	rbacWatcher  *RBACWatcher       // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
 }
 
@@ -74,6 +75,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 			failOnMissing: opts.ReaderFailOnMissingInformer,
 		},
 		cacheOptions: opts, options: options, reviewer: reviewer,
+		clients: listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
 	}
@@ -116,6 +118,9 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	<-ctx.Done()
 	s.mu.Lock()
 	s.ended = true
+	for e := range s.entries {
+		e.mail.wake()
+	}
 	s.mu.Unlock()
 	stopListening()
 	s.running.Wait()
@@ -147,7 +152,7 @@ func (s *scopedCache) IndexField(_ context.Context, object client.Object, field 
 			return errors.Errorf("there is an index %q of %s already", field, k.gvk)
 		}
 	}
-	s.indexes[k.kindKey] = append(s.indexes[k.kindKey], index{object: object, field: field, extract: extract})
+	s.indexes[k.kindKey] = append(s.indexes[k.kindKey], index{field: field, extract: extract})
 	var existing []*entry
 	for e := range s.entries {
 		if e.kind == k {

@@ -45,7 +45,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 		if err != nil {
 			return err
 		}
-		return running.cache.Get(ctx, key, object, opts...)
+		return running.Get(ctx, key, object, opts...)
 	}
 	return errors.Errorf(
 		"the cache's options do not name the namespace %q for this informer: unknown namespace for the cache",

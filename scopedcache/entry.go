@@ -8,6 +8,8 @@ import (
 
 	"github.com/pkg/errors"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 )
 
 // entry is a scope in the cache. An entry has everything that outlives the scope's informers: the
@@ -22,9 +24,9 @@ type entry struct {
 	recent  atomic.Bool          // set by each read, cleared at each check for idleness
 	gone    chan struct{}        // closed under cache.mu when the entry is dropped
 	idle    bool                 // set before gone is closed: dropped because no one read it
-	end     context.CancelFunc   // set under cache.mu when the scope starts to run
+	end     func()               // set under cache.mu when the scope starts to run
 
-	mail *mailbox // events for the goroutine that runs the scope
+	mail mailbox // events for the run of the scope
 
 	current atomic.Pointer[informer] // serves reads; nil while no informer does
 
@@ -46,7 +48,7 @@ type entry struct {
 
 func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
 	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: StateSyncing, since: time.Now(),
-		gone: make(chan struct{}), mail: newMailbox(),
+		gone:    make(chan struct{}),
 		changed: make(chan struct{}), settled: make(chan struct{}),
 		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{},
 		observers: map[*Handle]func(ScopeState){}}
@@ -130,7 +132,7 @@ func (s *entry) indexLocked(i *informer) error {
 		if i.indexed[index.field] {
 			continue
 		}
-		if err := i.cache.IndexField(context.Background(), index.object, index.field, index.extract); err != nil {
+		if err := i.shared.AddIndexers(lightinformer.FieldIndexer(index.field, index.extract)); err != nil {
 			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
 		}
 		i.indexed[index.field] = true
@@ -168,7 +170,7 @@ func (s *entry) start(i *informer) error {
 	}
 	s.running = i
 	s.cache.running.Go(func() { // the caller's goroutine is counted in running
-		_ = i.cache.Start(i.life) // returns when life ends, and never fails otherwise
+		i.shared.RunWithContext(i.life)
 		i.helpers.Wait()
 	})
 	return nil

@@ -36,7 +36,6 @@ type selectedKey struct {
 
 // index is a field index that every informer of its kind has.
 type index struct {
-	object  client.Object
 	field   string
 	extract client.IndexerFunc
 }
@@ -46,12 +45,7 @@ func (s *entrySet) startLocked(e *entry) {
 	if s.life == nil || s.ended {
 		return
 	}
-	var ctx context.Context
-	ctx, e.end = context.WithCancel(s.life)
-	s.running.Go(func() {
-		defer e.end()
-		runEntry(ctx, e)
-	})
+	e.end = startRun(s.life, e)
 }
 
 // stopped returns a channel that is closed when the cache has stopped.
@@ -139,14 +133,16 @@ func (s *entrySet) dropLocked(e *entry) {
 }
 
 // dropIfIdle ends a scope that was not read since the last check for idleness, unless it is needed
-// otherwise.
-func (s *entrySet) dropIfIdle(e *entry) {
+// otherwise. dropIfIdle reports whether the scope has ended.
+func (s *entrySet) dropIfIdle(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.neededLocked() {
-		e.idle = true
-		s.dropLocked(e)
+	if e.neededLocked() {
+		return false
 	}
+	e.idle = true
+	s.dropLocked(e)
+	return true
 }
 
 // all returns the entries, in no particular order.
@@ -157,15 +153,11 @@ func (s *entrySet) all() []*entry {
 }
 
 // States implements Cache.
-func (s *entrySet) States(opts ...StateOption) []ScopeState {
-	var options StateOptions
-	for _, opt := range opts {
-		opt.ApplyToState(&options)
-	}
+func (s *entrySet) States() []ScopeState {
 	entries := s.all()
 	states := make([]ScopeState, 0, len(entries))
 	for _, e := range entries {
-		states = append(states, e.snapshot(options))
+		states = append(states, e.snapshot())
 	}
 	return states
 }

@@ -76,15 +76,14 @@ func (s *entry) unobserve(handle *Handle) {
 	delete(s.observers, handle)
 }
 
-// snapshot returns the state, with the number of objects unless the options omit it. Counting takes
-// time in proportion to that number.
-func (s *entry) snapshot(options StateOptions) ScopeState {
+// snapshot returns the state.
+func (s *entry) snapshot() ScopeState {
 	s.mu.Lock()
 	snapshot := s.snapshotLocked()
 	running := s.running
 	s.mu.Unlock()
-	if running != nil && !options.OmitObjectCounts {
-		snapshot.Objects = len(running.store.ListKeys())
+	if running != nil {
+		snapshot.Objects = running.objects()
 	}
 	snapshot.Dependents = s.cache.dependents(s)
 	return snapshot

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
@@ -101,6 +102,23 @@ func ExampleReadyCheck() {
 			scopedcache.ReadyCheck(mgr.GetCache(), mgr.GetScheme(), &corev1.Secret{}, &corev1.ConfigMap{}))
 	}
 	_ = use
+}
+
+// Two caches of different identities at one API server keep the objects that both see only once.
+func ExampleNewObjectPool() {
+	run := func(ctx context.Context, tenantA, tenantB *rest.Config) error {
+		options := scopedcache.Options{ObjectPool: scopedcache.NewObjectPool()}
+		group, ctx := errgroup.WithContext(ctx)
+		for _, config := range []*rest.Config{tenantA, tenantB} {
+			c, err := scopedcache.NewWithOptions(options)(config, cache.Options{})
+			if err != nil {
+				return err
+			}
+			group.Go(func() error { return c.Start(ctx) })
+		}
+		return group.Wait()
+	}
+	_ = run
 }
 
 // Here, many caches have different identities, and one identity watches RBAC for all of them.

@@ -297,18 +297,26 @@ func TestExpiredPage(t *testing.T) {
 	g.Expect(pages).To(HaveLen(1))
 }
 
+// versionedInformer is an informer that has only a resourceVersion.
+type versionedInformer struct {
+	toolscache.SharedIndexInformer
+	version string
+}
+
+func (i *versionedInformer) LastSyncResourceVersion() string { return i.version }
+
 // A watch that is restarted for authorization resumes at its resourceVersion. A watch that still
 // streams its list is not restarted, because it would list from the beginning.
 func TestWatchAgain(t *testing.T) {
 	g := NewWithT(t)
-	version := ""
-	i := &informer{version: func() string { return version }}
+	shared := &versionedInformer{}
+	i := &informer{shared: shared}
 	i.restartWatch() // there is no watch yet
 	listing, watching := watch.NewFake(), watch.NewFake()
 	i.setWatch(listing, true)
 	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeFalse())
-	version = "7"
+	shared.version = "7"
 	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeTrue())
 	i.setWatch(watching, false)

@@ -92,9 +92,8 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 // receive events: remove them first.
 func (h *Handle) Release() { h.release() }
 
-// State returns a snapshot of the scope. The call takes time in proportion to the number of
-// objects.
-func (h *Handle) State() ScopeState { return h.entry.snapshot(StateOptions{}) }
+// State returns a snapshot of the scope.
+func (h *Handle) State() ScopeState { return h.entry.snapshot() }
 
 // Get reads an object from the scope. Another kind or representation than the handle's is an error.
 // An object that the scope does not select is not found, whether the object exists or not.
@@ -142,5 +141,5 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	if err != nil {
 		return nil, err
 	}
-	return running.cache, nil
+	return running, nil
 }

@@ -2,34 +2,33 @@ package scopedcache
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// informer is one life of a scope's informer: a controller-runtime cache that is restricted to the
-// scope and has one informer. When access is revoked, or the kind is removed, this informer ends.
-// The next one starts with an empty store.
+// informer is one life of a scope's informer. When access is revoked, or the kind is removed, this
+// informer ends. The next one starts with an empty store.
 type informer struct {
-	cache   cache.Cache
-	shared  cache.Informer
-	store   toolscache.Store
-	version func() string   // resourceVersion of the store, empty before the first list
-	life    context.Context // ends when the informer is stopped
-	end     context.CancelFunc
+	lightinformer.Reader
+	shared toolscache.SharedIndexInformer
+	life   context.Context // ends when the informer is stopped
+	end    context.CancelFunc
 
 	helpers       sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
 	indexed       map[string]bool // guarded by entry.mu: the fields that have an index
@@ -42,22 +41,30 @@ type informer struct {
 
 // has reports whether the informer has an object with that key.
 func (i *informer) has(key string) bool {
-	_, found, err := i.store.GetByKey(key)
+	_, found, err := i.Indexer.GetByKey(key)
 	return found && err == nil
+}
+
+// objects returns the number of objects.
+func (i *informer) objects() int {
+	if counting, ok := i.shared.(interface{ Objects() int }); ok {
+		return counting.Objects()
+	}
+	return len(i.Indexer.ListKeys()) // an informer of cache.Options.NewInformer
 }
 
 // setWatch records a new watch.
 func (i *informer) setWatch(stream watch.Interface, lists bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.watch, i.lists, i.listedVersion = stream, lists, i.version()
+	i.watch, i.lists, i.listedVersion = stream, lists, i.shared.LastSyncResourceVersion()
 }
 
 // streams reports whether the watch is streaming a list.
 func (i *informer) streams() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.watch != nil && i.lists && i.version() == i.listedVersion
+	return i.watch != nil && i.lists && i.shared.LastSyncResourceVersion() == i.listedVersion
 }
 
 // restartWatch ends the watch. The informer then starts another watch at the same resourceVersion,
@@ -66,7 +73,7 @@ func (i *informer) streams() bool {
 func (i *informer) restartWatch() {
 	i.mu.Lock()
 	latest := i.watch
-	if i.lists && i.version() == i.listedVersion { // still streams its list
+	if i.lists && i.shared.LastSyncResourceVersion() == i.listedVersion { // still streams its list
 		latest = nil
 	}
 	i.mu.Unlock()
@@ -75,81 +82,102 @@ func (i *informer) restartWatch() {
 	}
 }
 
-// fixedMapper is a RESTMapper that knows one mapping, so that creating an informer sends no
-// request.
-type fixedMapper struct {
-	meta.RESTMapper
-	mapping *meta.RESTMapping
-}
-
-func (m fixedMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	if gk != m.mapping.GroupVersionKind.GroupKind() {
-		// access to other kinds was not reviewed
-		return nil, &meta.NoKindMatchError{GroupKind: gk, SearchedVersions: versions}
-	}
-	return m.mapping, nil
-}
-
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
 	next := &informer{indexed: map[string]bool{}}
 	next.life, next.end = context.WithCancel(context.Background())
-	namespace, config := r.namespaceIn(mapping), r.configOf(mapping)
-	options := r.cache.cacheOptions
-	options.ByObject, options.DefaultNamespaces, options.ReaderFailOnMissingInformer = nil, nil, false
-	options.Mapper = fixedMapper{options.Mapper, mapping}
-	options.DefaultLabelSelector, options.DefaultFieldSelector = config.LabelSelector,
-		inNamespace(namespace, config.FieldSelector)
-	options.DefaultTransform, options.SyncPeriod = config.Transform, config.SyncPeriod
-	options.DefaultUnsafeDisableDeepCopy, options.DefaultEnableWatchBookmarks = config.UnsafeDisableDeepCopy,
-		config.EnableWatchBookmarks
-	newShared := options.NewInformer
+	config, example := r.configOf(mapping), r.kind.example
+	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.namespaceIn(mapping),
+		Bookmarks: ptr.Deref(config.EnableWatchBookmarks, true)}
+	if config.LabelSelector != nil {
+		resource.Labels = config.LabelSelector.String()
+	}
+	if selector := inNamespace(resource.Namespace, config.FieldSelector); selector != nil {
+		resource.Fields = selector.String()
+	}
+	requests, err := r.cache.clients.For(resource)
+	if err != nil {
+		return nil, err
+	}
+	newShared := r.cache.cacheOptions.NewInformer
 	if newShared == nil {
-		newShared = toolscache.NewSharedIndexInformer
+		newShared = newLightInformer
 	}
-	options.NewInformer = func(lw toolscache.ListerWatcher, object runtime.Object, resync time.Duration,
-		indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-		shared := newShared(&listwatch.ListerWatcher{
-			ListerWatcherWithContext: toolscache.ToListerWatcherWithContext(lw),
-			Report: func(request monitor.Request, sent time.Time, err error) bool {
-				return r.reportAnswer(life, request, sent, err)
-			},
-			// A DefaultWatchErrorHandler receives every error.
-			ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
-			OnWatch:   next.setWatch,
-			Poll:      poll,
-		}, object, resync, indexers)
-		next.store, next.version = shared.GetStore(), shared.LastSyncResourceVersion
-		return shared
+	next.shared = newShared(&listwatch.ListerWatcher{
+		ListerWatcherWithContext: requests,
+		Report: func(request monitor.Request, sent time.Time, err error) bool {
+			return r.reportAnswer(life, request, sent, err)
+		},
+		// A DefaultWatchErrorHandler receives every error.
+		ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
+		OnWatch:   next.setWatch,
+		Poll:      poll,
+	}, example, resyncPeriod(config.SyncPeriod), toolscache.Indexers{
+		toolscache.NamespaceIndex: toolscache.MetaNamespaceIndexFunc,
+	})
+	if err := next.shared.SetTransform(transformOf(r.kind, config.Transform)); err != nil {
+		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
 	}
-	options.DefaultWatchErrorHandler = func(ctx context.Context, reflector *toolscache.Reflector, err error) {
+	if err := next.shared.SetWatchErrorHandlerWithContext(r.handleError(next)); err != nil {
+		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
+	}
+	next.Reader = lightinformer.Reader{Indexer: next.shared.GetIndexer(), GVK: r.kind.gvk,
+		Namespaced:      mapping.Scope.Name() == meta.RESTScopeNameNamespace,
+		DisableDeepCopy: ptr.Deref(config.UnsafeDisableDeepCopy, false)}
+	if light, ok := next.shared.(*lightinformer.Informer); ok && r.cache.options.ObjectPool != nil &&
+		!next.DisableDeepCopy {
+		light.ShareObjects(&r.cache.options.ObjectPool.objects)
+		next.AlwaysCopy = true
+	}
+	return next, nil
+}
+
+// newLightInformer creates an informer, unless the cache's options have a NewInformer.
+func newLightInformer(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration,
+	indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+	return lightinformer.New(lw, example, resync, indexers)
+}
+
+// resyncPeriod returns the period of resyncs, with the default and the jitter of controller-runtime.
+func resyncPeriod(configured *time.Duration) time.Duration {
+	return time.Duration(float64(ptr.Deref(configured, 10*time.Hour)) * (0.9 + 0.2*rand.Float64()))
+}
+
+// transformOf returns what changes the objects of a kind before they are stored, nil for nothing.
+func transformOf(k *kind, transform toolscache.TransformFunc) toolscache.TransformFunc {
+	if k.representation != RepresentationMetadata {
+		return transform
+	}
+	return func(object any) (any, error) {
+		if metadata, ok := object.(*metav1.PartialObjectMetadata); ok {
+			metadata.SetGroupVersionKind(k.gvk) // the API server sends the kind of the representation
+		}
+		if transform == nil {
+			return object, nil
+		}
+		return transform(object)
+	}
+}
+
+// handleError returns what handles the errors of an informer that its Reflector returns.
+func (r *run) handleError(i *informer) toolscache.WatchErrorHandlerWithContext {
+	return func(ctx context.Context, reflector *toolscache.Reflector, err error) {
 		if handler := r.cache.cacheOptions.DefaultWatchErrorHandler; handler != nil {
 			handler(ctx, reflector, err)
 			return
 		}
-		if r.cache.life.Err() != nil || next.life.Err() != nil {
+		if r.cache.life.Err() != nil || i.life.Err() != nil {
 			return // errors of an informer that ends are expected
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			// Readers receive this error, and an identity without access is normal. So log no error
 			// in the host operator's log.
 			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or the API server does not serve the kind",
-				"kind",
-				r.kind.gvk, "scope", r.scope.String(), "error", err.Error())
+				"kind", r.kind.gvk, "scope", r.scope.String(), "error", err.Error())
 			return
 		}
 		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 	}
-	var err error
-	if next.cache, err = cache.New(r.cache.config, options); err != nil {
-		return nil, errors.Wrapf(err, "cache of %s", r.kind.gvk)
-	}
-	// GetInformer does not block here: the mapping is known and the cache does not run.
-	if next.shared,
-		err = next.cache.GetInformer(context.Background(), r.kind.example(), cache.BlockUntilSynced(false)); err != nil {
-		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
-	}
-	return next, nil
 }
 
 // reportAnswer reports the API server's answer to an informer's request, and returns whether the

@@ -26,8 +26,8 @@ type kindKey struct {
 // kind is what all scopes of a kind have in common. A kind stays after its scopes have ended.
 type kind struct {
 	kindKey
-	config kindConfig
-	goType reflect.Type // of typed objects
+	config  kindConfig
+	example client.Object // has the type, and apiVersion and kind unless it is typed; must not change
 
 	mapping atomic.Pointer[meta.RESTMapping] // the last known; only for whether the kind is namespaced
 	// entries has the *entry of each namespace, without those with selectors of their own. Written
@@ -49,19 +49,19 @@ func (k *kind) countLocked(change int) {
 	k.only.Store(only)
 }
 
-// example returns a new object of the kind.
-func (k *kind) example() client.Object {
-	switch k.representation {
+// exampleOf returns an object of a kind. goType is that of typed objects.
+func exampleOf(key kindKey, goType reflect.Type) client.Object {
+	switch key.representation {
 	case RepresentationUnstructured:
 		object := &unstructured.Unstructured{}
-		object.SetGroupVersionKind(k.gvk)
+		object.SetGroupVersionKind(key.gvk)
 		return object
 	case RepresentationMetadata:
 		object := &metav1.PartialObjectMetadata{}
-		object.SetGroupVersionKind(k.gvk)
+		object.SetGroupVersionKind(key.gvk)
 		return object
 	default:
-		return reflect.New(k.goType).Interface().(client.Object)
+		return reflect.New(goType).Interface().(client.Object)
 	}
 }
 
@@ -117,7 +117,8 @@ func (s *kinds) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	if known, ok := s.byKey.Load(key); ok {
 		return known.(*kind), nil
 	}
-	result, _ := s.byKey.LoadOrStore(key, &kind{kindKey: key, goType: goType, config: s.configs.forKind(key.gvk)})
+	result, _ := s.byKey.LoadOrStore(key, &kind{kindKey: key, config: s.configs.forKind(key.gvk),
+		example: exampleOf(key, goType)})
 	return result.(*kind), nil
 }
 

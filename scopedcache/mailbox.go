@@ -9,33 +9,54 @@ import (
 )
 
 // mailbox holds the events that a scope's run has not taken yet. Its size is bounded: flags, one
-// answer, and the latest report of an informer. Its methods may be called from any goroutine and do
-// not block.
+// answer, and the latest report of an informer. A mailbox that is open starts a goroutine for what
+// it receives, unless that goroutine runs already. Its methods may be called from any goroutine and
+// do not block.
 type mailbox struct {
-	ready     chan struct{} // holds a token when there is something to take
-	readNoted atomic.Bool   // a Read is in the mailbox, or the machine has an unused one
+	readNoted atomic.Bool // a Read is in the mailbox, or the machine has an unused one
 
 	mu      sync.Mutex
+	start   func()          // guarded by mu; starts the goroutine; nil while the mailbox is not open
+	active  bool            // guarded by mu; the goroutine runs, and will take again
+	ready   bool            // guarded by mu; there is something to take
 	answers []monitor.Event // guarded by mu; at most one, because one question is open at a time
 	life    monitor.LifeID  // guarded by mu; the life that served and trouble belong to
 	served  bool            // guarded by mu; a request was served, before trouble if that is set
 	trouble monitor.Event   // guarded by mu; the latest Failed or Refused, nil if there is none
 	access  bool            // guarded by mu
 	read    bool            // guarded by mu
+	tick    bool            // guarded by mu
+	idle    bool            // guarded by mu; it is time to look whether the scope is idle
 }
 
-func newMailbox() *mailbox { return &mailbox{ready: make(chan struct{}, 1)} }
+// open makes the mailbox call start when there is something to take: now, and each time after take
+// has returned nothing. start starts a goroutine that calls take until it returns nothing.
+func (m *mailbox) open(start func()) {
+	m.put(func() { m.start = start })
+}
+
+// close makes the mailbox start no goroutine any more.
+func (m *mailbox) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.start = nil
+}
 
 // put changes the content of the mailbox.
 func (m *mailbox) put(change func()) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	change()
-	m.mu.Unlock()
-	select {
-	case m.ready <- struct{}{}:
-	default:
+	m.ready = true
+	if m.start != nil && !m.active {
+		m.active = true
+		m.start()
 	}
 }
+
+func (m *mailbox) wake()      { m.put(func() {}) }
+func (m *mailbox) markTick()  { m.put(func() { m.tick = true }) }
+func (m *mailbox) checkIdle() { m.put(func() { m.idle = true }) }
 
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
@@ -98,10 +119,16 @@ func (m *mailbox) isLatestLocked(life monitor.LifeID) bool {
 	return life == m.life
 }
 
-// take removes and returns the events, in the order in which the machine must step them.
-func (m *mailbox) take() (events []monitor.Event) {
+// take removes and returns the events, in the order in which the machine must step them, and whether
+// it is time to look whether the scope is idle. If there is nothing to take, ok is false, and the
+// caller must return.
+func (m *mailbox) take() (events []monitor.Event, idle, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !m.ready {
+		m.active = false
+		return nil, false, false
+	}
 	events, m.answers = m.answers, nil
 	if m.served {
 		events = append(events, monitor.Served{Life: m.life})
@@ -115,6 +142,10 @@ func (m *mailbox) take() (events []monitor.Event) {
 	if m.read {
 		events = append(events, monitor.Read{})
 	}
-	m.served, m.trouble, m.access, m.read = false, nil, false, false
-	return events
+	if m.tick {
+		events = append(events, monitor.Tick{})
+	}
+	idle = m.idle
+	m.served, m.trouble, m.access, m.read, m.tick, m.idle, m.ready = false, nil, false, false, false, false, false
+	return events, idle, true
 }

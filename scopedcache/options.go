@@ -68,6 +68,9 @@ type Options struct {
 	// HideServerMessages makes errors contain only the HTTP status of the API server's answer, and
 	// none of its text. Use it for servers whose text is not trusted.
 	HideServerMessages bool
+	// ObjectPool, if not nil, makes the cache keep objects that equal those of other caches only once.
+	// Use one pool for all caches of one API server.
+	ObjectPool *ObjectPool
 	// Logger logs when a scope becomes Forbidden or NotServed, and when the scope is served after
 	// that. At verbosity 1 it also logs when a scope fails. Defaults to controller-runtime's
 	// logger.

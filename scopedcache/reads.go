@@ -32,7 +32,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		return err
 	}
 	if running := kind.ready(name.Namespace); running != nil && r.runs() {
-		return running.cache.Get(ctx, name, object, opts...)
+		return running.Get(ctx, name, object, opts...)
 	}
 	return r.getWaiting(ctx, kind, name, object, opts...)
 }
@@ -61,7 +61,7 @@ func (r *reader) getFrom(ctx context.Context, kind *kind, namespace string, name
 	if err != nil {
 		return err
 	}
-	return running.cache.Get(ctx, name, object, opts...)
+	return running.Get(ctx, name, object, opts...)
 }
 
 // List reads from the informer of the namespace in opts, or of all namespaces.
@@ -73,7 +73,7 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	var options client.ListOptions
 	options.ApplyOptions(opts)
 	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.runs() {
-		return running.cache.List(ctx, list, opts...)
+		return running.List(ctx, list, opts...)
 	}
 	if err := r.check(); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	if err != nil {
 		return err
 	}
-	return running.cache.List(ctx, list, opts...)
+	return running.List(ctx, list, opts...)
 }
 
 // ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
@@ -266,7 +266,7 @@ func (r *reader) listConfigured(ctx context.Context, k *kind, list client.Object
 			return err
 		}
 		part := list.DeepCopyObject().(client.ObjectList)
-		if err := running.cache.List(ctx, part, &options); err != nil {
+		if err := running.List(ctx, part, &options); err != nil {
 			return err
 		}
 		items, err := meta.ExtractList(part)

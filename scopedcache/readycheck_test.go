@@ -19,7 +19,7 @@ type inStates struct {
 	states []ScopeState
 }
 
-func (c inStates) States(...StateOption) []ScopeState { return c.states }
+func (c inStates) States() []ScopeState { return c.states }
 
 func TestReadyCheck(t *testing.T) {
 	secrets := corev1.SchemeGroupVersion.WithKind("Secret")

@@ -27,7 +27,7 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
-	r := &registration{entry: s, feed: replay.New(handler, s.kind.example(), feeding), options: options,
+	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options,
 		done: make(chan struct{})}
 	r.settle = sync.OnceFunc(func() {
 		close(r.done)

@@ -8,46 +8,85 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// run is the goroutine of a scope. run owns the scope's machine, which makes every decision. run
-// passes events to the machine and executes its effects.
+// run runs a scope. run owns the scope's machine, which makes every decision. run passes events to
+// the machine and executes its effects, in a goroutine that exists while there are events. Only that
+// goroutine uses the fields of run.
 type run struct {
 	*entry
 	ctx      context.Context
+	cancel   context.CancelFunc // ends ctx
 	machine  monitor.Machine
-	timer    *time.Timer
+	begun    bool        // the machine has started
+	timer    *time.Timer // puts a tick into the mailbox at the machine's deadline
+	idleness *time.Timer // the same for checks for idleness; nil if the scope does not end when idle
 	life     monitor.LifeID
 	informer *informer       // the informer of that life; nil if none runs
 	synced   <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
-// runEntry runs an entry until ctx is done.
-func runEntry(ctx context.Context, s *entry) {
-	idleness := newTicker(s.cache.options.IdleTimeout)
-	defer idleness.Stop()
-	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now()), timer: time.NewTimer(time.Hour)}
-	defer r.timer.Stop()
-	defer r.step(monitor.Stopped{})
-	r.do(r.machine.Start(time.Now(), rand.Float64()))
-	for ctx.Err() == nil {
-		r.arm()
-		select {
-		case <-ctx.Done():
-		case <-r.synced: // before the informer's reports in the mailbox
-			r.informerSynced()
-		case <-s.mail.ready:
-			for _, event := range s.mail.take() {
-				if ctx.Err() != nil {
-					return // reviews that used ctx fail because ctx has ended
-				}
-				r.catchUp()
-				r.step(event)
+// startRun runs an entry until ctx is done, or end is called. The caller holds cache.mu.
+// When ctx ends, the cache wakes
+// the mailbox.
+func startRun(ctx context.Context, s *entry) (end func()) {
+	r := &run{entry: s, machine: monitor.New(s.cache.monitoring, time.Now())}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	s.cache.running.Add(1) // until end, so that running is not zero when the mailbox starts a goroutine
+	s.mail.open(func() { s.cache.running.Go(r.handleEvents) })
+	return func() {
+		r.cancel()
+		s.mail.wake()
+	}
+}
+
+// handleEvents handles what is in the mailbox.
+func (r *run) handleEvents() {
+	for {
+		events, idle, ok := r.mail.take()
+		switch {
+		case !ok:
+			return
+		case r.ctx.Err() == nil && !r.begun:
+			r.begin()
+		}
+		for _, event := range events {
+			if r.ctx.Err() != nil {
+				break // reviews that used ctx fail because ctx has ended
 			}
-		case <-r.timer.C:
-			r.step(monitor.Tick{})
-		case <-idleness.C:
+			r.catchUp() // before the informer's reports in the mailbox
+			r.step(event)
+		}
+		if r.catchUp(); idle && r.ctx.Err() == nil {
 			r.stopIfIdle()
 		}
+		if r.ctx.Err() != nil {
+			r.end()
+			return
+		}
+		r.arm()
 	}
+}
+
+// begin starts the machine.
+func (r *run) begin() {
+	r.begun = true
+	r.timer = time.AfterFunc(time.Hour, r.mail.markTick)
+	if timeout := r.cache.options.IdleTimeout; timeout > 0 {
+		r.idleness = time.AfterFunc(timeout, r.mail.checkIdle)
+	}
+	r.do(r.machine.Start(time.Now(), rand.Float64()))
+}
+
+// end ends the scope. The mailbox starts no goroutine after that.
+func (r *run) end() {
+	r.mail.close()
+	for _, timer := range []*time.Timer{r.timer, r.idleness} {
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+	r.step(monitor.Stopped{})
+	r.cancel()
+	r.cache.running.Done()
 }
 
 // arm sets the timer to the machine's deadline.
@@ -60,7 +99,7 @@ func (r *run) arm() {
 	r.timer.Reset(time.Until(deadline))
 }
 
-// catchUp reports that the informer has synced, if it has, before the next event.
+// catchUp reports that the informer has synced, if it has.
 func (r *run) catchUp() {
 	select {
 	case <-r.synced:
@@ -128,6 +167,14 @@ func (r *run) startInformer(e monitor.StartInformer) {
 		return
 	}
 	r.synced = i.shared.HasSyncedChecker().Done()
+	synced := r.synced
+	r.cache.running.Go(func() { // this goroutine is counted in running
+		select {
+		case <-synced:
+			r.mail.wake()
+		case <-i.life.Done():
+		}
+	})
 }
 
 func (r *run) stopInformer() {
@@ -137,19 +184,9 @@ func (r *run) stopInformer() {
 	r.informer, r.synced = nil, nil
 }
 
-// newTicker returns a ticker that never ticks if d is 0.
-func newTicker(d time.Duration) *time.Ticker {
-	if d > 0 {
-		return time.NewTicker(d)
-	}
-	ticker := time.NewTicker(time.Hour)
-	ticker.Stop()
-	return ticker
-}
-
 // stopIfIdle ends the scope if no read used it since the last call, and nothing else needs it.
 func (r *run) stopIfIdle() {
-	if !r.recent.Swap(false) {
-		r.cache.dropIfIdle(r.entry)
+	if r.recent.Swap(false) || !r.cache.dropIfIdle(r.entry) {
+		r.idleness.Reset(r.cache.options.IdleTimeout)
 	}
 }

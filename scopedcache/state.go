@@ -53,32 +53,8 @@ type ScopeState struct {
 	State          State
 	Since          time.Time // when this state began
 	LastError      error     // nil when Syncing or Synced
-	Objects        int       // in the informer's store; 0 in calls of OnStateChange, and with OmitObjectCounts
+	Objects        int       // in the informer's store; 0 in calls of OnStateChange
 	// Dependents are the holders of the scope, sorted: Name and Dependent of HoldOptions, with a
 	// space between. Readers are not included. Dependents is empty in calls of OnStateChange.
 	Dependents []string
 }
-
-// StateOption is an option of States.
-type StateOption interface {
-	// ApplyToState applies the option.
-	ApplyToState(options *StateOptions)
-}
-
-// StateOptions are all options of States together, for implementations of [Cache].
-type StateOptions struct {
-	// OmitObjectCounts leaves ScopeState.Objects zero.
-	OmitObjectCounts bool
-}
-
-// ApplyToState applies the options that are set.
-func (o StateOptions) ApplyToState(options *StateOptions) {
-	options.OmitObjectCounts = options.OmitObjectCounts || o.OmitObjectCounts
-}
-
-// OmitObjectCounts leaves ScopeState.Objects zero. Counting takes time in proportion to the number
-// of objects, so set it where many states are read often.
-type OmitObjectCounts bool
-
-// ApplyToState applies the option.
-func (o OmitObjectCounts) ApplyToState(options *StateOptions) { options.OmitObjectCounts = bool(o) }

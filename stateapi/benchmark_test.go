@@ -66,8 +66,8 @@ func (m *manyConnections) set(i int, isConnected bool) {
 	m.hub.Changed(state.Extension)
 }
 
-func (m *manyConnections) GetConnectionState(_ context.Context, key client.ObjectKey,
-	_ ...clustercache.StateOption) (clustercache.ConnectionState, bool) {
+func (m *manyConnections) GetConnectionState(_ context.Context,
+	key client.ObjectKey) (clustercache.ConnectionState, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	state, known := m.states[key]

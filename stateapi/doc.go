@@ -26,8 +26,8 @@
 //     the cluster can be deleted.
 //   - Nothing is written to etcd, and nothing can be changed through the API.
 //   - What changes all the time, the times and failures of probes, is as of the answer and has no
-//     resourceVersion of its own. Numbers of objects are in the answer to a get only, because
-//     counting takes time in proportion to them.
+//     resourceVersion of its own. Numbers of objects are in the answer to a get only,
+//     because a list would ask each connection for them.
 //   - Who may read connections sees the names of identities, API servers, Secrets and watched kinds
 //     of all tenants, or of those in a namespace. No secret is in them.
 //   - A retry of a connection shows as Disconnected, with the time since which there is none.

@@ -237,7 +237,7 @@ func (s *StateAPI) awaitCheck(ctx context.Context) bool {
 
 // update brings what is stored about an extension up to date.
 func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
-	state, known := s.connections.GetConnectionState(ctx, key, clustercache.OmitObjectCounts(true))
+	state, known := s.connections.GetConnectionState(ctx, key)
 	if ctx.Err() != nil { // the manager ends the connections, and not because the extensions are gone
 		return
 	}

@@ -40,7 +40,7 @@ func (s *subscriber) note(ctx context.Context, w World, keys []client.ObjectKey)
 	line := "other"
 	if slices.Contains(keys, key("red")) {
 		line = "gone"
-		if state, known := w.Cache().GetConnectionState(ctx, key("red"), clustercache.OmitObjectCounts(true)); known {
+		if state, known := w.Cache().GetConnectionState(ctx, key("red")); known {
 			line = string(state.Phase) + string(state.Reason)
 			for _, watch := range state.Watches {
 				line += " watch " + watch.Name

@@ -48,6 +48,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 		HideServerMessages:   c.resolution.UntrustedServer,
 		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACWatcher:          rbacWatcher(c),
+		ObjectPool:           c.objects,
 		Username:             c.statedIdentity.Username,
 		Groups:               c.statedIdentity.Groups,
 		OnStateChange:        notifyAccessChanged(c.observers.AccessChanged),
@@ -170,9 +171,9 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 }
 
 // States returns the states of all scopes; none before the first use of the cache.
-func (b *boundCache) States(opts ...scopedcache.StateOption) []scopedcache.ScopeState {
+func (b *boundCache) States() []scopedcache.ScopeState {
 	if instance := b.instance.Load(); instance != nil && b.conn.Err() == nil {
-		return (*instance).States(opts...)
+		return (*instance).States()
 	}
 	return nil
 }

@@ -58,6 +58,7 @@ type Connection struct {
 
 	servedAt  atomic.Pointer[time.Time] // time of the identity's last successful request
 	observers Observers
+	objects   *scopedcache.ObjectPool // nil if objects are not shared
 
 	clients      func() (*Clients, error) // built once, without I/O
 	builtClients atomic.Pointer[Clients]  // the result of clients
@@ -120,6 +121,9 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
 	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)
+	if !options.Cache.DisableObjectSharing {
+		c.objects = t.Objects()
+	}
 
 	c.clients = sync.OnceValues(func() (*Clients, error) { return newClients(c) })
 	c.cluster = sync.OnceValues(func() (cluster.Cluster, error) { return newCluster(c) })
@@ -155,12 +159,12 @@ func (c *Connection) bind(ctx context.Context) (context.Context, context.CancelF
 }
 
 // Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
-func (c *Connection) Scopes(opts ...scopedcache.StateOption) []scopedcache.ScopeState {
+func (c *Connection) Scopes() []scopedcache.ScopeState {
 	h := c.builtClients.Load()
 	if h == nil {
 		return nil
 	}
-	states := h.Cache.States(opts...)
+	states := h.Cache.States()
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
 			cmp.Compare(x.Scope.String(), y.Scope.String()))

@@ -30,6 +30,7 @@ type CacheOptions struct {
 	AccessReviewInterval time.Duration
 	IdleTimeout          time.Duration
 	PollWithoutWatch     bool
+	DisableObjectSharing bool
 }
 
 // CacheIndex is a field index of the caches.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // Target is one API server, with the state that its members share. Its methods may be called from
@@ -27,6 +28,7 @@ type Target struct {
 	tls       *tls.Config // contains no client certificate
 	transport *Transport  // all members share the transport
 	kinds     discovered
+	objects   *scopedcache.ObjectPool
 
 	lastAnswer atomic.Pointer[time.Time] // time of the last response to any member
 	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
@@ -66,7 +68,8 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
-	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig}
+	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig,
+		objects: scopedcache.NewObjectPool()}
 	t.transport = newTransport(t, tlsConfig)
 	return t, nil
 }
@@ -95,6 +98,9 @@ func (t *Target) Config() *rest.Config {
 // RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
 // that all members share. The target records the time of each answer.
 func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
+
+// Objects returns the pool of the objects that members have in their caches.
+func (t *Target) Objects() *scopedcache.ObjectPool { return t.objects }
 
 // Observe wraps next. The result refuses requests to other servers, and reports the answers to the
 // target.

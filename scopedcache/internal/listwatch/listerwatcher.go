@@ -12,7 +12,6 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 
-	"github.com/latchkey-dev/latchkey/internal/drainedwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -22,8 +21,6 @@ import (
 //
 // Temporary errors are retried here, because an informer that receives an error waits up to a
 // minute before its next request.
-//
-// Stopped watches are drained; see package drainedwatch.
 type ListerWatcher struct {
 	toolscache.ListerWatcherWithContext
 	// Report is called after every list and watch, with the time when it was sent. err is nil if
@@ -70,7 +67,7 @@ func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 		return nil, err
 	}
 	l.OnWatch(stream, request.Lists)
-	return drainedwatch.New(stream), nil
+	return stream, nil
 }
 
 // newRequest describes a request.

@@ -1,0 +1,2 @@
+// Package objectpool keeps equal objects of many informers once.
+package objectpool

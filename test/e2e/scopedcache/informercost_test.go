@@ -1,0 +1,137 @@
+package scopedcache_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
+)
+
+// usage is what the process uses after garbage collection.
+type usage struct {
+	heap, stacks float64
+	goroutines   map[string]int // by the function that started them
+}
+
+var startedBy = regexp.MustCompile(`(?m)^created by (\S+)`)
+
+func measure() usage {
+	for range 8 { // later rounds free what finalizers and pools hold, and shrink stacks further
+		runtime.GC()
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	result := usage{heap: float64(stats.HeapAlloc), stacks: float64(stats.StackInuse), goroutines: map[string]int{}}
+	var dump bytes.Buffer
+	_ = pprof.Lookup("goroutine").WriteTo(&dump, 2) // a bytes.Buffer does not fail
+	for _, match := range startedBy.FindAllSubmatch(dump.Bytes(), -1) {
+		result.goroutines[string(match[1])]++
+	}
+	return result
+}
+
+// BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
+// goroutines, and where the goroutines start. 50 caches, which share one HTTP client, have 20
+// informers each, in namespaces without ConfigMaps. Each informer has the handler that a controller
+// has. The cost of the first informer of a cache, which makes clients, is included.
+func BenchmarkEmptyInformer(b *testing.B) {
+	const caches, each = 50, 20
+	g := NewWithT(b)
+	u := newUser(b)
+	u.grant(b, "", "configmaps", "list", "watch")
+	config := rest.CopyConfig(u.config)
+	config.WrapTransport = nil // the counter of requests is part of the test
+	httpClient, err := rest.HTTPClientFor(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	mapper, err := apiutil.NewDynamicRESTMapper(config, httpClient)
+	g.Expect(err).NotTo(HaveOccurred())
+	start := func(ctx context.Context) (scopedcache.Cache, <-chan struct{}) {
+		c, err := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: endlessInterval})(config,
+			cache.Options{HTTPClient: httpClient, Mapper: mapper})
+		g.Expect(err).NotTo(HaveOccurred())
+		ended := runInBackground(func() { _ = c.Start(ctx) })
+		g.Expect(c.WaitForCacheSync(ctx)).To(BeTrue())
+		return c.(scopedcache.Cache), ended
+	}
+
+	for b.Loop() {
+		for _, kind := range []struct {
+			name   string
+			object client.Object
+		}{{"typed", &corev1.ConfigMap{}}, {"metadata", metadataConfigMap()}} {
+			cost, goroutines := costOfInformers(g, caches, each, kind.object, start)
+			b.ReportMetric(cost.heap/caches/each, "heap-B/"+kind.name)
+			b.ReportMetric(cost.stacks/caches/each, "stack-B/"+kind.name)
+			b.ReportMetric(goroutines/caches/each, "goroutines/"+kind.name)
+			for _, name := range slices.Sorted(maps.Keys(cost.goroutines)) {
+				if n := float64(cost.goroutines[name]) / caches / each; n >= .1 {
+					b.Logf("%s: %.2f goroutines per informer started by %s", kind.name, n, name)
+				}
+			}
+		}
+	}
+}
+
+// costOfInformers returns what informers in so many caches, and so many namespaces each, use.
+func costOfInformers(g Gomega, caches, each int, object client.Object,
+	start func(context.Context) (scopedcache.Cache, <-chan struct{})) (cost usage, goroutines float64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all []scopedcache.Cache
+	var ended []<-chan struct{}
+	defer func() {
+		cancel()
+		for _, end := range ended {
+			<-end
+		}
+	}()
+	for range caches {
+		c, end := start(ctx)
+		all, ended = append(all, c), append(ended, end)
+	}
+	before := measure()
+	for _, c := range all {
+		var synced []<-chan struct{}
+		for n := range each {
+			handle, err := c.Hold(ctx, object, scopedcache.Scope{Namespace: fmt.Sprintf("empty-%d", n)},
+				scopedcache.HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			registration, err := handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{})
+			g.Expect(err).NotTo(HaveOccurred())
+			synced = append(synced, registration.HasSyncedChecker().Done())
+		}
+		for _, done := range synced {
+			<-done
+		}
+	}
+	after := measure()
+	cost = usage{heap: after.heap - before.heap, stacks: after.stacks - before.stacks, goroutines: map[string]int{}}
+	for name, n := range after.goroutines {
+		if added := n - before.goroutines[name]; added > 0 {
+			cost.goroutines[name] = added
+			goroutines += float64(added)
+		}
+	}
+	return cost, goroutines
+}
+
+func metadataConfigMap() client.Object {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	return object
+}
