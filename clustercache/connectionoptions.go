@@ -27,9 +27,10 @@ type CacheOptions struct {
 	// AccessReviewInterval is how often the cache asks the API server about the permissions of the
 	// identity. The cache asks whether the identity may still watch what it watches, and whether a
 	// Forbidden scope is permitted by now. Two reviews are 80 to 100 % of AccessReviewInterval
-	// apart. Defaults to 60 s. A revoked permission takes effect within AccessReviewInterval and
-	// about 2 s. Each review costs a SelfSubjectAccessReview for each informer, outside of
-	// Client.QPS, and more where the informer is Forbidden: see docs/operations.md.
+	// apart, and ten times as much while WatchRBAC works. Defaults to 60 s. A revoked permission
+	// takes effect within that time and about 2 s. Each review costs a SelfSubjectAccessReview for
+	// each informer, outside of Client.QPS, and more where the informer is Forbidden: see
+	// docs/operations.md.
 	AccessReviewInterval time.Duration
 	// IdleTimeout is how long an informer that a read has started runs without further reads. The
 	// informer ends after IdleTimeout at the earliest, and after twice IdleTimeout at the latest. 0
@@ -45,7 +46,9 @@ type CacheOptions struct {
 	// groups, change continuously, they take effect within AccessReviewInterval and about 2 s. If
 	// the host operator may not watch RBAC (config/rbac/rbac-events.yaml), the log reports that,
 	// and AccessReviewInterval applies. AccessReviewInterval also applies at the API servers of
-	// kubeconfigs.
+	// kubeconfigs. While WatchRBAC works, the reviews that no event causes are ten times as rare.
+	// Changes of permissions that no RBAC object shows, such as those of a webhook that authorizes,
+	// then take effect within ten times AccessReviewInterval.
 	WatchRBAC bool
 	// DisableObjectSharing keeps a copy of each object for each identity that sees it. By default
 	// the identities at one API server share the objects that are equal in all of their contents;

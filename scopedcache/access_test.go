@@ -191,7 +191,7 @@ func TestAccessMayHaveChanged(t *testing.T) {
 	c.mu.Unlock()
 	notified := func() (namespaces []string) {
 		for _, ns := range []string{"", "n", "m"} {
-			if events, _, _ := entries[ns].mail.take(); len(events) > 0 {
+			if taken, _ := entries[ns].mail.take(); len(taken.events) > 0 {
 				namespaces = append(namespaces, ns)
 			}
 		}

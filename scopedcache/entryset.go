@@ -185,6 +185,15 @@ func (s *entrySet) indexesOf(k *kind) []index {
 	return s.indexes[k.kindKey]
 }
 
+// eventsWatchedChanged makes all scopes ask whether RBAC events are watched.
+func (s *entrySet) eventsWatchedChanged() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.entries {
+		e.mail.markWatched()
+	}
+}
+
 // accessMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
 // namespace is empty.
 func (s *entrySet) accessMayHaveChanged(namespace string) {

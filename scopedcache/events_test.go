@@ -110,6 +110,6 @@ func TestReadOfWhatIsNotServed(t *testing.T) {
 	e.state, e.lastError = StateNotServed, ErrReleased
 	_, err = e.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))
-	events, _, _ := e.mail.take()
-	g.Expect(events).To(Equal([]monitor.Event{monitor.Read{}}))
+	taken, _ := e.mail.take()
+	g.Expect(taken.events).To(Equal([]monitor.Event{monitor.Read{}}))
 }

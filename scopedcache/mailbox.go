@@ -24,6 +24,7 @@ type mailbox struct {
 	served  bool            // guarded by mu; a request was served, before trouble if that is set
 	trouble monitor.Event   // guarded by mu; the latest Failed or Refused, nil if there is none
 	access  bool            // guarded by mu
+	watched bool            // guarded by mu; whether RBAC events are watched may have changed
 	read    bool            // guarded by mu
 	tick    bool            // guarded by mu
 	idle    bool            // guarded by mu; it is time to look whether the scope is idle
@@ -54,9 +55,10 @@ func (m *mailbox) put(change func()) {
 	}
 }
 
-func (m *mailbox) wake()      { m.put(func() {}) }
-func (m *mailbox) markTick()  { m.put(func() { m.tick = true }) }
-func (m *mailbox) checkIdle() { m.put(func() { m.idle = true }) }
+func (m *mailbox) wake()        { m.put(func() {}) }
+func (m *mailbox) markWatched() { m.put(func() { m.watched = true }) }
+func (m *mailbox) markTick()    { m.put(func() { m.tick = true }) }
+func (m *mailbox) checkIdle()   { m.put(func() { m.idle = true }) }
 
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
@@ -119,33 +121,39 @@ func (m *mailbox) isLatestLocked(life monitor.LifeID) bool {
 	return life == m.life
 }
 
-// take removes and returns the events, in the order in which the machine must step them, and whether
-// it is time to look whether the scope is idle. If there is nothing to take, ok is false, and the
-// caller must return.
-func (m *mailbox) take() (events []monitor.Event, idle, ok bool) {
+// delivery is what take removes from a mailbox.
+type delivery struct {
+	watched bool            // whether RBAC events are watched may have changed, before the events
+	events  []monitor.Event // in the order in which the machine must step them
+	idle    bool            // it is time to look whether the scope is idle
+}
+
+// take removes and returns the content. If there is nothing to take, ok is false, and the caller
+// must return.
+func (m *mailbox) take() (taken delivery, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.ready {
 		m.active = false
-		return nil, false, false
+		return delivery{}, false
 	}
-	events, m.answers = m.answers, nil
+	taken = delivery{watched: m.watched, events: m.answers, idle: m.idle}
 	if m.served {
-		events = append(events, monitor.Served{Life: m.life})
+		taken.events = append(taken.events, monitor.Served{Life: m.life})
 	}
 	if m.trouble != nil {
-		events = append(events, m.trouble)
+		taken.events = append(taken.events, m.trouble)
 	}
 	if m.access {
-		events = append(events, monitor.AccessMayHaveChanged{})
+		taken.events = append(taken.events, monitor.AccessMayHaveChanged{})
 	}
 	if m.read {
-		events = append(events, monitor.Read{})
+		taken.events = append(taken.events, monitor.Read{})
 	}
 	if m.tick {
-		events = append(events, monitor.Tick{})
+		taken.events = append(taken.events, monitor.Tick{})
 	}
-	idle = m.idle
-	m.served, m.trouble, m.access, m.read, m.tick, m.idle, m.ready = false, nil, false, false, false, false, false
-	return events, idle, true
+	m.answers, m.trouble = nil, nil
+	m.ready, m.watched, m.served, m.access, m.read, m.tick, m.idle = false, false, false, false, false, false, false
+	return taken, true
 }

@@ -23,6 +23,8 @@ type Options struct {
 	// AccessReviewInterval is how often the cache asks the API server whether the identity still
 	// has access to what it watches. For scopes that are Forbidden, the cache asks whether access
 	// has been granted. The next review comes after 80 to 100 % of the interval. Defaults to 60 s.
+	// While changes of RBAC are watched, with WatchRBAC or RBACWatcher, the interval is ten times as
+	// long.
 	// Each review costs one SelfSubjectAccessReview per informer, outside of the identity's rate
 	// limit. A Forbidden scope costs two, and a GET of /readyz for each denial.
 	AccessReviewInterval time.Duration
@@ -39,8 +41,9 @@ type Options struct {
 	// and less often, up to every 30 s. A change that concerns other identities causes no review,
 	// once the cache knows its username and groups. WatchRBAC needs the permissions in
 	// config/rbac/rbac-events.yaml, in all namespaces. Without them the log reports it, and reviews
-	// come every AccessReviewInterval only. With or without WatchRBAC, reviews also come every
-	// AccessReviewInterval.
+	// come every AccessReviewInterval only. With them, reviews also come every ten times
+	// AccessReviewInterval, because not all permissions are in RBAC objects: a webhook that
+	// authorizes changes its mind without an event.
 	WatchRBAC bool
 	// RBACWatcher, if not nil, makes the cache review access again when the watcher reports that
 	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities

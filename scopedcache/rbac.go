@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -31,22 +32,27 @@ type RBACWatcher struct {
 	logger   logr.Logger
 	observer func(before State, now ScopeState) // may be nil
 	silent   atomic.Bool                        // the log has reported that RBAC cannot be watched
+	working  atomic.Bool                        // all changes are reported
+	grace    time.Duration                      // how long a watch may fail; its changes come later
 
 	mu        sync.Mutex
-	index     *rbacIndex                             // guarded by mu
-	closed    bool                                   // guarded by mu
-	listeners map[*rbacListener]struct{}             // guarded by mu: all listeners
-	undecided map[*rbacListener]struct{}             // guarded by mu: any change may concern these
-	bySubject map[subject]map[*rbacListener]struct{} // guarded by mu: the others, by subject
-	changed   map[concern]struct{}                   // guarded by mu: changes not delivered yet
-	missed    bool                                   // guarded by mu: notify all; not delivered yet
-	timer     *time.Timer                            // guarded by mu: set while changes are gathered
+	index     *rbacIndex                              // guarded by mu
+	closed    bool                                    // guarded by mu
+	listeners map[*rbacListener]struct{}              // guarded by mu: all listeners
+	undecided map[*rbacListener]struct{}              // guarded by mu: any change may concern these
+	bySubject map[subject]map[*rbacListener]struct{}  // guarded by mu: the others, by subject
+	changed   map[concern]struct{}                    // guarded by mu: changes not delivered yet
+	missed    bool                                    // guarded by mu: notify all; not delivered yet
+	timer     *time.Timer                             // guarded by mu: set while changes are gathered
+	kinds     map[schema.GroupVersionKind]watchedKind // guarded by mu
+	recheck   *time.Timer                             // guarded by mu: calls update
 }
 
 // rbacListener is a cache that RBACWatcher notifies. subjects are those of its identity.
 type rbacListener struct {
 	subjects []subject
 	notify   func(namespace string) // namespace "" means all
+	watched  func()                 // called when working has changed
 }
 
 // NewRBACWatcher creates an RBACWatcher, which Start runs. Add it to a manager, and set
@@ -59,7 +65,8 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 	result := &RBACWatcher{logger: options.Logger, observer: options.OnStateChange, index: newRBACIndex(),
 		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
 		bySubject: map[subject]map[*rbacListener]struct{}{},
-		changed:   map[concern]struct{}{}}
+		changed:   map[concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{},
+		grace: options.AccessReviewInterval}
 	var err error
 	// The watcher has a cache of its own, so that selectors in the options of other caches do not
 	// apply.
@@ -79,6 +86,7 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		unseen := true
 		handle, err := result.cache.Hold(context.Background(), kind, Scope{},
 			HoldOptions{Name: "RBAC events", OnStateChange: func(state ScopeState) {
+				result.record(state)
 				switch state.State {
 				case StateForbidden, StateNotServed:
 					unseen = true
@@ -113,11 +121,15 @@ func (e *RBACWatcher) Start(ctx context.Context) error {
 
 func (e *RBACWatcher) close() {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.closed = true
 	if e.timer != nil {
 		e.timer.Stop()
 	}
+	if e.recheck != nil {
+		e.recheck.Stop()
+	}
+	e.mu.Unlock()
+	e.update()
 }
 
 // observe logs once that RBAC cannot be watched, so that changes are noticed later than the options
@@ -209,13 +221,14 @@ func (e *RBACWatcher) deliverSoonLocked() {
 }
 
 // listen calls notify with each namespace in which the permissions of an identity may have changed,
-// until stop is called. "" means all namespaces.
-func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string)) (stop func()) {
+// until stop is called. "" means all namespaces. It calls watched when working has changed.
+func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string),
+	watched func()) (stop func()) {
 	subjects, complete := subjectsOf(username, groups)
 	if !complete {
 		subjects = nil
 	}
-	listener := &rbacListener{subjects: subjects, notify: notify}
+	listener := &rbacListener{subjects: subjects, notify: notify, watched: watched}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.listeners[listener] = struct{}{}
@@ -303,7 +316,7 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 // listenAsIdentityLocked listens to changes that concern the cache's identity. Until the identity
 // is known, every change concerns it. The caller holds mu.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
-	stopListening := events.listen(s.options.Username, s.options.Groups, s.accessMayHaveChanged)
+	stopListening := events.listen(s.options.Username, s.options.Groups, s.accessMayHaveChanged, s.eventsWatchedChanged)
 	if _, complete := subjectsOf(s.options.Username, s.options.Groups); complete {
 		return stopListening
 	}
@@ -328,7 +341,7 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		defer mu.Unlock()
 		if !stopped {
 			// Register before the first registration ends.
-			narrower := events.listen(username, groups, s.accessMayHaveChanged)
+			narrower := events.listen(username, groups, s.accessMayHaveChanged, s.eventsWatchedChanged)
 			stopListening()
 			stopListening = narrower
 		}

@@ -125,7 +125,7 @@ func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				notified = append(notified, name+" "+namespace)
-			})
+			}, func() {})
 		}
 		expect := func(want ...string) {
 			t.Helper()

@@ -41,21 +41,25 @@ func startRun(ctx context.Context, s *entry) (end func()) {
 // handleEvents handles what is in the mailbox.
 func (r *run) handleEvents() {
 	for {
-		events, idle, ok := r.mail.take()
-		switch {
-		case !ok:
+		taken, ok := r.mail.take()
+		if !ok {
 			return
-		case r.ctx.Err() == nil && !r.begun:
-			r.begin()
 		}
-		for _, event := range events {
+		if r.ctx.Err() == nil && !r.begun {
+			r.begin()
+			taken.watched = true
+		}
+		if taken.watched {
+			r.step(monitor.EventsWatched{Watched: r.cache.eventsWatched()})
+		}
+		for _, event := range taken.events {
 			if r.ctx.Err() != nil {
 				break // reviews that used ctx fail because ctx has ended
 			}
 			r.catchUp() // before the informer's reports in the mailbox
 			r.step(event)
 		}
-		if r.catchUp(); idle && r.ctx.Err() == nil {
+		if r.catchUp(); taken.idle && r.ctx.Err() == nil {
 			r.stopIfIdle()
 		}
 		if r.ctx.Err() != nil {

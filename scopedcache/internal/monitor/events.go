@@ -68,6 +68,8 @@ type (
 type (
 	// AccessMayHaveChanged reports a change of an RBAC object that concerns the identity.
 	AccessMayHaveChanged struct{}
+	// EventsWatched reports whether all such changes are reported. Until then they are not.
+	EventsWatched struct{ Watched bool }
 	// Read reports that a reader asked for a kind that is not served.
 	Read struct{}
 	// Tick reports that the deadline has come.
@@ -86,6 +88,7 @@ func (Served) isEvent()               {}
 func (Failed) isEvent()               {}
 func (Refused) isEvent()              {}
 func (AccessMayHaveChanged) isEvent() {}
+func (EventsWatched) isEvent()        {}
 func (Read) isEvent()                 {}
 func (Tick) isEvent()                 {}
 func (Stopped) isEvent()              {}

@@ -62,6 +62,8 @@ var inputs = func() (list []input) {
 		input{name: "stopped informer synced", event: InformerSynced{Life: staleL}},
 		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
 		input{name: "access may have changed", event: AccessMayHaveChanged{}},
+		input{name: "events are watched", event: EventsWatched{Watched: true}},
+		input{name: "events are not watched", event: EventsWatched{}},
 		input{name: "read", possible: func(w *world) bool { return states[w.state] == NotServed }, event: Read{}},
 		input{name: "tick", event: Tick{}},
 		input{name: "stopped", event: Stopped{}},
@@ -186,7 +188,7 @@ var invariants = []struct {
 	{"a temporary error stops no informer and makes no scope Forbidden or NotServed", func(t *transition) bool {
 		passes := false
 		switch e := t.event.(type) {
-		case Failed, AccessMayHaveChanged, Read:
+		case Failed, AccessMayHaveChanged, EventsWatched, Read:
 			passes = true
 		case Reviewed:
 			passes = e.Verdict == Unanswered
@@ -219,12 +221,22 @@ var invariants = []struct {
 	}},
 	{"events and readers delay nothing", func(t *transition) bool {
 		switch t.event.(type) {
-		case AccessMayHaveChanged, Read:
+		case AccessMayHaveChanged, Read, EventsWatched:
 			before, after := t.before.Deadline(), t.after.Deadline()
 			return before.IsZero() || !before.After(epoch0) || questions(t.effects) > 0 || !after.IsZero() &&
 				!after.After(before)
 		}
 		return true
+	}},
+	{"reviews are at most Interval apart unless events are watched", func(t *transition) bool {
+		due := t.after.Deadline()
+		return t.after.phase != running || t.after.eventsWatched || due.IsZero() ||
+			due.Sub(epoch0) <= exploreConfig.Interval
+	}},
+	{"reviews are at most so many times Interval apart if events are watched", func(t *transition) bool {
+		due := t.after.Deadline()
+		return t.after.phase != running || due.IsZero() ||
+			due.Sub(epoch0) <= time.Duration(exploreConfig.Timing.RarerWatched)*exploreConfig.Interval
 	}},
 	{"late answers, and reports of stopped informers, have no effect", func(t *transition) bool {
 		late := false
@@ -343,6 +355,8 @@ var alphabets = map[string]string{
 		"synced|served|refused with 403|refused with 404|late answer|tick|stopped|time passes",
 	"events and readers": "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|" +
 		"discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
+	"events that are watched": "allowed|denied|no answer|mapped|synced|access may have changed|events are watched|" +
+		"events are not watched|tick|stopped|time passes",
 }
 
 // TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks

@@ -9,8 +9,8 @@ import (
 
 // Config is shared by all machines of a cache. A Config must not change.
 type Config struct {
-	// Interval is the maximum time between two access reviews. The actual time is 80 to 100 % of
-	// it, by jitter.
+	// Interval is the maximum time between two access reviews while changes of RBAC are not
+	// reported. The actual time is 80 to 100 % of it, by jitter.
 	Interval time.Duration
 	// PollWithoutWatch makes informers list every Interval if the identity may list but not watch.
 	PollWithoutWatch bool
@@ -82,6 +82,7 @@ type Machine struct {
 	again           time.Time // when to ask once more after an event; zero for never
 	accessTaken     bool      // an RBAC event was used since the last wait, life or check began
 	accessPending   bool      // another RBAC event is unused so far
+	eventsWatched   bool      // all RBAC events are reported
 	readPending     bool      // a reader asked for a kind that is not served
 	waitUntil       time.Time
 	waitBegan       time.Time
@@ -147,6 +148,8 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 		informerStep{&s}.refused(e)
 	case AccessMayHaveChanged:
 		s.accessMayHaveChanged()
+	case EventsWatched:
+		s.watchEvents(e.Watched)
 	case Read:
 		m.readPending = true
 	case Stopped:

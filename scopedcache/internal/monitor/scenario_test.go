@@ -131,6 +131,10 @@ func (p *player) event(verb, argument string) (Event, error) {
 		return Refused{Life: life, Err: errForbidden, Sent: sent, At: p.now}, nil
 	case "refused-404":
 		return Refused{Life: life, Err: errNotFound, Sent: sent, At: p.now}, nil
+	case "events-watched":
+		return EventsWatched{Watched: true}, nil
+	case "events-not-watched":
+		return EventsWatched{}, nil
 	case "access-may-have-changed":
 		return AccessMayHaveChanged{}, nil
 	case "read":

@@ -23,8 +23,27 @@ func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID
 	return s.question.id
 }
 
-// interval returns 80 to 100 % of Config.Interval, by jitter.
+// interval returns the time until the next review if no event comes before. While events are
+// watched, reviews are rarer.
 func (s *step) interval() time.Duration {
+	if s.eventsWatched {
+		return time.Duration(s.config.Timing.RarerWatched) * s.shortInterval()
+	}
+	return s.shortInterval()
+}
+
+// firstInterval is interval for the first review after a start. Many scopes start at once, so while
+// events are watched their reviews are spread further: half of the time to all of it.
+func (s *step) firstInterval() time.Duration {
+	if !s.eventsWatched {
+		return s.interval()
+	}
+	half := time.Duration(s.config.Timing.RarerWatched) * s.config.Interval / 2
+	return half + time.Duration(s.jitter*float64(half))
+}
+
+// shortInterval returns 80 to 100 % of Config.Interval, by jitter.
+func (s *step) shortInterval() time.Duration {
 	least := s.config.Interval * 8 / 10
 	return least + time.Duration(s.jitter*.25*float64(least))
 }
@@ -162,10 +181,10 @@ func (s *step) startInformer(e Reviewed) {
 	s.lastID++
 	s.phase, s.again = running, time.Time{}
 	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "",
-		check: s.now.Add(s.interval())}
+		check: s.now.Add(s.firstInterval())}
 	var poll time.Duration
 	if e.ListOnly {
-		s.life.verb, poll = "list", s.interval()
+		s.life.verb, poll = "list", s.shortInterval()
 	} // else review watch alone: only reviews notice its revocation, and lists are not needed any more
 	s.emit(StartInformer{Life: s.life.id, Mapping: s.mapping, Poll: poll})
 	s.acceptAccess()
@@ -219,6 +238,22 @@ func (s *step) accessMayHaveChanged() {
 	s.accessPending = true
 	if (s.phase == waiting || s.phase == running) && !s.accessTaken {
 		s.takeAccess()
+	}
+}
+
+// watchEvents records whether RBAC events are reported. When they are not any more, the next review
+// comes as soon as if they had never been. The reviews of many scopes are spread over Interval.
+func (s *step) watchEvents(watched bool) {
+	stops := s.eventsWatched && !watched
+	if s.eventsWatched = watched; !stops {
+		return
+	}
+	latest := s.now.Add(time.Duration(s.jitter * float64(s.config.Interval)))
+	switch {
+	case s.phase == waiting && latest.Before(s.waitUntil):
+		s.waitUntil = latest
+	case s.phase == running && latest.Before(s.life.check):
+		s.life.check = latest
 	}
 }
 

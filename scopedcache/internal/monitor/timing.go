@@ -33,6 +33,10 @@ type Timing struct {
 	AfterEvent, EventSpread time.Duration
 	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue.
 	FirstGap, MaxGap time.Duration
+	// RarerWatched is how many times as long as Config.Interval the time between two reviews is while
+	// changes of RBAC are reported. What is left to find are changes of permissions that no RBAC
+	// object shows, such as those of a webhook that authorizes.
+	RarerWatched int
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration
 	// Failing is the backoff after errors, and Pending while the kind is not served. Their Jitter
@@ -45,9 +49,9 @@ var DefaultTiming = Timing{
 	ConfirmAfter: 2 * time.Second, ConfirmReadinessUnknown: 10 * time.Second, ConfirmUnready: time.Minute,
 	ConfirmEvery: time.Second, Confirmations: 3,
 	AfterEvent: 250 * time.Millisecond, EventSpread: time.Second, FirstGap: time.Second, MaxGap: 30 * time.Second,
-	ExpediteAfter: time.Second,
-	Failing:       wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second},
-	Pending:       wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
+	RarerWatched: 10, ExpediteAfter: time.Second,
+	Failing: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second},
+	Pending: wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
 }
 
 // delay returns the next delay of a backoff. jitter is in [0,1).

@@ -40,7 +40,7 @@ var (
 		Timing: Timing{
 			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
 			Confirmations: 2,
-			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, ExpediteAfter: tick,
+			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, RarerWatched: 2, ExpediteAfter: tick,
 			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
 				Duration: tick, Factor: 2, Steps: 1,
 			},
@@ -71,6 +71,7 @@ type world struct {
 	pacerGap                                ticks
 	again                                   ticks
 	accessTaken, accessPending, readPending bool
+	eventsWatched                           bool
 	waitUntil, waitBegan                    ticks
 	expeditable                             bool
 	life                                    worldLife
@@ -155,7 +156,8 @@ func (w *world) machine() *Machine {
 			w.pending), contradicted: states[w.contradicted],
 		pacer: reviewPacer{last: at(w.pacerLast), gap: time.Duration(w.pacerGap) * tick}, again: at(w.again),
 		accessTaken: w.accessTaken, accessPending: w.accessPending, readPending: w.readPending,
-		waitUntil: at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
+		eventsWatched: w.eventsWatched,
+		waitUntil:     at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
 	if w.purpose != 0 {
 		m.question = question{id: questionID, kind: questionKind(w.asked), purpose: purpose(w.purpose),
 			refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)}}
@@ -183,7 +185,8 @@ func (w world) take(m *Machine) world {
 		failing: indexOfBackoff(m.failing), pending: indexOfBackoff(m.pending), pacerLast: ticksOf(
 			m.pacer.last), pacerGap: ticks(m.pacer.gap / tick),
 		again: ticksOf(m.again), accessTaken: m.accessTaken, accessPending: m.accessPending, readPending: m.readPending,
-		waitUntil: unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
+		eventsWatched: m.eventsWatched,
+		waitUntil:     unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
 	if m.phase == waiting {
 		n.waitUntil, n.waitBegan, n.expeditable = ticksOf(m.waitUntil), max(ticksOf(m.waitBegan), -1), m.waitExpeditable
 	}

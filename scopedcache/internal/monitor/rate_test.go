@@ -1,0 +1,77 @@
+package monitor
+
+import (
+	"container/heap"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// simulation has the machines of many scopes by deadline.
+type simulation []*Machine
+
+func (s simulation) Len() int           { return len(s) }
+func (s simulation) Less(i, j int) bool { return s[i].Deadline().Before(s[j].Deadline()) }
+func (s simulation) Swap(i, j int)      { s[i], s[j] = s[j], s[i] }
+func (s *simulation) Push(m any)        { *s = append(*s, m.(*Machine)) }
+func (s *simulation) Pop() any {
+	old := *s
+	m := old[len(old)-1]
+	*s = old[:len(old)-1]
+	return m
+}
+
+// runScopes runs 50,000 scopes, which start within 20 s, and returns the reviews in the busiest ten
+// seconds and the mean, per second. It starts to count after the starts.
+func runScopes(watched bool, end time.Duration) (busiest, mean float64) {
+	const scopes, starts = 50_000, 20 * time.Second
+	random := rand.New(rand.NewPCG(1, 2))
+	config := &Config{Interval: time.Minute, Timing: DefaultTiming}
+	var all simulation
+	for n := range scopes {
+		m := New(config, epoch0)
+		now := epoch0.Add(starts * time.Duration(n) / scopes)
+		m.Start(now, 0)
+		for _, event := range []Event{EventsWatched{Watched: watched}, Mapped{Question: m.question.id, Mapping: oneMapping}} {
+			m.Step(now, random.Float64(), event)
+		}
+		m.Step(now, random.Float64(), Reviewed{Question: m.question.id, Verdict: Allowed})
+		m.Step(now, random.Float64(), InformerSynced{Life: m.life.id})
+		all = append(all, &m)
+	}
+	heap.Init(&all)
+	reviews := make([]int, int(end/(10*time.Second))+1)
+	total := 0
+	for {
+		m := all[0]
+		now := m.Deadline()
+		if now.Sub(epoch0) >= end {
+			break
+		}
+		m.Step(now, random.Float64(), Tick{})
+		m.Step(now, random.Float64(), Reviewed{Question: m.question.id, Verdict: Allowed})
+		heap.Fix(&all, 0)
+		if since := now.Sub(epoch0); since > starts {
+			total++
+			reviews[since/(10*time.Second)]++
+		}
+	}
+	for _, n := range reviews {
+		busiest = max(busiest, float64(n)/10)
+	}
+	return busiest, float64(total) / end.Seconds()
+}
+
+// 10,000 identities with five scopes each cause less than 200 reviews a second while events of RBAC
+// are watched, in the busiest ten seconds too. Without events there are ten times as many.
+func TestReviewsAtRest(t *testing.T) {
+	busiest, mean := runScopes(true, time.Hour)
+	_, unwatched := runScopes(false, 6*time.Minute)
+	t.Logf("50,000 scopes: %.0f reviews a second, %.0f at most; %.0f without events", mean, busiest, unwatched)
+	if busiest >= 200 {
+		t.Errorf("%.0f reviews a second", busiest)
+	}
+	if ratio := unwatched / mean; ratio < 9 || ratio > 11 {
+		t.Errorf("reviews are %.1f times as rare while events are watched, want 10", ratio)
+	}
+}

@@ -1,0 +1,62 @@
+package scopedcache
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// watchedKinds is how many kinds an RBACWatcher watches.
+const watchedKinds = 4
+
+// watchedKind is the watch of one kind.
+type watchedKind struct {
+	current      bool      // it was synced, and nothing but failures has come since
+	failingSince time.Time // zero if it does not fail
+}
+
+// record records the state of the watch of a kind.
+func (e *RBACWatcher) record(state ScopeState) {
+	e.mu.Lock()
+	kind := e.kinds[state.GVK]
+	switch state.State {
+	case StateSynced:
+		kind = watchedKind{current: true}
+	case StateFailing:
+		kind.failingSince = state.Since
+		if kind.current && e.recheck == nil && !e.closed {
+			e.recheck = time.AfterFunc(e.grace, e.update)
+		} else if kind.current && !e.closed {
+			e.recheck.Reset(e.grace)
+		}
+	default:
+		kind = watchedKind{}
+	}
+	e.kinds[state.GVK] = kind
+	e.mu.Unlock()
+	e.update()
+}
+
+// update decides whether all changes of RBAC are reported, and notifies the caches if that has
+// changed. While they are, caches review access less often.
+func (e *RBACWatcher) update() {
+	e.mu.Lock()
+	working := !e.closed && len(e.kinds) == watchedKinds
+	for _, kind := range e.kinds {
+		working = working && kind.current && (kind.failingSince.IsZero() || time.Since(kind.failingSince) < e.grace)
+	}
+	var listeners []*rbacListener
+	if e.working.Swap(working) != working {
+		listeners = slices.Collect(maps.Keys(e.listeners))
+	}
+	e.mu.Unlock()
+	for _, listener := range listeners {
+		listener.watched()
+	}
+}
+
+// eventsWatched reports whether all changes of RBAC that concern the identity are reported.
+func (s *scopedCache) eventsWatched() bool {
+	return s.options.RBACWatcher != nil && s.options.RBACWatcher.working.Load() ||
+		s.rbacWatcher != nil && s.rbacWatcher.working.Load()
+}

@@ -1,0 +1,56 @@
+package scopedcache
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// All changes of RBAC are reported while all four kinds are watched. A watch that fails reports them
+// later, so it counts until it has failed for as long as a review would take without events.
+func TestEventsAreWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		e := &RBACWatcher{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{},
+			undecided: map[*rbacListener]struct{}{}, bySubject: map[subject]map[*rbacListener]struct{}{},
+			changed: map[concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
+		var heard []bool
+		e.listen("system:serviceaccount:team:red", nil, func(string) {}, func() { heard = append(heard, e.working.Load()) })
+		state := func(kind string, state State) {
+			e.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(kind), State: state, Since: time.Now()})
+		}
+		for _, kind := range []string{"Role", "RoleBinding", "ClusterRole"} {
+			state(kind, StateSynced)
+		}
+		state("ClusterRoleBinding", StateFailing)
+		g.Expect(e.working.Load()).To(BeFalse(), "failing, and never synced")
+		state("ClusterRoleBinding", StateSynced)
+		g.Expect(e.working.Load()).To(BeTrue())
+
+		state("Role", StateFailing)
+		time.Sleep(59 * time.Second)
+		g.Expect(e.working.Load()).To(BeTrue(), "changes come later")
+		state("Role", StateSynced)
+		time.Sleep(time.Hour)
+		g.Expect(e.working.Load()).To(BeTrue())
+		state("Role", StateFailing)
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		g.Expect(e.working.Load()).To(BeFalse(), "it fails for too long")
+		state("Role", StateSynced)
+		g.Expect(e.working.Load()).To(BeTrue())
+
+		state("Role", StateForbidden)
+		g.Expect(e.working.Load()).To(BeFalse())
+		state("Role", StateFailing)
+		g.Expect(e.working.Load()).To(BeFalse(), "it was Forbidden")
+		state("Role", StateSynced)
+		e.close()
+		g.Expect(e.working.Load()).To(BeFalse(), "it has ended")
+		g.Expect(heard).To(Equal([]bool{true, false, true, false, true, false}))
+	})
+}
