@@ -98,7 +98,8 @@ mutants: ## break the pure machines in ways that their tests must notice; about 
 	go run ./internal/mutants
 
 .PHONY: fuzz-rbac
-fuzz-rbac: controlplane ## random permissions, objects, reads and restarts against a model; DURATION=1h, SEED=n for one sequence
+fuzz-rbac: controlplane ## random permissions, objects, reads and restarts against a model, and 10,000 edits of RBAC; DURATION=1h, SEED=n for one sequence
+	go test -count=1 -timeout 0 ./scopedcache/internal/rbacindex -run TestRandomEdits -v -rbac-edits 10000
 	go test -race -count=1 -timeout 0 ./test/e2e/scopedcache -run TestRandomPermissions -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
 
 .PHONY: soak

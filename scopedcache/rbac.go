@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
 // gatherInterval is how long changes of RBAC are gathered before caches are notified.
@@ -36,21 +37,21 @@ type RBACWatcher struct {
 	grace    time.Duration                      // how long a watch may fail; its changes come later
 
 	mu        sync.Mutex
-	index     *rbacIndex                              // guarded by mu
-	closed    bool                                    // guarded by mu
-	listeners map[*rbacListener]struct{}              // guarded by mu: all listeners
-	undecided map[*rbacListener]struct{}              // guarded by mu: any change may concern these
-	bySubject map[subject]map[*rbacListener]struct{}  // guarded by mu: the others, by subject
-	changed   map[concern]struct{}                    // guarded by mu: changes not delivered yet
-	missed    bool                                    // guarded by mu: notify all; not delivered yet
-	timer     *time.Timer                             // guarded by mu: set while changes are gathered
-	kinds     map[schema.GroupVersionKind]watchedKind // guarded by mu
-	recheck   *time.Timer                             // guarded by mu: calls update
+	index     *rbacindex.Index                                 // guarded by mu
+	closed    bool                                             // guarded by mu
+	listeners map[*rbacListener]struct{}                       // guarded by mu: all listeners
+	undecided map[*rbacListener]struct{}                       // guarded by mu: any change may concern these
+	bySubject map[rbacindex.Subject]map[*rbacListener]struct{} // guarded by mu: the others, by subject
+	changed   map[rbacindex.Concern]struct{}                   // guarded by mu: changes not delivered yet
+	missed    bool                                             // guarded by mu: notify all; not delivered yet
+	timer     *time.Timer                                      // guarded by mu: set while changes are gathered
+	kinds     map[schema.GroupVersionKind]watchedKind          // guarded by mu
+	recheck   *time.Timer                                      // guarded by mu: calls update
 }
 
 // rbacListener is a cache that RBACWatcher notifies. subjects are those of its identity.
 type rbacListener struct {
-	subjects []subject
+	subjects []rbacindex.Subject
 	notify   func(namespace string) // namespace "" means all
 	watched  func()                 // called when working has changed
 }
@@ -62,10 +63,10 @@ type rbacListener struct {
 // Logger and OnStateChange. NewRBACWatcher does no I/O.
 func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
-	result := &RBACWatcher{logger: options.Logger, observer: options.OnStateChange, index: newRBACIndex(),
+	result := &RBACWatcher{logger: options.Logger, observer: options.OnStateChange, index: rbacindex.New(),
 		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
-		bySubject: map[subject]map[*rbacListener]struct{}{},
-		changed:   map[concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{},
+		bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+		changed:   map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{},
 		grace: options.AccessReviewInterval}
 	var err error
 	// The watcher has a cache of its own, so that selectors in the options of other caches do not
@@ -165,16 +166,7 @@ func onlyRBAC(object any) (any, error) {
 func (e *RBACWatcher) set(object any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch o := object.(type) {
-	case *rbacv1.ClusterRole:
-		e.gatherLocked(e.index.setRole(roleKey{name: o.Name}, o.Rules))
-	case *rbacv1.Role:
-		e.gatherLocked(e.index.setRole(roleKey{o.Namespace, o.Name}, o.Rules))
-	case *rbacv1.ClusterRoleBinding:
-		e.gatherLocked(e.index.setBinding(bindingKey{name: o.Name}, o.RoleRef, o.Subjects))
-	case *rbacv1.RoleBinding:
-		e.gatherLocked(e.index.setBinding(bindingKey{o.Namespace, o.Name}, o.RoleRef, o.Subjects))
-	}
+	e.gatherLocked(e.index.Set(object))
 }
 
 // remove records the deletion of a role or binding. The index has its last content.
@@ -184,16 +176,7 @@ func (e *RBACWatcher) remove(object any) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch o := object.(type) {
-	case *rbacv1.ClusterRole:
-		e.gatherLocked(e.index.removeRole(roleKey{name: o.Name}))
-	case *rbacv1.Role:
-		e.gatherLocked(e.index.removeRole(roleKey{o.Namespace, o.Name}))
-	case *rbacv1.ClusterRoleBinding:
-		e.gatherLocked(e.index.removeBinding(bindingKey{name: o.Name}))
-	case *rbacv1.RoleBinding:
-		e.gatherLocked(e.index.removeBinding(bindingKey{o.Namespace, o.Name}))
-	}
+	e.gatherLocked(e.index.Remove(object))
 }
 
 // mayHaveMissed notifies all caches, because the watch of RBAC has just begun, or was interrupted.
@@ -205,7 +188,7 @@ func (e *RBACWatcher) mayHaveMissed() {
 }
 
 // gatherLocked records the subjects that a change concerns. The caller holds mu.
-func (e *RBACWatcher) gatherLocked(concerns []concern) {
+func (e *RBACWatcher) gatherLocked(concerns []rbacindex.Concern) {
 	for _, c := range concerns {
 		e.changed[c] = struct{}{}
 	}
@@ -224,7 +207,7 @@ func (e *RBACWatcher) deliverSoonLocked() {
 // until stop is called. "" means all namespaces. It calls watched when working has changed.
 func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string),
 	watched func()) (stop func()) {
-	subjects, complete := subjectsOf(username, groups)
+	subjects, complete := rbacindex.SubjectsOf(username, groups)
 	if !complete {
 		subjects = nil
 	}
@@ -265,11 +248,11 @@ func (e *RBACWatcher) deliver() {
 	}
 	e.mu.Lock()
 	for c := range e.changed {
-		for listener := range e.bySubject[c.subject] {
-			add(listener, c.namespace)
+		for listener := range e.bySubject[c.Subject] {
+			add(listener, c.Namespace)
 		}
 		for listener := range e.undecided {
-			add(listener, c.namespace)
+			add(listener, c.Namespace)
 		}
 	}
 	if e.missed {
@@ -277,7 +260,7 @@ func (e *RBACWatcher) deliver() {
 			add(listener, "")
 		}
 	}
-	e.changed, e.missed, e.timer = map[concern]struct{}{}, false, nil
+	e.changed, e.missed, e.timer = map[rbacindex.Concern]struct{}{}, false, nil
 	closed := e.closed
 	e.mu.Unlock()
 	if closed {
@@ -317,7 +300,7 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 // is known, every change concerns it. The caller holds mu.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.options.Username, s.options.Groups, s.accessMayHaveChanged, s.eventsWatchedChanged)
-	if _, complete := subjectsOf(s.options.Username, s.options.Groups); complete {
+	if _, complete := rbacindex.SubjectsOf(s.options.Username, s.options.Groups); complete {
 		return stopListening
 	}
 	var mu sync.Mutex
@@ -328,7 +311,7 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		pauses := monitor.DefaultTiming.Failing
 		for complete := false; !complete; { // until then every change may concern the cache
 			username, groups = s.reviewer.Identity(s.life)
-			if _, complete = subjectsOf(username, groups); complete {
+			if _, complete = rbacindex.SubjectsOf(username, groups); complete {
 				break
 			}
 			select {

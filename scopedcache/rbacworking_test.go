@@ -8,6 +8,8 @@ import (
 	. "github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
 // All changes of RBAC are reported while all four kinds are watched. A watch that fails reports them
@@ -15,9 +17,9 @@ import (
 func TestEventsAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		e := &RBACWatcher{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{},
-			undecided: map[*rbacListener]struct{}{}, bySubject: map[subject]map[*rbacListener]struct{}{},
-			changed: map[concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
+		e := &RBACWatcher{index: rbacindex.New(), listeners: map[*rbacListener]struct{}{},
+			undecided: map[*rbacListener]struct{}{}, bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+			changed: map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
 		var heard []bool
 		e.listen("system:serviceaccount:team:red", nil, func(string) {}, func() { heard = append(heard, e.working.Load()) })
 		state := func(kind string, state State) {

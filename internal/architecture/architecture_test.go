@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 		"internal/metrics"},
 	"scopedcache": {
 		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
-		"scopedcache/internal/lightinformer", "scopedcache/internal/objectpool",
+		"scopedcache/internal/lightinformer", "scopedcache/internal/objectpool", "scopedcache/internal/rbacindex",
 		"internal/untrusted", "internal/replay", "internal/metrics",
 	},
 	"scopedcache/internal/monitor":       {},
@@ -89,6 +89,7 @@ var mayImport = map[string][]string{
 	"scopedcache/internal/listwatch":     {"scopedcache/internal/monitor"},
 	"scopedcache/internal/lightinformer": {"scopedcache/internal/objectpool"},
 	"scopedcache/internal/objectpool":    {},
+	"scopedcache/internal/rbacindex":     {},
 	"healthprobe":                        {"internal/connstate", "internal/untrusted"},
 
 	"config":                       {},

@@ -1,17 +1,12 @@
-package scopedcache
+package rbacindex
 
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	. "github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	toolscache "k8s.io/client-go/tools/cache"
 )
 
 func rule(verb string) []rbacv1.PolicyRule {
@@ -19,11 +14,11 @@ func rule(verb string) []rbacv1.PolicyRule {
 }
 
 // describe returns concerns as text, sorted.
-func describe(concerns []concern) []string {
+func describe(concerns []Concern) []string {
 	words := []string{}
 	for _, c := range concerns {
 		words = append(words,
-			fmt.Sprintf("%s/%s%s in %q", c.subject.kind, c.subject.namespace, c.subject.name, c.namespace))
+			fmt.Sprintf("%s/%s%s in %q", c.Subject.Kind, c.Subject.Namespace, c.Subject.Name, c.Namespace))
 	}
 	slices.Sort(words)
 	return words
@@ -31,14 +26,14 @@ func describe(concerns []concern) []string {
 
 func TestRBACIndex(t *testing.T) {
 	g := NewWithT(t)
-	x := newRBACIndex()
+	x := New()
 	role, clusterRole := rbacv1.RoleRef{Kind: "Role", Name: "reader"}, rbacv1.RoleRef{Kind: "ClusterRole", Name: "reader"}
 	red := rbacv1.Subject{Kind: "ServiceAccount", Namespace: "team", Name: "red"}
 	ann, ops := rbacv1.Subject{Kind: "User", Name: "ann"}, rbacv1.Subject{Kind: "Group", Name: "ops"}
 	here, there := bindingKey{"n", "readers"}, bindingKey{"m", "readers"}
 	steps := []struct {
 		what     string
-		concerns []concern
+		concerns []Concern
 		want     []string
 	}{
 		{"a binding without its role", x.setBinding(here, role, []rbacv1.Subject{red, ann}),
@@ -84,93 +79,28 @@ func TestSubjectsOfAnIdentity(t *testing.T) {
 	for name, tc := range map[string]struct {
 		username string
 		groups   []string
-		want     []subject
+		want     []Subject
 		complete bool
 	}{
 		"unknown": {"", nil, nil, false},
 		"a ServiceAccount": {"system:serviceaccount:team:red", nil,
-			[]subject{{"User", "", "system:serviceaccount:team:red"}, {"ServiceAccount", "team", "red"},
+			[]Subject{{"User", "", "system:serviceaccount:team:red"}, {"ServiceAccount", "team", "red"},
 				{"Group", "", "system:serviceaccounts"}, {"Group", "", "system:serviceaccounts:team"}, {
 					"Group", "", "system:authenticated",
 				}}, true},
-		"a user with groups":       {"ann", []string{"ops"}, []subject{{"User", "", "ann"}, {"Group", "", "ops"}}, true},
-		"a user of unknown groups": {"ann", nil, []subject{{"User", "", "ann"}}, false},
+		"a user with groups":       {"ann", []string{"ops"}, []Subject{{"User", "", "ann"}, {"Group", "", "ops"}}, true},
+		"a user of unknown groups": {"ann", nil, []Subject{{"User", "", "ann"}}, false},
 		"a name that is almost a ServiceAccount": {"system:serviceaccount:team:red:x", []string{"g"},
-			[]subject{{"User", "", "system:serviceaccount:team:red:x"}, {"Group", "", "g"}}, true},
+			[]Subject{{"User", "", "system:serviceaccount:team:red:x"}, {"Group", "", "g"}}, true},
 		"stated groups are decisive": {"system:serviceaccount:team:red", []string{"g"},
-			[]subject{{"User", "", "system:serviceaccount:team:red"}, {"ServiceAccount", "team", "red"},
+			[]Subject{{"User", "", "system:serviceaccount:team:red"}, {"ServiceAccount", "team", "red"},
 				{"Group", "", "g"}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			subjects, complete := subjectsOf(tc.username, tc.groups)
+			subjects, complete := SubjectsOf(tc.username, tc.groups)
 			g.Expect(subjects).To(Equal(tc.want))
 			g.Expect(complete).To(Equal(tc.complete))
 		})
 	}
-}
-
-// Only caches of identities that a change concerns are notified, once for all gathered changes. If
-// changes may have been missed, all caches are notified.
-func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		e := &RBACWatcher{index: newRBACIndex(), listeners: map[*rbacListener]struct{}{},
-			undecided: map[*rbacListener]struct{}{},
-			bySubject: map[subject]map[*rbacListener]struct{}{}, changed: map[concern]struct{}{}}
-		var mu sync.Mutex
-		var notified []string
-		listen := func(name, username string) (stop func()) {
-			return e.listen(username, nil, func(namespace string) {
-				mu.Lock()
-				defer mu.Unlock()
-				notified = append(notified, name+" "+namespace)
-			}, func() {})
-		}
-		expect := func(want ...string) {
-			t.Helper()
-			<-time.After(2 * gatherInterval)
-			synctest.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			g.Expect(notified).To(ConsistOf(want))
-			notified = nil
-		}
-		stopRed := listen("red", "system:serviceaccount:team:red")
-		stopBlue := listen("blue", "system:serviceaccount:team:blue")
-		stopUnknown := listen("unknown", "")
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
-			RoleRef:  rbacv1.RoleRef{Kind: "Role", Name: "r"},
-			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "team", Name: "red"}}}
-		e.set(binding)
-		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"}, Rules: rule("list")})
-		expect("red n", "unknown n")
-		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r", ResourceVersion: "2"},
-			Rules: rule("list")})
-		expect()
-		e.set(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "b"},
-			RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "c"},
-			Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:serviceaccounts:team"}}})
-		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"}, Rules: rule("watch")})
-		expect("red ", "blue ", "unknown ")
-		e.set(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Rules: rule("get")})
-		expect("red ", "blue ", "unknown ")
-		e.remove(toolscache.DeletedFinalStateUnknown{Key: "c",
-			Obj: &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}}})
-		expect("red ", "blue ", "unknown ")
-		// concerns its last subjects
-		e.remove(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"}})
-		expect("red n", "unknown n")
-		e.mayHaveMissed()
-		expect("red ", "blue ", "unknown ")
-		stopRed()
-		stopUnknown()
-		e.mayHaveMissed()
-		expect("blue ")
-		stopBlue()
-		g.Expect(len(e.listeners)+len(e.undecided)+len(e.bySubject)).To(BeZero(), "removed listeners leave nothing behind")
-		e.close()
-		e.mayHaveMissed()
-		expect()
-	})
 }

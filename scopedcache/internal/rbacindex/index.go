@@ -1,4 +1,4 @@
-package scopedcache
+package rbacindex
 
 import (
 	"crypto/sha256"
@@ -8,12 +8,12 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// rbacIndex knows which subjects a change of RBAC concerns: those of the changed binding, or of all
-// bindings of the changed role. rbacIndex decides only which caches ask the API server, never what
+// Index knows which subjects a change of RBAC concerns: those of the changed binding, or of all
+// bindings of the changed role. Index decides only which caches ask the API server, never what
 // the answer is. Aggregated ClusterRoles need no special case, because their controller writes the
-// rules into them. A deleted object concerns the subjects that it had. rbacIndex is not safe for
+// rules into them. A deleted object concerns the subjects that it had. Index is not safe for
 // concurrent use.
-type rbacIndex struct {
+type Index struct {
 	roles    map[roleKey][sha256.Size]byte // digests of their rules
 	bindings map[bindingKey]binding
 	byRole   map[roleKey]map[bindingKey]struct{} // bindings of each role, which need not exist
@@ -28,27 +28,59 @@ type bindingKey struct{ namespace, name string }
 // binding is the part of a binding that affects access.
 type binding struct {
 	role     roleKey
-	subjects map[subject]struct{}
+	subjects map[Subject]struct{}
 }
 
-// subject is a user, a group or a ServiceAccount. namespace is set for ServiceAccounts only.
-type subject struct{ kind, namespace, name string }
+// Subject is a user, a group or a ServiceAccount. Namespace is set for ServiceAccounts only.
+type Subject struct{ Kind, Namespace, Name string }
 
-// concern is a subject whose permissions may have changed, in a namespace, or everywhere if
-// namespace is empty.
-type concern struct {
-	namespace string
-	subject   subject
+// Concern is a subject whose permissions may have changed, in a namespace, or everywhere if
+// Namespace is empty.
+type Concern struct {
+	Namespace string
+	Subject   Subject
 }
 
-func newRBACIndex() *rbacIndex {
-	return &rbacIndex{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{},
+// New returns an empty index.
+func New() *Index {
+	return &Index{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{},
 		byRole: map[roleKey]map[bindingKey]struct{}{}}
+}
+
+// Set records a role or binding, and returns the subjects that the change concerns.
+func (x *Index) Set(object any) []Concern {
+	switch o := object.(type) {
+	case *rbacv1.ClusterRole:
+		return x.setRole(roleKey{name: o.Name}, o.Rules)
+	case *rbacv1.Role:
+		return x.setRole(roleKey{o.Namespace, o.Name}, o.Rules)
+	case *rbacv1.ClusterRoleBinding:
+		return x.setBinding(bindingKey{name: o.Name}, o.RoleRef, o.Subjects)
+	case *rbacv1.RoleBinding:
+		return x.setBinding(bindingKey{o.Namespace, o.Name}, o.RoleRef, o.Subjects)
+	}
+	return nil
+}
+
+// Remove records the deletion of a role or binding, of which only namespace and name must be set,
+// and returns the subjects that it concerns.
+func (x *Index) Remove(object any) []Concern {
+	switch o := object.(type) {
+	case *rbacv1.ClusterRole:
+		return x.removeRole(roleKey{name: o.Name})
+	case *rbacv1.Role:
+		return x.removeRole(roleKey{o.Namespace, o.Name})
+	case *rbacv1.ClusterRoleBinding:
+		return x.removeBinding(bindingKey{name: o.Name})
+	case *rbacv1.RoleBinding:
+		return x.removeBinding(bindingKey{o.Namespace, o.Name})
+	}
+	return nil
 }
 
 // setRole records a role and returns the subjects that the change concerns. Unchanged rules concern
 // no one.
-func (x *rbacIndex) setRole(key roleKey, rules []rbacv1.PolicyRule) []concern {
+func (x *Index) setRole(key roleKey, rules []rbacv1.PolicyRule) []Concern {
 	content, _ := json.Marshal(rules) // rules contain only strings, so Marshal does not fail
 	digest := sha256.Sum256(content)
 	if before, ok := x.roles[key]; ok && before == digest {
@@ -59,7 +91,7 @@ func (x *rbacIndex) setRole(key roleKey, rules []rbacv1.PolicyRule) []concern {
 }
 
 // removeRole records the deletion of a role and returns the subjects that it concerns.
-func (x *rbacIndex) removeRole(key roleKey) []concern {
+func (x *Index) removeRole(key roleKey) []Concern {
 	if _, ok := x.roles[key]; !ok {
 		return nil
 	}
@@ -68,10 +100,10 @@ func (x *rbacIndex) removeRole(key roleKey) []concern {
 }
 
 // concernsOf returns the subjects of all bindings of a role.
-func (x *rbacIndex) concernsOf(role roleKey) (concerns []concern) {
+func (x *Index) concernsOf(role roleKey) (concerns []Concern) {
 	for key := range x.byRole[role] {
 		for s := range x.bindings[key].subjects {
-			concerns = append(concerns, concern{key.namespace, s})
+			concerns = append(concerns, Concern{key.namespace, s})
 		}
 	}
 	return concerns
@@ -79,9 +111,9 @@ func (x *rbacIndex) concernsOf(role roleKey) (concerns []concern) {
 
 // setBinding records a binding and returns the subjects that the change concerns. These are the
 // added and removed subjects, or all if the binding refers to another role now.
-func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
-	subjects []rbacv1.Subject) (concerns []concern) {
-	after := binding{role: roleKey{name: reference.Name}, subjects: map[subject]struct{}{}}
+func (x *Index) setBinding(key bindingKey, reference rbacv1.RoleRef,
+	subjects []rbacv1.Subject) (concerns []Concern) {
+	after := binding{role: roleKey{name: reference.Name}, subjects: map[Subject]struct{}{}}
 	if reference.Kind == "Role" {
 		after.role.namespace = key.namespace
 	}
@@ -91,12 +123,12 @@ func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
 	before := x.bindings[key]
 	for s := range before.subjects {
 		if _, stays := after.subjects[s]; !stays || before.role != after.role {
-			concerns = append(concerns, concern{key.namespace, s})
+			concerns = append(concerns, Concern{key.namespace, s})
 		}
 	}
 	for s := range after.subjects {
 		if _, was := before.subjects[s]; !was || before.role != after.role {
-			concerns = append(concerns, concern{key.namespace, s})
+			concerns = append(concerns, Concern{key.namespace, s})
 		}
 	}
 	x.unbind(key, before.role)
@@ -109,17 +141,17 @@ func (x *rbacIndex) setBinding(key bindingKey, reference rbacv1.RoleRef,
 }
 
 // removeBinding records the deletion of a binding and returns its subjects.
-func (x *rbacIndex) removeBinding(key bindingKey) (concerns []concern) {
+func (x *Index) removeBinding(key bindingKey) (concerns []Concern) {
 	before := x.bindings[key]
 	for s := range before.subjects {
-		concerns = append(concerns, concern{key.namespace, s})
+		concerns = append(concerns, Concern{key.namespace, s})
 	}
 	x.unbind(key, before.role)
 	delete(x.bindings, key)
 	return concerns
 }
 
-func (x *rbacIndex) unbind(key bindingKey, role roleKey) {
+func (x *Index) unbind(key bindingKey, role roleKey) {
 	delete(x.byRole[role], key)
 	if len(x.byRole[role]) == 0 {
 		delete(x.byRole, role)
@@ -128,28 +160,28 @@ func (x *rbacIndex) unbind(key bindingKey, role roleKey) {
 
 // subjectOf converts a subject of a binding in a namespace. A ServiceAccount without a namespace is
 // in the namespace of the binding.
-func subjectOf(s rbacv1.Subject, namespace string) subject {
+func subjectOf(s rbacv1.Subject, namespace string) Subject {
 	if s.Kind != rbacv1.ServiceAccountKind {
-		return subject{kind: s.Kind, name: s.Name}
+		return Subject{Kind: s.Kind, Name: s.Name}
 	}
 	if s.Namespace != "" {
 		namespace = s.Namespace
 	}
-	return subject{rbacv1.ServiceAccountKind, namespace, s.Name}
+	return Subject{rbacv1.ServiceAccountKind, namespace, s.Name}
 }
 
-// subjectsOf returns the subjects by which bindings may refer to an identity. groups are nil if
+// SubjectsOf returns the subjects by which bindings may refer to an identity. groups are nil if
 // they are not known. The groups of a ServiceAccount follow from its name. complete is false if
 // there may be more subjects.
-func subjectsOf(username string, groups []string) (subjects []subject, complete bool) {
+func SubjectsOf(username string, groups []string) (subjects []Subject, complete bool) {
 	if username == "" {
 		return nil, false
 	}
-	subjects = []subject{{kind: rbacv1.UserKind, name: username}}
+	subjects = []Subject{{Kind: rbacv1.UserKind, Name: username}}
 	complete = len(groups) > 0
 	if rest, ok := strings.CutPrefix(username, "system:serviceaccount:"); ok {
 		if namespace, name, ok := strings.Cut(rest, ":"); ok && !strings.Contains(name, ":") {
-			subjects = append(subjects, subject{rbacv1.ServiceAccountKind, namespace, name})
+			subjects = append(subjects, Subject{rbacv1.ServiceAccountKind, namespace, name})
 			if !complete {
 				groups, complete = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
 					"system:authenticated"}, true
@@ -157,7 +189,7 @@ func subjectsOf(username string, groups []string) (subjects []subject, complete 
 		}
 	}
 	for _, group := range groups {
-		subjects = append(subjects, subject{kind: rbacv1.GroupKind, name: group})
+		subjects = append(subjects, Subject{Kind: rbacv1.GroupKind, Name: group})
 	}
 	return subjects, complete
 }
