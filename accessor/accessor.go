@@ -115,7 +115,7 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	seen := lifecycle.Observed{Jitter: rand.Float64()}
 	if conn := a.published.Load().conn; conn != nil {
 		seen.Served = conn.LastServed()
-		seen.Target = a.membership.Health()
+		seen.Target, seen.Members = a.membership.Health(), a.membership.Members()
 	}
 	return seen
 }

@@ -23,5 +23,5 @@
 //   - A target is probed every Interval to learn whether the server is up. An identity is probed
 //     every IdentityInterval to learn whether the identity is still valid. With 1,000 identities at
 //     one server, probes cost 17 requests a second instead of 100. A server that is down is noticed
-//     as fast.
+//     as fast. MaxIdentityProbesPerSecond bounds the probes of more identities.
 package healthprobe

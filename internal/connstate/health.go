@@ -69,6 +69,9 @@ type ProbeOptions struct {
 	// IdentityInterval is how long an identity may go without a successful request, or under
 	// impersonation without a probe, before a probe verifies the identity. Defaults to 60 s.
 	IdentityInterval time.Duration
+	// MaxIdentityProbesPerSecond bounds the probes of identities at one target. If there are so many
+	// identities that there would be more, IdentityInterval is longer. Defaults to 50.
+	MaxIdentityProbesPerSecond int
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration
 	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
@@ -84,6 +87,9 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 	if o.IdentityInterval == 0 {
 		o.IdentityInterval = 60 * time.Second
 	}
+	if o.MaxIdentityProbesPerSecond == 0 {
+		o.MaxIdentityProbesPerSecond = 50
+	}
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
 	}
@@ -96,11 +102,20 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 // Due returns when the identity with this health is to be probed next: IdentityInterval after its
 // last success, or Interval after a probe that failed or was inconclusive. jitter in [0,1) makes a
 // probe earlier by up to a tenth, so that identities that connected together drift apart.
-func (o ProbeOptions) Due(h Health, jitter float64) time.Time {
+//
+// members is the number of identities at the target. If it makes the interval longer, jitter makes a
+// probe earlier by up to half, so that identities that connected together are not probed together.
+func (o ProbeOptions) Due(h Health, members int, jitter float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)
 	}
-	return h.LastProbeSuccessTime.Add(o.IdentityInterval - time.Duration(jitter*float64(o.IdentityInterval)/10))
+	interval := o.IdentityInterval - time.Duration(jitter*float64(o.IdentityInterval)/10)
+	if o.MaxIdentityProbesPerSecond > 0 {
+		// Probes of all members that are spread over the second half of longest do not exceed the bound.
+		longest := 2 * time.Second * time.Duration(members) / time.Duration(o.MaxIdentityProbesPerSecond)
+		interval = max(interval, longest-time.Duration(jitter*float64(longest)/2))
+	}
+	return h.LastProbeSuccessTime.Add(interval)
 }
 
 // Failed reports whether enough probes failed to end the connection.

@@ -1,6 +1,7 @@
 package connstate
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -26,22 +27,55 @@ func TestHealthAfter(t *testing.T) {
 func TestDue(t *testing.T) {
 	o := ProbeOptions{}.WithDefaults()
 	for name, tc := range map[string]struct {
-		state  Health
-		jitter float64
-		want   time.Time
+		state   Health
+		members int
+		jitter  float64
+		want    time.Time
 	}{
-		"after a success": {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0, t0.Add(60 * time.Second)},
-		"spread forward":  {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 0.5, t0.Add(57 * time.Second)},
-		"after a failure": {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 0.5,
+		"after a success": {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 1, 0, t0.Add(60 * time.Second)},
+		"spread forward":  {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 1, 0.5, t0.Add(57 * time.Second)},
+		"after a failure": {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 100_000, 0.5,
 			t0.Add(70 * time.Second)},
 		"after an inconclusive probe": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute),
-			LastError: errDown}, 0, t0.Add(70 * time.Second)},
+			LastError: errDown}, 1, 0, t0.Add(70 * time.Second)},
 		"served since": {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0,
-			LastError: errDown}, 0, t0.Add(61 * time.Second)},
+			LastError: errDown}, 1, 0, t0.Add(61 * time.Second)},
+		"many members":              {Health{LastProbeSuccessTime: t0}, 10_000, 0, t0.Add(400 * time.Second)},
+		"many members, spread":      {Health{LastProbeSuccessTime: t0}, 10_000, 0.5, t0.Add(300 * time.Second)},
+		"so many that it just fits": {Health{LastProbeSuccessTime: t0}, 1500, 0, t0.Add(60 * time.Second)},
+		"a few more":                {Health{LastProbeSuccessTime: t0}, 1600, 0.9, t0.Add(54_600 * time.Millisecond)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			NewWithT(t).Expect(o.Due(tc.state, tc.jitter)).To(Equal(tc.want))
+			NewWithT(t).Expect(o.Due(tc.state, tc.members, tc.jitter)).To(Equal(tc.want))
 		})
+	}
+	o.MaxIdentityProbesPerSecond = -1
+	NewWithT(t).Expect(o.Due(Health{LastProbeSuccessTime: t0}, 10_000, 0)).To(Equal(t0.Add(time.Minute)), "no bound")
+}
+
+// Identities that connected within 20 s are probed at most 50 times a second, however many they are.
+func TestProbesAreBounded(t *testing.T) {
+	o := ProbeOptions{}.WithDefaults()
+	for _, members := range []int{1000, 10_000, 100_000} {
+		random := rand.New(rand.NewPCG(1, 2))
+		perSecond, total, end := map[int64]int{}, 0, 2*time.Hour
+		for n := range members {
+			jitter := random.Float64()
+			at := t0.Add(20 * time.Second * time.Duration(n) / time.Duration(members))
+			for {
+				if at = o.Due(Health{LastProbeSuccessTime: at}, members, jitter); at.Sub(t0) > end {
+					break
+				}
+				perSecond[int64(at.Sub(t0).Seconds())/10]++
+				total++
+			}
+		}
+		busiest := 0
+		for _, n := range perSecond {
+			busiest = max(busiest, n/10)
+		}
+		t.Logf("%d identities: %.0f probes a second, %d at most", members, float64(total)/end.Seconds(), busiest)
+		NewWithT(t).Expect(busiest).To(BeNumerically("<=", 60), "%d identities, 50 and what is chance", members)
 	}
 }
 
@@ -52,7 +86,7 @@ func TestFailed(t *testing.T) {
 	g.Expect(o).
 		To(
 			Equal(ProbeOptions{Interval: 10 * time.Second, IdentityInterval: time.Minute, Timeout: 5 * time.Second,
-				FailureThreshold: 5}))
+				FailureThreshold: 5, MaxIdentityProbesPerSecond: 50}))
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 4})).To(BeFalse())
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 5})).To(BeTrue())
 }

@@ -94,6 +94,8 @@ type Observed struct {
 	Served time.Time
 	// Target is the health of the target; zero while there is no target.
 	Target connstate.Health
+	// Members is how many connections use the target.
+	Members int
 	// Jitter in [0,1) is random. Backoffs use it.
 	Jitter float64
 }
@@ -188,7 +190,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 		if !m.resolution.Impersonated { // an answer to a request that lost its impersonation is no success of the identity
 			health = health.Served(seen.Served)
 		}
-		at = m.config.Probe.Due(health, m.jitter)
+		at = m.config.Probe.Due(health, seen.Members, m.jitter)
 	}
 	if !at.After(now) {
 		return Probe, now

@@ -44,6 +44,7 @@ func (m *Membership) ID() ID { return m.id }
 // connections.
 func (m *Membership) Leave() {
 	m.mu.Lock()
+	m.memberCount.Add(-1)
 	m.memberships = slices.DeleteFunc(m.memberships, func(other *Membership) bool { return other == m })
 	if v := m.views[m.policy]; v.members > 1 {
 		v.members--

@@ -60,6 +60,7 @@ func (s *Set) Join(config *rest.Config, member Member, policy *Policy) (*Members
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.memberships = append(t.memberships, m)
+	t.memberCount.Add(1)
 	if t.views == nil {
 		t.views = map[*Policy]*view{}
 	}

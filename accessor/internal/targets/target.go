@@ -33,6 +33,7 @@ type Target struct {
 	lastAnswer atomic.Pointer[time.Time] // time of the last response to any member
 	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
 
+	memberCount atomic.Int64 // of memberships, to be read without mu
 	mu          sync.Mutex
 	views       map[*Policy]*view // guarded by mu; of the members' policies
 	memberships []*Membership     // guarded by mu
@@ -98,6 +99,9 @@ func (t *Target) Config() *rest.Config {
 // RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
 // that all members share. The target records the time of each answer.
 func (t *Target) RoundTripper() http.RoundTripper { return t.transport.RoundTripper() }
+
+// Members returns the number of members.
+func (t *Target) Members() int { return int(t.memberCount.Load()) }
 
 // Objects returns the pool of the objects that members have in their caches.
 func (t *Target) Objects() *scopedcache.ObjectPool { return t.objects }

@@ -216,7 +216,8 @@ func (w *rbacWorld) subjects() (subjects []rbacv1.Subject) {
 
 // allowed asks the API server about a user with the groups that it has.
 func allowed(g Gomega, user string, groups []string, namespace, verb, resource string) bool {
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups,
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, Groups: groups,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: resource}}}
 	g.Expect(env.Admin.Create(context.Background(), review)).To(Succeed())
 	return review.Status.Allowed
