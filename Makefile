@@ -7,6 +7,7 @@ SHELL := /bin/bash
 # The folders that are modules of their own.
 CONTROLPLANE := test/controlplane
 TOOLS := tools
+BENCH := bench
 
 # How often "make soak" runs the end-to-end tests.
 N ?= 10
@@ -112,18 +113,26 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 	done; rm -f .soak.log
 
 .PHONY: bench
-bench: controlplane ## the benchmarks, with allocations
-	go test -run '^$$' -bench . -benchmem ./clustercache ./stateapi
+bench: bench-peers controlplane ## the benchmarks, with allocations, and the comparison of bench-peers
+	go test -run '^$$' -bench . -benchmem ./clustercache ./stateapi ./scopedcache/internal/objectpool
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
+
+.PHONY: bench-peers
+bench-peers: controlplane ## beside Cluster API's clustercache and plain caches; QUICK=1 takes 3 minutes, SCENARIO=name one comparison
+	@go build -C $(BENCH) -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
+		KUBEBUILDER_ASSETS="$$(cd .. && go run ./internal/controlplane/ensure)" \
+		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO))
 
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golangci.yml; the first build of the linter takes minutes
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	go vet -C $(CONTROLPLANE) .
+	go vet -C $(BENCH) ./...
 	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	bin/golangci-lint run ./...
 	cd $(CONTROLPLANE) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
+	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 
 .PHONY: vuln
 vuln: ## known vulnerabilities in what we depend on; skipped, with a line that says so, where their database cannot be reached

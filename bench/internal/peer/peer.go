@@ -1,0 +1,64 @@
+// Package peer has what the benchmarks compare: latchkey, Cluster API's clustercache, and one plain
+// controller-runtime cache per identity.
+package peer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Names of the peers.
+const (
+	Latchkey   = "latchkey"
+	ClusterAPI = "clusterapi"
+	Plain      = "plain"
+)
+
+// Namespace has the ServiceAccounts of the tenants, their Cluster objects and their Secrets.
+const Namespace = "bench"
+
+// Name returns the name of a tenant: of its ServiceAccount, extension and Cluster.
+func Name(tenant int) string { return fmt.Sprintf("tenant-%06d", tenant) }
+
+// ErrCannot is returned for what a peer has no call for.
+var ErrCannot = errors.New("the peer has no call for this")
+
+// Peer connects tenants, and acts as them.
+type Peer interface {
+	// Connect connects the tenants 0 to n-1, and returns when all are connected.
+	Connect(ctx context.Context, n int) error
+	// GetClient returns the tenant's client, which reads from its cache.
+	GetClient(ctx context.Context, tenant int) (client.Client, error)
+	// Cache returns the tenant's cache.
+	Cache(ctx context.Context, tenant int) (cache.Cache, error)
+}
+
+// New returns a peer. config is for the host operator's own identity.
+func New(name string, config *rest.Config) (Peer, error) {
+	switch name {
+	case Latchkey:
+		return &latchkeyPeer{config: config}, nil
+	case ClusterAPI:
+		return &clusterAPIPeer{config: config}, nil
+	case Plain:
+		return &plainPeer{config: config}, nil
+	}
+	return nil, errors.Errorf("no such peer: %q", name)
+}
+
+// newScheme returns the scheme that all peers use, with the same types.
+func newScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	if err := scheme.AddToScheme(s); err != nil {
+		return nil, errors.WithStack(err)
+	}
+	return s, errors.WithStack(v1beta2.AddToScheme(s))
+}
