@@ -699,3 +699,26 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
 	}
 }
+
+// The machine of a connection knows how many connections use its target, so that their probes
+// together are bounded.
+func TestMembersAreCounted(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fastProbes, noRetry)
+	members := func() int {
+		a, err := d.find(client.ObjectKey{Name: "red"})
+		g.Expect(err).NotTo(HaveOccurred())
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.observedLocked().Members
+	}
+	d.extension("red", "token")
+	d.eventually("red", connectedAs("user-of-token"))
+	g.Expect(members()).To(Equal(1))
+	d.extension("blue", "other")
+	d.eventually("blue", connectedAs("user-of-other"))
+	g.Expect(members()).To(Equal(2))
+	d.deleteExtension("blue")
+	g.Eventually(members).WithTimeout(patience).Should(Equal(1))
+}

@@ -53,8 +53,8 @@ type CacheOptions struct {
 	// DisableObjectSharing keeps a copy of each object for each identity that sees it. By default
 	// the identities at one API server share the objects that are equal in all of their contents;
 	// see [scopedcache.ObjectPool]. Handlers of Watch and reads receive copies in either case. So
-	// disable sharing only if event handlers that were added to informers of GetCache, or functions
-	// in Indexes, change the objects that they receive, which they must not.
+	// disable sharing only if event handlers or indexers that were added to informers of GetCache
+	// change the objects that they receive, which they must not.
 	DisableObjectSharing bool
 }
 

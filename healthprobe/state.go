@@ -35,13 +35,15 @@ type Options struct {
 	// verifies the identity. Under impersonation, a probe verifies the identity after each
 	// IdentityInterval, whatever its requests. Defaults to 60 s.
 	IdentityInterval time.Duration
-	// MaxIdentityProbesPerSecond bounds the probes of identities at one API server, by all
-	// ClusterCaches of a manager together. If IdentityInterval leads to more, it is longer for all
+	// MaxIdentityProbesPerSecond is how many probes of identities one API server receives, from all
+	// ClusterCaches of a manager together: on average, and up to a fifth more in some seconds.
+	// Probes after a failure are not counted. If IdentityInterval leads to more, it is longer for all
 	// identities there: from 1,500 identities on with the defaults. 10,000 identities are probed after
 	// 200 to 400 s without a successful request. So it takes longer to notice that an API server
-	// rejects a credential that nothing else uses and whose ServiceAccount exists. That a
-	// ServiceAccount was deleted is noticed by a watch, and a rejected request causes a probe at
-	// once. Defaults to 50; a negative number means no bound.
+	// rejects a credential that nothing else uses. In the cluster of the extensions, a watch notices
+	// that a ServiceAccount was deleted; at the API servers of kubeconfigs nothing does until a
+	// request is rejected. A rejected request causes a probe at once. Defaults to 50; a negative
+	// number means that IdentityInterval is never longer.
 	MaxIdentityProbesPerSecond int
 	// Timeout bounds one probe, or each of its two reviews if a kubeconfig impersonates. Defaults to
 	// 5 s.

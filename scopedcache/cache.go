@@ -119,7 +119,9 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	s.mu.Lock()
 	s.ended = true
 	for e := range s.entries {
-		e.mail.wake()
+		if e.end != nil {
+			e.end() // because the context of the entry may end after ctx
+		}
 	}
 	s.mu.Unlock()
 	stopListening()

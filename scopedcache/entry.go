@@ -132,7 +132,7 @@ func (s *entry) indexLocked(i *informer) error {
 		if i.indexed[index.field] {
 			continue
 		}
-		if err := i.shared.AddIndexers(lightinformer.FieldIndexer(index.field, index.extract)); err != nil {
+		if err := i.shared.AddIndexers(lightinformer.FieldIndexer(index.field, i.AlwaysCopy, index.extract)); err != nil {
 			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
 		}
 		i.indexed[index.field] = true

@@ -11,15 +11,17 @@ import "github.com/latchkey-dev/latchkey/scopedcache/internal/objectpool"
 // an identity never sees anything that its own watch did not deliver, even if the API server shows
 // different contents to different identities.
 //
-// Reads return copies, also with UnsafeDisableDeepCopy as an option of a read. Event handlers of
-// informers receive the shared objects, so a handler that changes one would change what other
-// identities see: it must copy the object first, as with any informer. The same holds for the
-// functions of field indexes. Kinds whose options in cache.Options have UnsafeDisableDeepCopy are
-// not shared, nor are objects without UID or resourceVersion, nor those of informers that a
-// cache.Options.NewInformer creates.
+// Reads return copies, also with UnsafeDisableDeepCopy as an option of a read, and functions of field
+// indexes receive copies. Event handlers and indexers that are added to informers receive the shared
+// objects. One that changes an object would change what other identities see: it must copy the object
+// first, as with any informer. Some methods that look like reads change an object: String, AsDec and
+// AsFloat64Slow of resource.Quantity keep their result.
+//
+// Kinds whose options in cache.Options have UnsafeDisableDeepCopy are not shared, nor are objects
+// without UID or resourceVersion, nor those of informers that a cache.Options.NewInformer creates.
 //
 // An object leaves the pool with the last informer that has it. Use one pool for one API server
-// only: objects of different servers may have equal UIDs, for example after a backup was restored.
+// only: different servers share nothing useful, and one could slow the comparisons of the others.
 type ObjectPool struct{ objects objectpool.Pool }
 
 // NewObjectPool returns an empty pool.

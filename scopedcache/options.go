@@ -41,9 +41,9 @@ type Options struct {
 	// and less often, up to every 30 s. A change that concerns other identities causes no review,
 	// once the cache knows its username and groups. WatchRBAC needs the permissions in
 	// config/rbac/rbac-events.yaml, in all namespaces. Without them the log reports it, and reviews
-	// come every AccessReviewInterval only. With them, reviews also come every ten times
-	// AccessReviewInterval, because not all permissions are in RBAC objects: a webhook that
-	// authorizes changes its mind without an event.
+	// come every AccessReviewInterval only. With them, the cache also reviews access
+	// every ten times AccessReviewInterval. These reviews find permissions that are not in RBAC
+	// objects, for example those that a webhook grants.
 	WatchRBAC bool
 	// RBACWatcher, if not nil, makes the cache review access again when the watcher reports that
 	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities

@@ -24,11 +24,6 @@ func (e *RBACWatcher) record(state ScopeState) {
 		kind = watchedKind{current: true}
 	case StateFailing:
 		kind.failingSince = state.Since
-		if kind.current && e.recheck == nil && !e.closed {
-			e.recheck = time.AfterFunc(e.grace, e.update)
-		} else if kind.current && !e.closed {
-			e.recheck.Reset(e.grace)
-		}
 	default:
 		kind = watchedKind{}
 	}
@@ -42,8 +37,19 @@ func (e *RBACWatcher) record(state ScopeState) {
 func (e *RBACWatcher) update() {
 	e.mu.Lock()
 	working := !e.closed && len(e.kinds) == watchedKinds
+	var until time.Time // when the first of the watches that fail has failed for too long
 	for _, kind := range e.kinds {
-		working = working && kind.current && (kind.failingSince.IsZero() || time.Since(kind.failingSince) < e.grace)
+		end := kind.failingSince.Add(e.grace)
+		working = working && kind.current && (kind.failingSince.IsZero() || time.Now().Before(end))
+		if !kind.failingSince.IsZero() && (until.IsZero() || end.Before(until)) {
+			until = end
+		}
+	}
+	if e.recheck != nil {
+		e.recheck.Stop()
+	}
+	if working && !until.IsZero() {
+		e.recheck = time.AfterFunc(time.Until(until), e.update)
 	}
 	var listeners []*rbacListener
 	if e.working.Swap(working) != working {

@@ -46,6 +46,16 @@ func TestEventsAreWatched(t *testing.T) {
 		state("Role", StateSynced)
 		g.Expect(e.working.Load()).To(BeTrue())
 
+		state("Role", StateFailing)
+		time.Sleep(59 * time.Second)
+		state("RoleBinding", StateFailing)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		g.Expect(e.working.Load()).To(BeFalse(), "the first fails for too long")
+		state("Role", StateSynced)
+		state("RoleBinding", StateSynced)
+		g.Expect(e.working.Load()).To(BeTrue())
+
 		state("Role", StateForbidden)
 		g.Expect(e.working.Load()).To(BeFalse())
 		state("Role", StateFailing)
@@ -53,6 +63,31 @@ func TestEventsAreWatched(t *testing.T) {
 		state("Role", StateSynced)
 		e.close()
 		g.Expect(e.working.Load()).To(BeFalse(), "it has ended")
-		g.Expect(heard).To(Equal([]bool{true, false, true, false, true, false}))
+		g.Expect(heard).To(Equal([]bool{true, false, true, false, true, false, true, false}))
 	})
+}
+
+// The scopes of a cache learn when events begin to be watched, and when they are not any more.
+func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
+	g := NewWithT(t)
+	events := &RBACWatcher{index: rbacindex.New(), listeners: map[*rbacListener]struct{}{},
+		undecided: map[*rbacListener]struct{}{}, bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+		changed: map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
+	c := newAPIServer(t).newCache(t, func(o *Options) {
+		o.RBACWatcher, o.Username = events, "system:serviceaccount:team:red"
+	}).(*scopedCache)
+	kind, err := c.kindOf(configMap())
+	g.Expect(err).NotTo(HaveOccurred())
+	e := newEntry(c, kind, Scope{}) // this entry does not run
+	c.mu.Lock()
+	c.entries[e] = struct{}{}
+	c.mu.Unlock()
+	for _, state := range []State{StateSynced, StateForbidden} {
+		for _, name := range []string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} {
+			events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(name), State: state, Since: time.Now()})
+		}
+		taken, _ := e.mail.take()
+		g.Expect(taken.watched).To(BeTrue())
+		g.Expect(c.eventsWatched()).To(Equal(state == StateSynced))
+	}
 }

@@ -24,9 +24,8 @@ type run struct {
 	synced   <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
-// startRun runs an entry until ctx is done, or end is called. The caller holds cache.mu.
-// When ctx ends, the cache wakes
-// the mailbox.
+// startRun runs an entry until end is called. The end of ctx only cancels what the run does: it wakes
+// no one. The caller holds cache.mu.
 func startRun(ctx context.Context, s *entry) (end func()) {
 	r := &run{entry: s, machine: monitor.New(s.cache.monitoring, time.Now())}
 	r.ctx, r.cancel = context.WithCancel(ctx)

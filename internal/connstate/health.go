@@ -69,8 +69,9 @@ type ProbeOptions struct {
 	// IdentityInterval is how long an identity may go without a successful request, or under
 	// impersonation without a probe, before a probe verifies the identity. Defaults to 60 s.
 	IdentityInterval time.Duration
-	// MaxIdentityProbesPerSecond bounds the probes of identities at one target. If there are so many
-	// identities that there would be more, IdentityInterval is longer. Defaults to 50.
+	// MaxIdentityProbesPerSecond is how many probes of identities one target receives on average, at
+	// most. If there are so many identities that there would be more, IdentityInterval is longer.
+	// Defaults to 50.
 	MaxIdentityProbesPerSecond int
 	// Timeout bounds one probe. Defaults to 5 s.
 	Timeout time.Duration

@@ -1,9 +1,11 @@
 package lightinformer
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -307,12 +310,12 @@ func TestIdleHandlers(t *testing.T) {
 		s.informer = New(s.source, &corev1.ConfigMap{}, 0, nil)
 		defer run(t, s.informer)()
 		synctest.Wait()
-		before := runtime.NumGoroutine()
+		before := goruntime.NumGoroutine()
 		for range 10 {
 			s.add(g, 0)
 		}
 		synctest.Wait()
-		g.Expect(runtime.NumGoroutine()).To(Equal(before))
+		g.Expect(goruntime.NumGoroutine()).To(Equal(before))
 		for _, r := range s.recorders {
 			g.Expect(r.events).To(HaveLen(1))
 		}
@@ -384,4 +387,71 @@ func TestListAtOnce(t *testing.T) {
 		synctest.Wait()
 		g.Expect(slices.Compact(sizes)).To(Equal([]int{50}))
 	})
+}
+
+// A server that refuses lists is asked as rarely as client-go's informer asks it, and every error is
+// reported.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var lists, errs [2]int
+		for n, create := range []func(toolscache.ListerWatcher) toolscache.SharedIndexInformer{
+			func(lw toolscache.ListerWatcher) toolscache.SharedIndexInformer {
+				return New(lw, &corev1.ConfigMap{}, 0, nil)
+			},
+			func(lw toolscache.ListerWatcher) toolscache.SharedIndexInformer {
+				return toolscache.NewSharedIndexInformer(lw, &corev1.ConfigMap{}, 0, nil)
+			},
+		} {
+			informer := create(&refusing{source: newSource(false), lists: &lists[n]})
+			g.Expect(informer.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {
+				errs[n]++
+			})).To(Succeed())
+			stop := run(t, informer)
+			time.Sleep(time.Hour)
+			stop()
+			g.Expect(informer.SetTransform(nil)).NotTo(Succeed(), "it has started")
+		}
+		t.Log("lists in an hour:", lists)
+		g.Expect(lists[0]).To(BeNumerically("~", lists[1], 30))
+		g.Expect(errs[0]).To(Equal(lists[0]))
+	})
+}
+
+// refusing is a source that refuses lists.
+type refusing struct {
+	*source
+	lists *int
+}
+
+func (r *refusing) List(metav1.ListOptions) (runtime.Object, error) {
+	*r.lists++
+	return nil, errors.New("refused")
+}
+
+// A streamed list takes the objects of other informers as it comes, and keeps nothing of it when it
+// has ended. A list that has a name twice leaves no hold.
+func TestStreamedObjects(t *testing.T) {
+	g := NewWithT(t)
+	pool := &objectpool.Pool{}
+	object := func(version string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a", ResourceVersion: version}}
+	}
+	known := object("1")
+	pool.Hold(known)
+	s := &store{Informer: New(nil, &corev1.ConfigMap{}, 0, indexers)}
+	s.ShareObjects(pool)
+	streamed, err := s.Transformer()(object("1"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(streamed).To(BeIdenticalTo(known))
+	g.Expect(s.Replace([]any{streamed}, "1")).To(Succeed())
+	g.Expect(s.streamed).To(BeNil())
+	g.Expect(s.Replace([]any{object("2"), object("3")}, "3")).To(Succeed())
+	g.Expect(s.Objects()).To(Equal(1))
+	pool.Release(known)
+	g.Expect(pool.Len()).To(Equal(1))
+	g.Expect(s.Replace(nil, "4")).To(Succeed())
+	g.Expect(pool.Len()).To(BeZero())
+	g.Expect(s.Bookmark("5")).To(Succeed())
+	g.Expect(s.Update("text")).NotTo(Succeed())
 }

@@ -172,12 +172,17 @@ func indexValue(namespace, value string) string {
 	return namespace + "/" + value
 }
 
-// FieldIndexer returns an indexer that finds objects by the values that extract returns.
-func FieldIndexer(field string, extract client.IndexerFunc) toolscache.Indexers {
+// FieldIndexer returns an indexer that finds objects by the values that extract returns. With copies,
+// extract receives copies: some methods that look like reads change an object, such as
+// resource.Quantity.String, and other informers may have the same object.
+func FieldIndexer(field string, copies bool, extract client.IndexerFunc) toolscache.Indexers {
 	return toolscache.Indexers{FieldIndexName(field): func(item any) ([]string, error) {
 		object, ok := item.(client.Object)
 		if !ok {
 			return nil, fmt.Errorf("index %q: a %T is no object", field, item)
+		}
+		if copies {
+			object = object.DeepCopyObject().(client.Object)
 		}
 		var values []string
 		for _, value := range extract(object) {

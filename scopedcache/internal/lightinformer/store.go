@@ -8,7 +8,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// store is what the Reflector writes to. Only the Reflector's goroutine calls it.
+// store is what the Reflector writes to. The Reflector calls Resync from another goroutine than the
+// other methods.
 type store struct {
 	*Informer
 	// streamed has the objects that a list streams, which are transformed already; nil when no list
@@ -136,7 +137,7 @@ func (s *store) Delete(object any) error {
 	err = s.indexer.Delete(object)
 	s.objects.Add(-1)
 	s.release(old)
-	s.notifyLocked(notification{kind: deleted, object: s.shared(object)})
+	s.notifyLocked(notification{kind: deleted, object: object})
 	return errors.WithStack(err)
 }
 

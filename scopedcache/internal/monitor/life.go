@@ -129,8 +129,8 @@ func (s informerStep) checkAccess() {
 // judge decides whether the informer continues, and when the next review comes.
 func (s informerStep) judge(e Reviewed) {
 	next := s.interval()
-	if e.Verdict == Unanswered {
-		next = s.shortInterval() // what an event announced is still unknown
+	if e.Verdict == Unanswered || e.Verdict == Unaskable {
+		next = s.shortInterval() // what an event announced is still unknown; only a new watch tells
 	}
 	if !s.life.again.IsZero() {
 		next, s.life.again = min(next, max(s.life.again.Sub(s.now), 0)), time.Time{}

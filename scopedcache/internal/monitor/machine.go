@@ -77,13 +77,16 @@ type Machine struct {
 	pending      wait.Backoff
 	// contradicted is the state that follows from the answers to informers, which reviews or
 	// discovery contradict. It is empty while they agree.
-	contradicted    State
-	pacer           reviewPacer
-	again           time.Time // when to ask once more after an event; zero for never
-	accessTaken     bool      // an RBAC event was used since the last wait, life or check began
-	accessPending   bool      // another RBAC event is unused so far
-	eventsWatched   bool      // all RBAC events are reported
-	readPending     bool      // a reader asked for a kind that is not served
+	contradicted  State
+	pacer         reviewPacer
+	again         time.Time // when to ask once more after an event; zero for never
+	accessTaken   bool      // an RBAC event was used since the last wait, life or check began
+	accessPending bool      // another RBAC event is unused so far
+	eventsWatched bool      // all RBAC events are reported
+	// settling is until when the API server's authorizer may not have what the latest event
+	// announced, although that was reviewed; zero for never.
+	settling        time.Time
+	readPending     bool // a reader asked for a kind that is not served
 	waitUntil       time.Time
 	waitBegan       time.Time
 	waitExpeditable bool // a reader can shorten the wait

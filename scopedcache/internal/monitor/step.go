@@ -24,9 +24,10 @@ func (s *step) ask(kind questionKind, about purpose, refused refusal) QuestionID
 }
 
 // interval returns the time until the next review if no event comes before. While events are
-// watched, reviews are rarer.
+// watched, reviews are rarer, but the authorizer of an API server may learn of an event much later:
+// so one more review comes as without events.
 func (s *step) interval() time.Duration {
-	if s.eventsWatched {
+	if s.eventsWatched && !s.now.Before(s.settling) {
 		return time.Duration(s.config.Timing.RarerWatched) * s.shortInterval()
 	}
 	return s.shortInterval()
@@ -34,9 +35,9 @@ func (s *step) interval() time.Duration {
 
 // firstInterval is interval for the first review after a start. Many scopes start at once, so while
 // events are watched their reviews are spread further: half of the time to all of it.
-func (s *step) firstInterval() time.Duration {
-	if !s.eventsWatched {
-		return s.interval()
+func (s *step) firstInterval(started Verdict) time.Duration {
+	if !s.eventsWatched || started == Unaskable || s.now.Before(s.settling) {
+		return s.shortInterval()
 	}
 	half := time.Duration(s.config.Timing.RarerWatched) * s.config.Interval / 2
 	return half + time.Duration(s.jitter*float64(half))
@@ -159,7 +160,7 @@ func (s *step) reviewedAtStart(e Reviewed) {
 
 // untilReview returns the delay until the next review after a denial, or after an error. The delay
 // after the first denial is short, because an API server in its first moments may have denied
-// legitimate access. A scope that is Forbidden is reviewed every Interval, also after errors: else
+// legitimate access. A scope that is Forbidden is reviewed after interval, also after errors: else
 // its access could come back long after the API server has.
 func (s *step) untilReview(failed bool) time.Duration {
 	switch {
@@ -181,7 +182,7 @@ func (s *step) startInformer(e Reviewed) {
 	s.lastID++
 	s.phase, s.again = running, time.Time{}
 	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "",
-		check: s.now.Add(s.firstInterval())}
+		check: s.now.Add(s.firstInterval(e.Verdict))}
 	var poll time.Duration
 	if e.ListOnly {
 		s.life.verb, poll = "list", s.shortInterval()
@@ -209,9 +210,9 @@ func (s *step) endLife(contradicted State, failed bool) {
 	}
 	s.contradicted = contradicted
 	switch {
-	case contradicted == Forbidden:
+	case contradicted == Forbidden: // by something else than RBAC, which causes no event
 		s.denials++
-		s.wait(s.untilReview(false), false)
+		s.wait(min(s.untilReview(false), s.shortInterval()), false)
 	case contradicted != "":
 		s.wait(delay(&s.pending, s.jitter), true)
 	case failed:
@@ -268,6 +269,7 @@ func (s *step) acceptAccess() {
 
 func (s *step) takeAccess() {
 	s.accessTaken, s.accessPending = true, false
+	s.settling = s.now.Add(s.config.Interval)
 	if s.phase == waiting {
 		s.again = s.pace(&s.waitUntil)
 	} else {

@@ -34,8 +34,8 @@ type Timing struct {
 	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue.
 	FirstGap, MaxGap time.Duration
 	// RarerWatched is how many times as long as Config.Interval the time between two reviews is while
-	// changes of RBAC are reported. What is left to find are changes of permissions that no RBAC
-	// object shows, such as those of a webhook that authorizes.
+	// changes of RBAC are reported. These reviews find only changes that no RBAC object shows, such as
+	// those of a webhook that authorizes.
 	RarerWatched int
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration

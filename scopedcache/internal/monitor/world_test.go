@@ -72,6 +72,7 @@ type world struct {
 	again                                   ticks
 	accessTaken, accessPending, readPending bool
 	eventsWatched                           bool
+	settling                                ticks
 	waitUntil, waitBegan                    ticks
 	expeditable                             bool
 	life                                    worldLife
@@ -156,8 +157,8 @@ func (w *world) machine() *Machine {
 			w.pending), contradicted: states[w.contradicted],
 		pacer: reviewPacer{last: at(w.pacerLast), gap: time.Duration(w.pacerGap) * tick}, again: at(w.again),
 		accessTaken: w.accessTaken, accessPending: w.accessPending, readPending: w.readPending,
-		eventsWatched: w.eventsWatched,
-		waitUntil:     at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
+		eventsWatched: w.eventsWatched, settling: at(w.settling),
+		waitUntil: at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
 	if w.purpose != 0 {
 		m.question = question{id: questionID, kind: questionKind(w.asked), purpose: purpose(w.purpose),
 			refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)}}
@@ -185,8 +186,8 @@ func (w world) take(m *Machine) world {
 		failing: indexOfBackoff(m.failing), pending: indexOfBackoff(m.pending), pacerLast: ticksOf(
 			m.pacer.last), pacerGap: ticks(m.pacer.gap / tick),
 		again: ticksOf(m.again), accessTaken: m.accessTaken, accessPending: m.accessPending, readPending: m.readPending,
-		eventsWatched: m.eventsWatched,
-		waitUntil:     unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
+		eventsWatched: m.eventsWatched, settling: ticksOf(m.settling),
+		waitUntil: unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
 	if m.phase == waiting {
 		n.waitUntil, n.waitBegan, n.expeditable = ticksOf(m.waitUntil), max(ticksOf(m.waitBegan), -1), m.waitExpeditable
 	}
@@ -221,6 +222,9 @@ func (w world) take(m *Machine) world {
 func (w world) canonical() world {
 	if w.phase == int8(stopped) {
 		return world{phase: int8(stopped)}
+	}
+	if w.settling != unset && w.settling <= 0 || !w.eventsWatched {
+		w.settling = unset
 	}
 	if w.pacerLast != unset && w.pacerLast <= horizon {
 		w.pacerLast, w.pacerGap = unset, 0
@@ -270,7 +274,7 @@ func (w world) advance(by ticks) world {
 	}
 	l := &w.life
 	for _, t := range []*ticks{&w.refusalSince, &w.refusalSent, &w.startDenials.first, &w.startDenials.firstReady,
-		&w.pacerLast, &w.again, &w.waitUntil, &w.waitBegan,
+		&w.pacerLast, &w.settling, &w.again, &w.waitUntil, &w.waitBegan,
 		&l.check, &l.again, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first,
 		&l.refusedSince, &l.pendingSince, &l.pendingSent} {
 		if *t != unset {

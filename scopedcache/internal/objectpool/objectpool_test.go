@@ -93,6 +93,25 @@ func TestVariantsAreBounded(t *testing.T) {
 	g.Expect(p.Len()).To(BeZero())
 }
 
+// Of equal objects that come at the same time one is kept.
+func TestFirstHolders(t *testing.T) {
+	p := &Pool{}
+	for round := range 2000 {
+		var wg sync.WaitGroup
+		begin := make(chan struct{})
+		for range 4 {
+			wg.Go(func() {
+				object := configMap(fmt.Sprint(round), "1", "a")
+				<-begin
+				p.Hold(object)
+			})
+		}
+		close(begin)
+		wg.Wait()
+		NewWithT(t).Expect(p.Len()).To(Equal(round + 1))
+	}
+}
+
 // The memory of an object is free when its last holder has released it.
 func TestMemoryReturns(t *testing.T) {
 	g := NewWithT(t)
@@ -133,6 +152,9 @@ func TestChurn(t *testing.T) {
 				if got := got.(*corev1.ConfigMap); got.UID != want.UID || got.ResourceVersion != want.ResourceVersion ||
 					got.Data["content"] != want.Data["content"] {
 					t.Errorf("held %v, got %v", want, got)
+				}
+				if len(held)%16 == 0 && p.Len() > 18 {
+					t.Errorf("%d objects, and only 18 are different", p.Len())
 				}
 				held = append(held, got)
 			}
