@@ -38,7 +38,7 @@ type Options struct {
 	// MaxIdentityProbesPerSecond is how many probes of identities one API server receives, from all
 	// ClusterCaches of a manager together: on average, and up to a fifth more in some seconds.
 	// Probes after a failure are not counted. If IdentityInterval leads to more, it is longer for all
-	// identities there: from 1,500 identities on with the defaults. 10,000 identities are probed after
+	// identities there: from 2,700 identities on with the defaults. 10,000 identities are probed after
 	// 200 to 400 s without a successful request. So it takes longer to notice that an API server
 	// rejects a credential that nothing else uses. In the cluster of the extensions, a watch notices
 	// that a ServiceAccount was deleted; at the API servers of kubeconfigs nothing does until a

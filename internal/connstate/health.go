@@ -104,17 +104,20 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 // last success, or Interval after a probe that failed or was inconclusive. jitter in [0,1) makes a
 // probe earlier by up to a tenth, so that identities that connected together drift apart.
 //
-// members is the number of identities at the target. If it makes the interval longer, jitter makes a
-// probe earlier by up to half, so that identities that connected together are not probed together.
+// members is the number of identities at the target. If there would be more probes than
+// MaxIdentityProbesPerSecond, the interval is longer, and jitter makes a probe earlier by up to half,
+// so that identities that connected together are not probed together.
 func (o ProbeOptions) Due(h Health, members int, jitter float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)
 	}
 	interval := o.IdentityInterval - time.Duration(jitter*float64(o.IdentityInterval)/10)
 	if o.MaxIdentityProbesPerSecond > 0 {
-		// Probes of all members that are spread over the second half of longest do not exceed the bound.
-		longest := 2 * time.Second * time.Duration(members) / time.Duration(o.MaxIdentityProbesPerSecond)
-		interval = max(interval, longest-time.Duration(jitter*float64(longest)/2))
+		// One probe of each member in shortest is the bound.
+		shortest := time.Second * time.Duration(members) / time.Duration(o.MaxIdentityProbesPerSecond)
+		if shortest > o.IdentityInterval*9/10 {
+			interval = 2*shortest - time.Duration(jitter*float64(shortest))
+		}
 	}
 	return h.LastProbeSuccessTime.Add(interval)
 }

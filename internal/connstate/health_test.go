@@ -42,8 +42,9 @@ func TestDue(t *testing.T) {
 			LastError: errDown}, 1, 0, t0.Add(61 * time.Second)},
 		"many members":              {Health{LastProbeSuccessTime: t0}, 10_000, 0, t0.Add(400 * time.Second)},
 		"many members, spread":      {Health{LastProbeSuccessTime: t0}, 10_000, 0.5, t0.Add(300 * time.Second)},
-		"so many that it just fits": {Health{LastProbeSuccessTime: t0}, 1500, 0, t0.Add(60 * time.Second)},
-		"a few more":                {Health{LastProbeSuccessTime: t0}, 1600, 0.9, t0.Add(54_600 * time.Millisecond)},
+		"so many that it just fits": {Health{LastProbeSuccessTime: t0}, 2700, 0, t0.Add(60 * time.Second)},
+		"fits, early":               {Health{LastProbeSuccessTime: t0}, 2700, 0.9, t0.Add(54_600 * time.Millisecond)},
+		"a few more":                {Health{LastProbeSuccessTime: t0}, 2750, 0, t0.Add(110 * time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			NewWithT(t).Expect(o.Due(tc.state, tc.members, tc.jitter)).To(Equal(tc.want))
