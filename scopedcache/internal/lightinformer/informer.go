@@ -74,49 +74,73 @@ func (i *Informer) Run(stop <-chan struct{}) { i.RunWithContext(wait.ContextForC
 // RunWithContext lists and watches until ctx is done. It returns when all calls of handlers have
 // returned; notifications that are still in queues are dropped.
 func (i *Informer) RunWithContext(ctx context.Context) {
-	i.mu.Lock()
-	if i.started {
-		i.mu.Unlock()
-		klog.FromContext(ctx).Info("Warning: the informer runs already, and cannot run twice", "type",
-			fmt.Sprintf("%T", i.example))
+	r := i.newReflector(ctx)
+	if r == nil {
 		return
 	}
-	written := &store{Informer: i}
-	reflector := toolscache.NewReflectorWithOptions(i.listerWatcher, i.example, written, toolscache.ReflectorOptions{
+	for ctx.Err() == nil {
+		if err := r.ListAndWatchWithContext(ctx); err != nil {
+			r.onError(ctx, r.Reflector, err)
+		}
+		r.wait(ctx)
+	}
+	r.end()
+}
+
+// reflector is client-go's Reflector with what its RunWithContext needs. That has no setter for the
+// handler of errors, and more frames on the stack.
+type reflector struct {
+	*toolscache.Reflector
+	informer *Informer
+	store    *store
+	onError  toolscache.WatchErrorHandlerWithContext
+	pause    wait.DelayFunc // created when it is first needed, because most watches go on for long
+}
+
+// newReflector returns nil if the informer runs already.
+func (i *Informer) newReflector(ctx context.Context) *reflector {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.started {
+		klog.FromContext(ctx).Info("Warning: the informer runs already, and cannot run twice", "type",
+			fmt.Sprintf("%T", i.example))
+		return nil
+	}
+	r := &reflector{informer: i, store: &store{Informer: i}, onError: i.watchErrorHandler}
+	r.Reflector = toolscache.NewReflectorWithOptions(i.listerWatcher, i.example, r.store, toolscache.ReflectorOptions{
 		Name: "scopedcache", ResyncPeriod: i.resyncCheck,
 	})
-	reflector.ShouldResync = i.shouldResync
-	onError := i.watchErrorHandler
-	if onError == nil {
-		onError = toolscache.DefaultWatchErrorHandler
+	r.ShouldResync = i.shouldResync
+	if r.onError == nil {
+		r.onError = toolscache.DefaultWatchErrorHandler
 	}
 	i.started = true
-	i.reflector.Store(reflector)
-	i.mu.Unlock()
-
+	i.reflector.Store(r.Reflector)
 	i.handling.Go(func() { i.mutations.Run(ctx.Done()) }) // returns at once unless client-go's detector is enabled
-	// As Reflector.RunWithContext does, which has no setter for the handler of errors.
-	var pause wait.DelayFunc // created when it is first needed, because most watches go on for long
-	for ctx.Err() == nil {
-		if err := reflector.ListAndWatchWithContext(ctx); err != nil {
-			onError(ctx, reflector, err)
-		}
-		if pause == nil {
-			pause = retries.DelayWithReset(clock.RealClock{}, resetRetries)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause()):
-		}
-	}
+	return r
+}
 
+// wait waits until the next list, as long as client-go does.
+func (r *reflector) wait(ctx context.Context) {
+	if r.pause == nil {
+		r.pause = retries.DelayWithReset(clock.RealClock{}, resetRetries)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(r.pause()):
+	}
+}
+
+// end ends the handlers, and waits for their calls.
+func (r *reflector) end() {
+	i := r.informer
 	i.mu.Lock()
 	i.stopped = true
 	for l := range i.listeners {
 		l.end()
 	}
 	i.listeners = nil
-	written.releaseAll()
+	r.store.releaseAll()
 	i.mu.Unlock()
 	i.handling.Wait()
 }

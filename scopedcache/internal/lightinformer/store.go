@@ -141,8 +141,16 @@ func (s *store) Delete(object any) error {
 	return errors.WithStack(err)
 }
 
-// Replace makes the store have exactly these objects, which are the result of a list.
-func (s *store) Replace(objects []any, version string) (err error) {
+// Replace makes the store have exactly these objects, which are the result of a list. The work is done
+// on another goroutine: a stack that has grown stays with the Reflector's goroutine as long as it
+// waits for events.
+func (s *store) Replace(objects []any, version string) error {
+	result := make(chan error, 1)
+	go func() { result <- s.replace(objects, version) }()
+	return <-result
+}
+
+func (s *store) replace(objects []any, version string) (err error) {
 	defer func() { s.streamed = nil }()
 	keys := make(map[string]any, len(objects))
 	defer func() {

@@ -54,11 +54,27 @@ func (l *ListerWatcher) Watch(options metav1.ListOptions) (watch.Interface, erro
 	return l.WatchWithContext(context.Background(), options)
 }
 
-// WatchWithContext implements toolscache.ListerWatcherWithContext.
+// WatchWithContext implements toolscache.ListerWatcherWithContext. It sends the request on another
+// goroutine: a stack that has grown stays with the Reflector's goroutine as long as it waits for
+// events.
 func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if l.Poll > 0 {
 		return newPoll(l.Poll), nil
 	}
+	type result struct {
+		stream watch.Interface
+		err    error
+	}
+	results := make(chan result, 1)
+	go func() {
+		stream, err := l.watch(ctx, options)
+		results <- result{stream, err}
+	}()
+	r := <-results
+	return r.stream, r.err
+}
+
+func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	request := newRequest("watch", options)
 	stream, err := sendUntilServed(ctx, l, request, func() (watch.Interface, error) {
 		return l.ListerWatcherWithContext.WatchWithContext(ctx, options)

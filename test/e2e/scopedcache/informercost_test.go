@@ -46,22 +46,18 @@ func measure() usage {
 	return result
 }
 
-// BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
-// goroutines, and where the goroutines start. 50 caches, which share one HTTP client, have 20
-// informers each, in namespaces without ConfigMaps. Each informer has the handler that a controller
-// has. The cost of the first informer of a cache, which makes clients, is included.
-func BenchmarkEmptyInformer(b *testing.B) {
-	const caches, each = 50, 20
-	g := NewWithT(b)
-	u := newUser(b)
-	u.grant(b, "", "configmaps", "list", "watch")
+// newCaches returns a function that starts caches of one identity, which share one HTTP client.
+func newCaches(t testing.TB) func(context.Context) (scopedcache.Cache, <-chan struct{}) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grant(t, "", "configmaps", "list", "watch")
 	config := rest.CopyConfig(u.config)
 	config.WrapTransport = nil // the counter of requests is part of the test
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
 	mapper, err := apiutil.NewDynamicRESTMapper(config, httpClient)
 	g.Expect(err).NotTo(HaveOccurred())
-	start := func(ctx context.Context) (scopedcache.Cache, <-chan struct{}) {
+	return func(ctx context.Context) (scopedcache.Cache, <-chan struct{}) {
 		c, err := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: endlessInterval})(config,
 			cache.Options{HTTPClient: httpClient, Mapper: mapper})
 		g.Expect(err).NotTo(HaveOccurred())
@@ -69,7 +65,25 @@ func BenchmarkEmptyInformer(b *testing.B) {
 		g.Expect(c.WaitForCacheSync(ctx)).To(BeTrue())
 		return c.(scopedcache.Cache), ended
 	}
+}
 
+// TestFewGoroutines checks that an informer that waits for events has the four goroutines that
+// client-go and net/http need, and none of ours.
+func TestFewGoroutines(t *testing.T) {
+	const caches, each = 2, 40
+	g := NewWithT(t)
+	cost, goroutines := costOfInformers(g, caches, each, &corev1.ConfigMap{}, newCaches(t))
+	g.Expect(goroutines/caches/each).To(BeNumerically("<=", 4.2), "few that are not of informers: %v", cost.goroutines)
+}
+
+// BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
+// goroutines, and where the goroutines start. 50 caches have 20 informers each, in namespaces without
+// ConfigMaps. Each informer has the handler that a controller has. The cost of the first informer of
+// a cache, which makes clients, is included.
+func BenchmarkEmptyInformer(b *testing.B) {
+	const caches, each = 50, 20
+	g := NewWithT(b)
+	start := newCaches(b)
 	for b.Loop() {
 		for _, kind := range []struct {
 			name   string
