@@ -307,8 +307,7 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "old")
 	<-blocked
-	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-	a := found.(*identityAccessor)
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a.mu.Lock()
 	late := a.attempt
 	a.mu.Unlock()
@@ -401,9 +400,8 @@ func TestUnauthorizedReview(t *testing.T) {
 	r.status(http.StatusUnauthorized)
 	d.eventually("red", disconnectedFor(connstate.ReasonUnauthorized))
 	g.Eventually(func() bool { // the connect that follows at once has failed too
-		found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-		a := found.(*identityAccessor)
-		a.mu.Lock()
+		a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
+			a.mu.Lock()
 		defer a.mu.Unlock()
 		return time.Until(a.machine.Deadline(time.Now(), a.observedLocked())) > time.Minute
 	}).WithTimeout(patience).Should(BeTrue())
@@ -523,8 +521,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.shared.targets.List()).To(HaveLen(1))
-	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-	a := found.(*identityAccessor)
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a.mu.Lock()
 	cred := a.credentials[0]
 	a.mu.Unlock()

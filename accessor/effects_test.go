@@ -114,8 +114,8 @@ func TestNothingKeepsACredential(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-	conn := found.(*identityAccessor).published.Load().conn
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
+	conn := a.published.Load().conn
 	bound := weak.Make(conn.Credential())
 	g.Expect(func() { conn.Resolution().Open() }).To(Panic(), "the connection cannot open the credential again")
 	d.deleteExtension("red")

@@ -248,8 +248,7 @@ func TestGoneWhileANewerTokenIsVerified(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "red-1")
 	d.eventually("red", connectedAs("red"))
-	found, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-	a := found.(*identityAccessor)
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := a.published.Load().conn
 	d.extension("red", "red-2")
 	<-blocked

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"github.com/puzpuzpuz/xsync/v4"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
@@ -59,7 +60,8 @@ func NewSet(options Options) *Set {
 		options.States = &statechanges.Hub{}
 	}
 	return &Set{
-		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
+		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor]()},
+		options:  &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger},
 		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
@@ -132,8 +134,8 @@ func (s *Set) shutdown() {
 func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)
-	if ok && found.(*identityAccessor).belongsTo(object) {
-		return found.(*identityAccessor).reconcile(object, resolution, err)
+	if ok && found.belongsTo(object) {
+		return found.reconcile(object, resolution, err)
 	}
 	if ok {
 		s.Remove(key, connstate.ReasonDeleted) // the object was deleted and created again between two reconciles
@@ -150,7 +152,7 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 // Remove ends the extension's connection and deletes all state of the extension.
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.LoadAndDelete(key); ok {
-		found.(*identityAccessor).remove(reason, nil)
+		found.remove(reason, nil)
 		s.options.States.Changed(key)
 	}
 }
