@@ -53,6 +53,17 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	return found, nil
 }
 
+// GetClient returns what At(key).GetClient returns. This is the call that controllers repeat most, and
+// a connected extension takes the shortest way.
+func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
+	if a, ok := r.byKey.Load(key); ok {
+		if built := a.published.Load().builtClients.Load(); built != nil {
+			return built.Cached, nil
+		}
+	}
+	return r.At(key).GetClient()
+}
+
 // Keys returns the keys of all known extensions, in no particular order.
 func (r *registry) Keys() (keys []client.ObjectKey) {
 	r.each(func(a *identityAccessor) { keys = append(keys, a.key) })

@@ -171,7 +171,7 @@ type clusterCache struct {
 var _ ClusterCache = (*clusterCache)(nil)
 
 func (c *clusterCache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	return c.set.At(extension).GetClient()
+	return c.set.GetClient(extension)
 }
 
 func (c *clusterCache) GetReader(_ context.Context, extension client.ObjectKey) (client.Reader, error) {
