@@ -401,7 +401,7 @@ func TestUnauthorizedReview(t *testing.T) {
 	d.eventually("red", disconnectedFor(connstate.ReasonUnauthorized))
 	g.Eventually(func() bool { // the connect that follows at once has failed too
 		a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
-			a.mu.Lock()
+		a.mu.Lock()
 		defer a.mu.Unlock()
 		return time.Until(a.machine.Deadline(time.Now(), a.observedLocked())) > time.Minute
 	}).WithTimeout(patience).Should(BeTrue())
