@@ -118,7 +118,7 @@ bench: bench-peers controlplane ## the benchmarks, with allocations, and the com
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: bench-peers
-bench-peers: controlplane ## beside Cluster API's clustercache and plain caches; QUICK=1 takes 3 minutes, SCENARIO=name one comparison
+bench-peers: controlplane ## beside Cluster API's clustercache and plain caches; 70 minutes, goes on where it ended; QUICK=1 takes 5, SCENARIO=name is one of them, idle_100k only that way
 	@go build -C $(BENCH) -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
 		KUBEBUILDER_ASSETS="$$(cd .. && go run ./internal/controlplane/ensure)" \
 		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"flag"
@@ -10,9 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -45,61 +46,139 @@ func main() {
 	}
 }
 
-// work runs one stage for one peer and prints what it measured.
+// work runs one stage for one peer and prints what it measured. The API server is the driver's, so an
+// outage is asked for by a line on the standard output, and the answer is a line on the standard
+// input.
 func work(ctx context.Context, args []string) error {
+	var o stage.Options
 	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
-	name, peerName := flags.String("stage", "", ""), flags.String("peer", "", "")
-	n, patient := flags.Int("n", 0, ""), flags.Duration("patient", 0, "")
+	flags.StringVar(&o.Stage, "stage", "", "")
+	flags.StringVar(&o.Peer, "peer", "", "")
+	flags.IntVar(&o.N, "n", 0, "")
+	flags.DurationVar(&o.Patient, "patient", 0, "")
+	flags.DurationVar(&o.Idle, "idle", 0, "")
 	kubeconfig := flags.String("kubeconfig", "", "")
 	if err := flags.Parse(args); err != nil {
 		return errors.WithStack(err)
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
-	if err != nil {
+	var err error
+	if o.Config, err = clientcmd.BuildConfigFromFlags("", *kubeconfig); err != nil {
 		return errors.WithStack(err)
 	}
-	config.QPS, config.Burst = 1000, 1000
-	values, err := stage.Run(ctx, *name, *peerName, config, *n, *patient)
+	o.Config.QPS, o.Config.Burst = 1000, 1000
+	answers := bufio.NewReader(os.Stdin)
+	o.Outage = func(d time.Duration) error {
+		fmt.Println(outage, d)
+		_, err := answers.ReadString('\n')
+		return errors.WithStack(err)
+	}
+	values, err := stage.Run(ctx, o)
 	if err != nil {
 		return err
 	}
 	return errors.WithStack(json.NewEncoder(os.Stdout).Encode(values))
 }
 
+// outage is how a worker's request for an outage begins.
+const outage = "OUTAGE"
+
 // run is one run of a stage.
 type run struct {
 	stage string
 	n     int
 	peers []string
+	once  bool // and not in each round
+	owned bool // each tenant needs a namespace of its own
 }
 
-var all = []string{peer.Latchkey, peer.ClusterAPI, peer.Plain}
+var (
+	all  = []string{peer.Latchkey, peer.ClusterAPI, peer.Plain}
+	ours = []string{peer.Latchkey}
+)
 
-// drive starts a control plane and runs the stages for all peers, one after the other in each round.
-func drive(ctx context.Context, args []string) error {
+// settings are what the driver is called with.
+type settings struct {
+	quick    bool
+	scenario string
+	rounds   int
+	results  string
+	patient  time.Duration
+	idle     time.Duration
+	build    string // of this program
+}
+
+func parse(args []string) (settings, error) {
+	var s settings
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	quick := flags.Bool("quick", false, "fewer tenants, one round")
-	scenario := flags.String("scenario", "", "only the stage that measures this scenario")
-	onlyRounds := flags.Int("rounds", 0, "how often each stage runs; 0 for 3, or 1 with -quick")
-	results := flags.String("results", "results", "folder for the results")
+	flags.BoolVar(&s.quick, "quick", false, "fewer tenants, one round")
+	flags.StringVar(&s.scenario, "scenario", "", "only the stage that measures this scenario")
+	flags.IntVar(&s.rounds, "rounds", 0, "how often each stage runs; 0 for 3, or 1 with -quick")
+	flags.StringVar(&s.results, "results", "results", "folder for the results")
 	if err := flags.Parse(args); err != nil {
-		return errors.WithStack(err)
+		return s, errors.WithStack(err)
 	}
-	n, rounds, patient := 1000, 3, 30*time.Second
-	if *quick {
-		n, rounds, patient = 150, 1, 5*time.Second
+	s.patient, s.idle = 30*time.Second, 10*time.Minute
+	if s.quick {
+		s.patient, s.idle = 5*time.Second, time.Minute
 	}
-	if *onlyRounds > 0 {
-		rounds = *onlyRounds
+	switch {
+	case s.rounds == 0 && s.quick:
+		s.rounds = 1
+	case s.rounds == 0:
+		s.rounds = 3
+	}
+	s.build = build()
+	return s, errors.WithStack(os.MkdirAll(s.results, 0o750))
+}
+
+// runs returns what to run: all, or what one scenario needs.
+func (s settings) runs() ([]run, error) {
+	n := 1000
+	if s.quick {
+		n = 150
 	}
 	// Copies of 1,000 objects are two megabytes each for some peers, and each of them costs the same.
-	runs := []run{{"connect", n, all}, {"objects", min(n, 200), all}, {"informers", n, all}, {"reads", 30, all}}
-	if *scenario != "" {
-		only, err := stage.Of(*scenario)
-		if err != nil {
-			return err
+	few := min(n, 200)
+	runs := []run{
+		{stage: "size_10", n: 10, peers: all, once: true},
+		{stage: "size_100", n: 100, peers: all, once: true},
+		{stage: "connect", n: n, peers: all},
+		{stage: "objects", n: few, peers: all},
+		{stage: "disjoint", n: few, peers: []string{peer.Latchkey, peer.Plain}, owned: true},
+		{stage: "informers", n: n, peers: all},
+		{stage: "reads", n: 30, peers: all},
+		{stage: "churn", n: n, peers: []string{peer.Latchkey, peer.ClusterAPI}},
+	}
+	long := []run{
+		{stage: "restart", n: few, peers: all, once: true},
+		{stage: "owned", n: n, peers: ours, once: true, owned: true},
+		{stage: "rbac", n: n, peers: ours, once: true, owned: true},
+		{stage: "fleet_10k", n: 10 * n, peers: ours, once: true},
+	}
+	if s.scenario == "" {
+		if s.quick {
+			return runs, nil
 		}
-		runs = slices.DeleteFunc(runs, func(r run) bool { return r.stage != only })
+		return append(runs, long...), nil
+	}
+	only, err := stage.Of(s.scenario)
+	if err != nil {
+		return nil, err
+	}
+	runs = append(append(runs, long...), run{stage: "fleet_100k", n: 100 * n, peers: ours, once: true})
+	return slices.DeleteFunc(runs, func(r run) bool { return r.stage != only }), nil
+}
+
+// drive starts a control plane and runs the stages for all peers, one after the other in each round.
+// What a run of the same build has measured already is not measured again.
+func drive(ctx context.Context, args []string) error {
+	s, err := parse(args)
+	if err != nil {
+		return err
+	}
+	runs, err := s.runs()
+	if err != nil {
+		return err
 	}
 	crds, err := definitions(ctx)
 	if err != nil {
@@ -110,20 +189,33 @@ func drive(ctx context.Context, args []string) error {
 		return err
 	}
 	defer func() { _ = cp.Stop() }()
-	fmt.Printf("Creating %d tenants\n", n)
-	if err := prepare(ctx, cp.Config(), n); err != nil {
+	needed, err := newFixtures(cp.Config())
+	if err != nil {
 		return err
 	}
 	measured := map[string][]stage.Values{}
-	for round := range rounds {
-		for _, r := range runs {
-			for _, name := range r.peers {
-				fmt.Printf("Round %d of %d: %s with %d tenants, %s\n", round+1, rounds, r.stage, r.n, name)
-				values, err := runWorker(ctx, cp.Kubeconfig(), r, name, patient)
-				if err != nil {
-					return err
+	for _, once := range []bool{false, true} { // what is measured once needs more tenants, which would cost the others
+		for round := range s.rounds {
+			for _, r := range runs {
+				if r.once != once || r.once && round > 0 {
+					continue
 				}
-				measured[name] = append(measured[name], values)
+				for _, name := range r.peers {
+					values, known := s.known(r, name, round)
+					if !known {
+						if err := needed.prepare(ctx, r); err != nil {
+							return err
+						}
+						fmt.Printf("Round %d of %d: %s with %d tenants, %s\n", round+1, s.rounds, r.stage, r.n, name)
+						if values, err = s.runWorker(ctx, cp, r, name); err != nil {
+							return err
+						}
+						if err := s.remember(r, name, round, values); err != nil {
+							return err
+						}
+					}
+					measured[name] = append(measured[name], values)
+				}
 			}
 		}
 	}
@@ -131,13 +223,13 @@ func drive(ctx context.Context, args []string) error {
 	for name, values := range measured {
 		combined[name] = medians(values)
 	}
-	if err := os.MkdirAll(*results, 0o750); err != nil {
-		return errors.WithStack(err)
-	}
-	if err := combined.Write(filepath.Join(*results, "results.json")); err != nil {
+	if err := combined.Write(s.results); err != nil {
 		return err
 	}
 	missed := combined.Print(os.Stdout)
+	if err := combined.Plot(s.results); err != nil {
+		return err
+	}
 	for _, line := range missed {
 		fmt.Println("MISSED", line)
 	}
@@ -148,23 +240,63 @@ func drive(ctx context.Context, args []string) error {
 }
 
 // runWorker runs a stage in a process of its own.
-func runWorker(ctx context.Context, kubeconfig string, r run, peerName string, patient time.Duration) (stage.Values,
-	error) {
+func (s settings) runWorker(ctx context.Context, cp *controlplane.ControlPlane, r run, peerName string) (
+	values stage.Values, err error) {
+	defer func() { err = errors.WithMessagef(err, "%s of %s", r.stage, peerName) }()
 	self, err := os.Executable()
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Minute)
 	defer cancel()
 	worker := exec.CommandContext(ctx, self, "worker", "-stage", r.stage, "-peer", peerName, "-n", strconv.Itoa(r.n),
-		"-patient", patient.String(), "-kubeconfig", kubeconfig)
+		"-patient", s.patient.String(), "-idle", s.idle.String(), "-kubeconfig", cp.Kubeconfig())
 	worker.Stderr = os.Stderr
-	out, err := worker.Output()
+	answers, err := worker.StdinPipe()
 	if err != nil {
-		return nil, errors.Wrapf(err, "%s of %s", r.stage, peerName)
+		return nil, errors.WithStack(err)
 	}
-	var values stage.Values
-	return values, errors.Wrapf(json.Unmarshal(out, &values), "%s of %s", r.stage, peerName)
+	out, err := worker.StdoutPipe()
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	if err := worker.Start(); err != nil {
+		return nil, errors.WithStack(err)
+	}
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		asked, isOutage := strings.CutPrefix(lines.Text(), outage+" ")
+		if !isOutage {
+			err = json.Unmarshal(lines.Bytes(), &values)
+		} else if err = interrupt(ctx, cp, asked); err == nil {
+			_, err = fmt.Fprintln(answers)
+		}
+		if err != nil {
+			cancel()
+			_ = worker.Wait()
+			return nil, errors.WithStack(err)
+		}
+	}
+	return values, errors.WithStack(worker.Wait())
+}
+
+// interrupt stops the API server for a time.
+func interrupt(ctx context.Context, cp *controlplane.ControlPlane, asked string) error {
+	d, err := time.ParseDuration(asked)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	fmt.Println("The API server is down for", d)
+	if err := cp.KillAPIServer(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return errors.WithStack(ctx.Err())
+	case <-time.After(d):
+		return cp.StartAPIServer(ctx)
+	}
 }
 
 // medians returns the median of each value over the rounds.

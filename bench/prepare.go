@@ -13,9 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -25,7 +22,6 @@ import (
 
 	"github.com/latchkey-dev/latchkey/bench/internal/peer"
 	"github.com/latchkey-dev/latchkey/bench/internal/stage"
-	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
 // definitions returns the files with the CustomResourceDefinitions of the peers.
@@ -44,48 +40,86 @@ func definitions(ctx context.Context) ([]string, error) {
 	return files, nil
 }
 
-// prepare creates n tenants, and the objects that they read.
-func prepare(ctx context.Context, config *rest.Config, n int) error {
+// fixtures creates what the stages need, when they need it.
+type fixtures struct {
+	admin   client.Client
+	config  *rest.Config
+	tenants int         // that exist with a Cluster and a kubeconfig
+	alone   int         // all that exist: the others have an extension only
+	peers   []peer.Peer // in which a tenant is registered
+	owned   int         // tenants that have a namespace and permissions of their own
+	shared  bool        // the namespaces with the objects that all tenants read exist
+}
+
+func newFixtures(config *rest.Config) (*fixtures, error) {
 	config.QPS, config.Burst = 1000, 1000
-	s := runtime.NewScheme()
-	if err := errors.WithStack(scheme.AddToScheme(s)); err != nil {
-		return err
-	}
-	if err := errors.WithStack(v1beta2.AddToScheme(s)); err != nil {
-		return err
+	s, err := peer.NewScheme()
+	if err != nil {
+		return nil, err
 	}
 	admin, err := client.New(config, client.Options{Scheme: s})
 	if err != nil {
-		return errors.WithStack(err)
+		return nil, errors.WithStack(err)
 	}
-	if err := prepareShared(ctx, admin); err != nil {
-		return err
+	f := &fixtures{admin: admin, config: config}
+	for _, name := range []string{peer.Latchkey, peer.ClusterAPI} {
+		p, err := peer.New(name, config)
+		if err != nil {
+			return nil, err
+		}
+		f.peers = append(f.peers, p)
 	}
+	return f, nil
+}
+
+// prepare creates what a run needs.
+func (f *fixtures) prepare(ctx context.Context, r run) error {
+	if !f.shared {
+		f.shared = true
+		if err := f.createShared(ctx); err != nil {
+			return err
+		}
+	}
+	all := len(r.peers) > 1 // latchkey alone needs neither Clusters nor Secrets
+	if all && f.alone > f.tenants {
+		return errors.New("tenants for all peers are to be created before tenants for latchkey alone")
+	}
+	if r.n > f.alone {
+		fmt.Printf("Creating tenants %d to %d\n", f.alone, r.n-1)
+		if err := each(ctx, f.alone, r.n, func(ctx context.Context, tenant int) error {
+			return f.createTenant(ctx, tenant, all)
+		}); err != nil {
+			return err
+		}
+		f.alone = r.n
+		if all {
+			f.tenants = r.n
+		}
+	}
+	if r.owned && r.n > f.owned {
+		fmt.Printf("Creating %d namespaces with permissions\n", r.n-f.owned)
+		if err := each(ctx, f.owned, r.n, f.createNamespace); err != nil {
+			return err
+		}
+		f.owned = r.n
+	}
+	return nil
+}
+
+// each calls f for the numbers from a to b-1, 16 at a time.
+func each(ctx context.Context, a, b int, f func(context.Context, int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
-	for tenant := range n {
-		group.Go(func() error { return prepareTenant(ctx, admin, config, peer.Name(tenant)) })
-	}
-	for object := range 1000 {
-		group.Go(func() error {
-			return errors.WithStack(admin.Create(ctx, &corev1.ConfigMap{
-				ObjectMeta: metav1.ObjectMeta{Namespace: stage.Shared, Name: fmt.Sprintf("object-%04d", object)},
-				Data:       map[string]string{"content": strings.Repeat(fmt.Sprintf("%04d ", object), 200)}}))
-		})
-	}
-	for object := range 100 {
-		group.Go(func() error {
-			return errors.WithStack(admin.Create(ctx, &corev1.LimitRange{
-				ObjectMeta: metav1.ObjectMeta{Namespace: stage.Hundred, Name: fmt.Sprintf("object-%04d", object)}}))
-		})
+	for n := a; n < b; n++ {
+		group.Go(func() error { return f(ctx, n) })
 	}
 	return group.Wait()
 }
 
-// prepareShared creates the namespaces, and lets all tenants read what the stages read.
-func prepareShared(ctx context.Context, admin client.Client) error {
+// createShared creates the namespaces and objects that all tenants may read.
+func (f *fixtures) createShared(ctx context.Context) error {
 	for _, name := range []string{peer.Namespace, stage.Shared, stage.Hundred} {
-		if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+		if err := f.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			return errors.WithStack(err)
 		}
 	}
@@ -101,46 +135,73 @@ func prepareShared(ctx context.Context, admin client.Client) error {
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group",
 				Name: "system:serviceaccounts:" + peer.Namespace}}},
 	} {
-		if err := admin.Create(ctx, object); err != nil {
+		if err := f.admin.Create(ctx, object); err != nil {
 			return errors.WithStack(err)
+		}
+	}
+	if err := each(ctx, 0, 1000, func(ctx context.Context, n int) error {
+		return errors.WithStack(f.admin.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: stage.Shared, Name: fmt.Sprintf("object-%04d", n)},
+			Data:       map[string]string{"content": strings.Repeat(fmt.Sprintf("%04d ", n), 200)}}))
+	}); err != nil {
+		return err
+	}
+	return each(ctx, 0, 100, func(ctx context.Context, n int) error {
+		return errors.WithStack(f.admin.Create(ctx, &corev1.LimitRange{
+			ObjectMeta: metav1.ObjectMeta{Namespace: stage.Hundred, Name: fmt.Sprintf("object-%04d", n)}}))
+	})
+}
+
+// createTenant creates a ServiceAccount, and what names it: an extension, and for all peers a Cluster
+// with a kubeconfig.
+func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: peer.Namespace,
+		Name: peer.Name(tenant)}}
+	if err := f.admin.Create(ctx, account); err != nil {
+		return errors.WithStack(err)
+	}
+	if !all {
+		return peer.Register(ctx, f.admin, f.peers[0], tenant)
+	}
+	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64(24 * 3600))}}
+	if err := f.admin.SubResource("token").Create(ctx, account, token); err != nil {
+		return errors.WithStack(err)
+	}
+	kubeconfig, err := kubeconfigOf(f.config, token.Status.Token)
+	if err != nil {
+		return err
+	}
+	if err := f.admin.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: peer.Namespace, Name: account.Name + "-kubeconfig",
+			Labels: map[string]string{v1beta2.ClusterNameLabel: account.Name}},
+		Data: map[string][]byte{"value": kubeconfig}}); err != nil {
+		return errors.WithStack(err)
+	}
+	for _, p := range f.peers {
+		if err := peer.Register(ctx, f.admin, p, tenant); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// prepareTenant creates a ServiceAccount, an extension that names it, and a Cluster with a kubeconfig
-// for it.
-func prepareTenant(ctx context.Context, admin client.Client, config *rest.Config, name string) error {
-	meta := metav1.ObjectMeta{Namespace: peer.Namespace, Name: name}
-	account := &corev1.ServiceAccount{ObjectMeta: meta}
-	if err := admin.Create(ctx, account); err != nil {
-		return errors.WithStack(err)
-	}
-	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: ptr.To(int64(24 * 3600))}}
-	if err := admin.SubResource("token").Create(ctx, account, token); err != nil {
-		return errors.WithStack(err)
-	}
-	kubeconfig, err := kubeconfigOf(config, token.Status.Token)
-	if err != nil {
-		return err
-	}
-	secret := &corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{"value": kubeconfig}}
-	secret.Name, secret.Labels = name+"-kubeconfig", map[string]string{v1beta2.ClusterNameLabel: name}
-	extension := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"namespace": peer.Namespace, "serviceAccount": map[string]any{"name": name}}}}
-	extension.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
-	extension.SetName(name)
-	cluster := &v1beta2.Cluster{ObjectMeta: meta, Spec: v1beta2.ClusterSpec{
-		InfrastructureRef: v1beta2.ContractVersionedObjectReference{APIGroup: "bench.example.com", Kind: "Bench",
-			Name: name}}}
-	for _, object := range []client.Object{secret, extension, cluster} {
-		if err := admin.Create(ctx, object); err != nil {
-			return errors.Wrapf(err, "%T", object)
+// createNamespace creates a tenant's own namespace, and a ClusterRole that permits the tenant to watch
+// there.
+func (f *fixtures) createNamespace(ctx context.Context, tenant int) error {
+	name := peer.Name(tenant)
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: stage.RulesOfKinds()},
+		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "tenant"},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: peer.Namespace, Name: name}}},
+	} {
+		if err := f.admin.Create(ctx, object); err != nil {
+			return errors.WithStack(err)
 		}
 	}
-	cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
-	return errors.WithStack(admin.Status().Update(ctx, cluster))
+	return nil
 }
 
 func kubeconfigOf(config *rest.Config, token string) ([]byte, error) {

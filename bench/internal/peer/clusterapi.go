@@ -5,6 +5,7 @@ import (
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/rest"
@@ -26,7 +27,7 @@ type clusterAPIPeer struct {
 }
 
 func (p *clusterAPIPeer) Connect(ctx context.Context, n int) error {
-	scheme, err := newScheme()
+	scheme, err := NewScheme()
 	if err != nil {
 		return err
 	}
@@ -64,3 +65,10 @@ func (p *clusterAPIPeer) GetClient(ctx context.Context, tenant int) (client.Clie
 }
 
 func (p *clusterAPIPeer) Cache(context.Context, int) (cache.Cache, error) { return nil, ErrCannot }
+
+// Host implements Peer.
+func (*clusterAPIPeer) Host(tenant int) (client.Object, error) {
+	return &v1beta2.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name(tenant)},
+		Spec: v1beta2.ClusterSpec{InfrastructureRef: v1beta2.ContractVersionedObjectReference{
+			APIGroup: "bench.example.com", Kind: "Bench", Name: Name(tenant)}}}, nil
+}

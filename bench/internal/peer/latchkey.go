@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -15,15 +16,18 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// latchkeyPeer is a ClusterCache whose extensions name ServiceAccounts.
-type latchkeyPeer struct {
+// LatchkeyPeer is a ClusterCache whose extensions name ServiceAccounts.
+type LatchkeyPeer struct {
 	config *rest.Config
 	cache  clustercache.ClusterCache
 	keys   []client.ObjectKey
+	// WatchRBAC is set before Connect.
+	WatchRBAC bool
 }
 
-func (p *latchkeyPeer) Connect(ctx context.Context, n int) error {
-	scheme, err := newScheme()
+// Connect implements Peer.
+func (p *LatchkeyPeer) Connect(ctx context.Context, n int) error {
+	scheme, err := NewScheme()
 	if err != nil {
 		return err
 	}
@@ -35,6 +39,7 @@ func (p *latchkeyPeer) Connect(ctx context.Context, n int) error {
 		Client:        clustercache.ClientOptions{UserAgent: "bench-latchkey", QPS: 1000, Burst: 1000},
 		AllowIdentity: clustercache.GuardedByAdmission,
 		Filter:        func(o client.Object) bool { return o.GetName() < Name(n) },
+		Cache:         clustercache.CacheOptions{WatchRBAC: p.WatchRBAC},
 	}, controller.Options{})
 	if err != nil {
 		return err
@@ -69,14 +74,31 @@ func waitFor(ctx context.Context, keys []client.ObjectKey, connected func(client
 	}
 }
 
-func (p *latchkeyPeer) GetClient(ctx context.Context, tenant int) (client.Client, error) {
+// GetClient implements Peer.
+func (p *LatchkeyPeer) GetClient(ctx context.Context, tenant int) (client.Client, error) {
 	return p.cache.GetClient(ctx, p.keys[tenant])
 }
 
-func (p *latchkeyPeer) Cache(ctx context.Context, tenant int) (cache.Cache, error) {
+// Cache implements Peer.
+func (p *LatchkeyPeer) Cache(ctx context.Context, tenant int) (cache.Cache, error) {
 	c, err := p.cache.GetCluster(ctx, p.keys[tenant])
 	if err != nil {
 		return nil, err
 	}
 	return c.GetCache(), nil
+}
+
+// ClusterCache returns what latchkey alone offers.
+func (p *LatchkeyPeer) ClusterCache() clustercache.ClusterCache { return p.cache }
+
+// Key returns the key of a tenant's extension.
+func (p *LatchkeyPeer) Key(tenant int) client.ObjectKey { return p.keys[tenant] }
+
+// Host implements Peer.
+func (*LatchkeyPeer) Host(tenant int) (client.Object, error) {
+	extension := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"namespace": Namespace, "serviceAccount": map[string]any{"name": Name(tenant)}}}}
+	extension.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	extension.SetName(Name(tenant))
+	return extension, nil
 }

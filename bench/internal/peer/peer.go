@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,7 +26,7 @@ const (
 // Namespace has the ServiceAccounts of the tenants, their Cluster objects and their Secrets.
 const Namespace = "bench"
 
-// Name returns the name of a tenant: of its ServiceAccount, extension and Cluster.
+// Name returns the name of a tenant: of its ServiceAccount, extension, Cluster and namespace.
 func Name(tenant int) string { return fmt.Sprintf("tenant-%06d", tenant) }
 
 // ErrCannot is returned for what a peer has no call for.
@@ -39,26 +40,46 @@ type Peer interface {
 	GetClient(ctx context.Context, tenant int) (client.Client, error)
 	// Cache returns the tenant's cache.
 	Cache(ctx context.Context, tenant int) (cache.Cache, error)
+	// Host returns the object that stands for a tenant at the host operator, without what the API
+	// server sets.
+	Host(tenant int) (client.Object, error)
 }
 
 // New returns a peer. config is for the host operator's own identity.
 func New(name string, config *rest.Config) (Peer, error) {
 	switch name {
 	case Latchkey:
-		return &latchkeyPeer{config: config}, nil
+		return &LatchkeyPeer{config: config}, nil
 	case ClusterAPI:
 		return &clusterAPIPeer{config: config}, nil
 	case Plain:
-		return &plainPeer{config: config}, nil
+		return &PlainPeer{config: config}, nil
 	}
 	return nil, errors.Errorf("no such peer: %q", name)
 }
 
-// newScheme returns the scheme that all peers use, with the same types.
-func newScheme() (*runtime.Scheme, error) {
+// NewScheme returns the scheme that all peers use, with the same types.
+func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	if err := scheme.AddToScheme(s); err != nil {
 		return nil, errors.WithStack(err)
 	}
 	return s, errors.WithStack(v1beta2.AddToScheme(s))
+}
+
+// Register creates the object that stands for a tenant at the peer's host operator.
+func Register(ctx context.Context, admin client.Client, p Peer, tenant int) error {
+	host, err := p.Host(tenant)
+	if err != nil {
+		return err
+	}
+	if err := admin.Create(ctx, host); err != nil {
+		return errors.Wrapf(err, "%T", host)
+	}
+	cluster, ok := host.(*v1beta2.Cluster)
+	if !ok {
+		return nil
+	}
+	cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true) // else Cluster API does not connect
+	return errors.WithStack(admin.Status().Update(ctx, cluster))
 }

@@ -13,12 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// plainPeer has a controller-runtime cache for each tenant, which share a RESTMapper and a transport.
+// PlainPeer has a controller-runtime cache for each tenant, which share a RESTMapper and a transport.
 // Their tokens are never renewed, nothing is probed, and nobody notices a revoked permission.
-type plainPeer struct {
+type PlainPeer struct {
 	config  *rest.Config
 	caches  []cache.Cache
 	clients []client.Client
+	// OwnNamespaces restricts each cache to the tenant's own namespace. Set it before Connect.
+	OwnNamespaces bool
 }
 
 // bearer adds a token to requests.
@@ -33,8 +35,9 @@ func (b *bearer) RoundTrip(req *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(req)
 }
 
-func (p *plainPeer) Connect(ctx context.Context, n int) error {
-	scheme, err := newScheme()
+// Connect implements Peer.
+func (p *PlainPeer) Connect(ctx context.Context, n int) error {
+	scheme, err := NewScheme()
 	if err != nil {
 		return err
 	}
@@ -62,7 +65,11 @@ func (p *plainPeer) Connect(ctx context.Context, n int) error {
 			return err
 		}
 		httpClient := &http.Client{Transport: &bearer{next: shared, token: token}}
-		c, err := cache.New(anonymous, cache.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper})
+		options := cache.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper}
+		if p.OwnNamespaces {
+			options.DefaultNamespaces = map[string]cache.Config{Name(tenant): {}}
+		}
+		c, err := cache.New(anonymous, options)
 		if err != nil {
 			return errors.WithStack(err)
 		}
@@ -91,10 +98,15 @@ func tokenOf(ctx context.Context, admin client.Client, tenant int) (string, erro
 	return config.BearerToken, nil
 }
 
-func (p *plainPeer) GetClient(_ context.Context, tenant int) (client.Client, error) {
+// GetClient implements Peer.
+func (p *PlainPeer) GetClient(_ context.Context, tenant int) (client.Client, error) {
 	return p.clients[tenant], nil
 }
 
-func (p *plainPeer) Cache(_ context.Context, tenant int) (cache.Cache, error) {
+// Cache implements Peer.
+func (p *PlainPeer) Cache(_ context.Context, tenant int) (cache.Cache, error) {
 	return p.caches[tenant], nil
 }
+
+// Host implements Peer.
+func (*PlainPeer) Host(int) (client.Object, error) { return nil, ErrCannot }

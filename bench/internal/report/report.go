@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/pkg/errors"
@@ -48,6 +49,19 @@ var limits = []limit{
 	{"getclient", "allocs", 0},
 	{"tcp_connections", "connections", 12},
 	{"tcp_connections", "peak", 64},
+	{"informers_10x1000", "rss_mib", 400},
+	{"informers_10x1000", "goroutines", 55_000},
+	{"informers_10x1000", "recovery_s", 60},
+	{"informers_10x1000", "token_requests", 0},
+	{"informers_10x1000", "wrong_counts", 0},
+	{"rbac_edit", "reviews_per_s_at_rest", 20},
+	{"rbac_edit", "reviews_per_edit", 16}, // five informers: soon, again, and within AccessReviewInterval
+	{"idle_10k", "rss_mib", 200},
+	{"idle_10k", "cores", 0.1},
+	{"idle_10k", "unhealthy", 0},
+	{"idle_100k", "rss_mib", 1536},
+	{"idle_100k", "requests_per_s", 100},
+	{"idle_100k", "unhealthy", 0},
 }
 
 // Results has the values of each peer.
@@ -57,11 +71,20 @@ type Results map[string]stage.Values
 func (r Results) Print(out io.Writer) (missed []string) {
 	ours := r[peer.Latchkey]
 	for _, scenario := range slices.Sorted(maps.Keys(ours)) {
+		for _, name := range []string{peer.ClusterAPI, peer.Plain} {
+			if r[name][scenario] == nil {
+				fmt.Fprintf(out, "NONE  %s %s: it cannot do this\n", scenario, name)
+			}
+		}
+		if r[peer.ClusterAPI][scenario] == nil && r[peer.Plain][scenario] == nil {
+			for _, unit := range slices.Sorted(maps.Keys(ours[scenario])) {
+				fmt.Fprintf(out, "VALUE %s %.4g %s\n", scenario, ours[scenario][unit], unit)
+			}
+		}
 		for _, unit := range slices.Sorted(maps.Keys(ours[scenario])) {
 			for _, name := range []string{peer.ClusterAPI, peer.Plain} {
 				theirs, ok := r[name][scenario][unit]
 				if !ok {
-					fmt.Fprintf(out, "NONE  %s %s: it cannot, or was not, measured (%s)\n", scenario, name, unit)
 					continue
 				}
 				if theirs == 0 && ours[scenario][unit] == 0 {
@@ -87,10 +110,10 @@ func (r Results) Print(out io.Writer) (missed []string) {
 }
 
 // Write writes the results as JSON.
-func (r Results) Write(file string) error {
+func (r Results) Write(folder string) error {
 	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return errors.WithStack(err)
 	}
-	return errors.WithStack(os.WriteFile(file, append(text, '\n'), 0o600))
+	return errors.WithStack(os.WriteFile(filepath.Join(folder, "results.json"), append(text, '\n'), 0o600))
 }

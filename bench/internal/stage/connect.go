@@ -3,6 +3,8 @@ package stage
 import (
 	"bufio"
 	"context"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -43,35 +45,57 @@ func connect(ctx context.Context, e *env) error {
 		e.values.set("connect_1000", "cpu_ms", (cpuAfter-cpuBefore).Seconds()*1000/float64(e.n))
 		e.values.set("connect_1000", "requests", (requestsAfter-requestsBefore)/float64(e.n))
 	}
-	select { // until what only the connects needed is gone
-	case <-ctx.Done():
-		return errors.WithStack(ctx.Err())
-	case <-time.After(5 * time.Second):
+	if err := pause(ctx, 5*time.Second); err != nil { // until what only the connects needed is gone
+		return err
 	}
 	idle := measure().per(before, e.n)
 	e.values.set("idle_heap", "bytes", idle.heap)
 	e.values.set("idle_goroutines", "goroutines", idle.goroutines)
 
 	for scenario, tenants := range map[string]int{"getclient": 1, "getclient_spread": e.n} {
-		result := testing.Benchmark(func(b *testing.B) {
-			b.ReportAllocs()
-			for tenant := 0; b.Loop(); tenant++ {
-				if tenant == tenants {
-					tenant = 0
-				}
-				if _, err := e.peer.GetClient(ctx, tenant); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+		result := e.getClients(ctx, tenants)
 		e.values.set(scenario, "ns", float64(result.T.Nanoseconds())/float64(result.N))
 		e.values.set(scenario, "allocs", float64(result.AllocsPerOp()))
 	}
 	return nil
 }
 
-// requests returns how many requests the API server has served, but for reads of its metrics.
-func (e *env) requests(ctx context.Context) (sum float64, err error) {
+// size measures what an idle identity costs among few of them.
+func size(ctx context.Context, e *env) error {
+	before := measure()
+	if err := e.peer.Connect(ctx, e.n); err != nil {
+		return err
+	}
+	return e.idleHeap(ctx, before)
+}
+
+// idleHeap sets what each of the identities has added to the heap.
+func (e *env) idleHeap(ctx context.Context, before usage) error {
+	if err := pause(ctx, 5*time.Second); err != nil { // until what only the connects needed is gone
+		return err
+	}
+	e.values.set(fmt.Sprintf("idle_heap_%d", e.n), "bytes", measure().per(before, e.n).heap)
+	return nil
+}
+
+// getClients gets the clients of so many tenants in turn.
+func (e *env) getClients(ctx context.Context, tenants int) testing.BenchmarkResult {
+	return testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for tenant := 0; b.Loop(); tenant++ {
+			if tenant == tenants {
+				tenant = 0
+			}
+			if _, err := e.peer.GetClient(ctx, tenant); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// requests returns how many requests with these labels the API server has served since it started,
+// but for reads of its metrics.
+func (e *env) requests(ctx context.Context, labels ...string) (sum float64, err error) {
 	admin, err := kubernetes.NewForConfig(e.config)
 	if err != nil {
 		return 0, errors.WithStack(err)
@@ -86,6 +110,9 @@ func (e *env) requests(ctx context.Context) (sum float64, err error) {
 	for lines.Scan() {
 		line := lines.Text()
 		if !strings.HasPrefix(line, "apiserver_request_total{") || strings.Contains(line, `subresource="/metrics"`) {
+			continue
+		}
+		if slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(line, label) }) {
 			continue
 		}
 		value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/pkg/errors"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -18,20 +18,15 @@ import (
 	"github.com/latchkey-dev/latchkey/bench/internal/peer"
 )
 
-// readAll makes each tenant read, 16 at a time.
+// readAll makes each tenant read.
 func (e *env) readAll(ctx context.Context, read func(client.Client) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(16)
-	for tenant := range e.n {
-		group.Go(func() error {
-			c, err := e.peer.GetClient(ctx, tenant)
-			if err != nil {
-				return err
-			}
-			return errors.Wrapf(read(c), "tenant %d", tenant)
-		})
-	}
-	return group.Wait()
+	return e.each(ctx, func(ctx context.Context, tenant int) error {
+		c, err := e.peer.GetClient(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		return read(c)
+	})
 }
 
 // objects measures what it costs that all tenants see the same 1,000 ConfigMaps of 1 KiB.
@@ -46,6 +41,49 @@ func objects(ctx context.Context, e *env) error {
 		return err
 	}
 	e.values.set("same_objects_1000", "bytes", measure().per(before, e.n).heap)
+	return nil
+}
+
+// disjoint measures what it costs that each tenant sees 100 ConfigMaps of 1 KiB of its own.
+func disjoint(ctx context.Context, e *env) error {
+	const each = 100
+	if err := e.each(ctx, func(ctx context.Context, tenant int) error {
+		for n := range each {
+			err := e.admin.Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: peer.Name(tenant), Name: fmt.Sprintf("object-%04d", n)},
+				Data:       map[string]string{"content": strings.Repeat(fmt.Sprintf("%04d ", n), 200)}})
+			if client.IgnoreAlreadyExists(err) != nil {
+				return errors.WithStack(err)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if plain, ok := e.peer.(*peer.PlainPeer); ok {
+		plain.OwnNamespaces = true
+	}
+	if err := e.peer.Connect(ctx, e.n); err != nil {
+		return err
+	}
+	before := measure()
+	if err := e.each(ctx, func(ctx context.Context, tenant int) error {
+		c, err := e.peer.GetClient(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		list := &corev1.ConfigMapList{}
+		if err := c.List(ctx, list, client.InNamespace(peer.Name(tenant))); err != nil {
+			return errors.WithStack(err)
+		}
+		if len(list.Items) != each {
+			return errors.Errorf("read %d objects, want %d", len(list.Items), each)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	e.values.set("disjoint_objects", "bytes", measure().per(before, e.n).heap)
 	return nil
 }
 
@@ -69,7 +107,7 @@ func informers(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if err := e.settle(ctx); err != nil {
+	if err := pause(ctx, e.patient); err != nil {
 		return err
 	}
 	open, err := connections(e.config.Host)
@@ -83,7 +121,7 @@ func informers(ctx context.Context, e *env) error {
 	if err := e.readAll(ctx, func(c client.Client) error { return c.List(ctx, &corev1.PodTemplateList{}) }); err != nil {
 		return err
 	}
-	if err := e.settle(ctx); err != nil {
+	if err := pause(ctx, e.patient); err != nil {
 		return err
 	}
 	added := measure().per(before, e.n)
@@ -92,16 +130,6 @@ func informers(ctx context.Context, e *env) error {
 	e.values.set("empty_informer", "bytes", added.heap+added.stacks)
 	e.values.set("empty_informer", "goroutines", added.goroutines)
 	return nil
-}
-
-// settle waits until connections that were needed for a moment only are closed.
-func (e *env) settle(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return errors.WithStack(ctx.Err())
-	case <-time.After(e.patient):
-		return nil
-	}
 }
 
 // whileCountingConnections returns the most TCP connections that were open while f ran.

@@ -3,10 +3,13 @@ package stage
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/bench/internal/peer"
 )
@@ -32,9 +35,12 @@ type env struct {
 	peer    peer.Peer
 	name    string // of the peer
 	config  *rest.Config
+	admin   client.Client
 	n       int // tenants
 	values  Values
-	patient time.Duration // how long TCP connections are given to settle
+	patient time.Duration // how long what comes and goes is given to settle
+	idle    time.Duration // how long a fleet is watched
+	outage  func(time.Duration) error
 }
 
 // stages are the stages by name, with the scenarios that each measures.
@@ -42,35 +48,92 @@ var stages = map[string]struct {
 	run       func(context.Context, *env) error
 	scenarios []string
 }{
-	"connect":   {connect, []string{"connect_1000", "idle_heap", "idle_goroutines", "getclient", "getclient_spread"}},
-	"objects":   {objects, []string{"same_objects_1000"}},
-	"informers": {informers, []string{"empty_informer", "tcp_connections"}},
-	"reads":     {reads, []string{"first_read_100", "warm_get", "warm_list", "event_latency"}},
+	"connect":    {connect, []string{"connect_1000", "idle_heap", "idle_goroutines", "getclient", "getclient_spread"}},
+	"size_10":    {size, []string{"idle_heap_10"}},
+	"size_100":   {size, []string{"idle_heap_100"}},
+	"objects":    {objects, []string{"same_objects_1000"}},
+	"disjoint":   {disjoint, []string{"disjoint_objects"}},
+	"informers":  {informers, []string{"empty_informer", "tcp_connections"}},
+	"reads":      {reads, []string{"first_read_100", "warm_get", "warm_list", "event_latency"}},
+	"churn":      {churn, []string{"getclient_churn", "delete_1000"}},
+	"restart":    {restart, []string{"restart"}},
+	"owned":      {owned, []string{"informers_10x1000"}},
+	"rbac":       {rbacEdit, []string{"rbac_edit"}},
+	"fleet_10k":  {fleet("idle_10k"), []string{"idle_10k"}},
+	"fleet_100k": {fleet("idle_100k"), []string{"idle_100k"}},
 }
 
 // Of returns the stage that measures a scenario.
 func Of(scenario string) (string, error) {
 	for name, s := range stages {
-		for _, one := range s.scenarios {
-			if one == scenario {
-				return name, nil
-			}
+		if slices.Contains(s.scenarios, scenario) {
+			return name, nil
 		}
 	}
 	return "", errors.Errorf("no such scenario: %q", scenario)
 }
 
-// Run runs a stage with n tenants.
-func Run(ctx context.Context, name, peerName string, config *rest.Config, n int,
-	patient time.Duration) (Values, error) {
-	s, ok := stages[name]
+// Options are what a stage is run with.
+type Options struct {
+	Stage, Peer string
+	Config      *rest.Config // of the host operator
+	N           int          // tenants
+	Patient     time.Duration
+	Idle        time.Duration
+	// Outage stops the API server, and starts it again after that time.
+	Outage func(time.Duration) error
+}
+
+// Run runs a stage.
+func Run(ctx context.Context, o Options) (Values, error) {
+	s, ok := stages[o.Stage]
 	if !ok {
-		return nil, errors.Errorf("no such stage: %q", name)
+		return nil, errors.Errorf("no such stage: %q", o.Stage)
 	}
-	p, err := peer.New(peerName, config)
+	p, err := peer.New(o.Peer, o.Config)
 	if err != nil {
 		return nil, err
 	}
-	e := &env{peer: p, name: peerName, config: config, n: n, values: Values{}, patient: patient}
+	scheme, err := peer.NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	admin, err := client.New(o.Config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, errors.WithStack(err)
+	}
+	e := &env{peer: p, name: o.Peer, config: o.Config, admin: admin, n: o.N, values: Values{}, patient: o.Patient,
+		idle: o.Idle, outage: o.Outage}
 	return e.values, s.run(ctx, e)
+}
+
+// each calls f for the tenants, 16 at a time.
+func (e *env) each(ctx context.Context, f func(ctx context.Context, tenant int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for tenant := range e.n {
+		group.Go(func() error { return errors.WithMessagef(f(ctx, tenant), "tenant %d", tenant) })
+	}
+	return group.Wait()
+}
+
+// until waits until a condition holds. It asks rarely, so that the question costs next to nothing.
+func until(ctx context.Context, every time.Duration, what string, done func() bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("waited 10 minutes until "+what))
+	defer cancel()
+	for !done() {
+		if err := pause(ctx, every); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return errors.WithStack(context.Cause(ctx))
+	case <-time.After(d):
+		return nil
+	}
 }

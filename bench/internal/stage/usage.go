@@ -34,6 +34,21 @@ func (u usage) per(before usage, n int) usage {
 	return usage{(u.heap - before.heap) / d, (u.stacks - before.stacks) / d, (u.goroutines - before.goroutines) / d}
 }
 
+// resident returns how much memory of the process is in RAM, in MiB.
+func resident() (float64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, errors.WithStack(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			return kib / 1024, errors.WithStack(err)
+		}
+	}
+	return 0, errors.New("the kernel does not report VmRSS")
+}
+
 // cpu returns the time that the process has used on all cores.
 func cpu() (time.Duration, error) {
 	var used syscall.Rusage

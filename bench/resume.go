@@ -1,0 +1,64 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+
+	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/bench/internal/stage"
+)
+
+// result is what one run has measured.
+type result struct {
+	Build  string // the commit, empty for one that is not known or has changes
+	N      int
+	Values stage.Values
+}
+
+// build returns the commit that this program was built from, empty if there are changes.
+func build() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	revision := ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value != "false":
+			return ""
+		}
+	}
+	return revision
+}
+
+func (s settings) file(r run, peerName string, round int) string {
+	return filepath.Join(s.results, fmt.Sprintf("%s-%s-%d.json", r.stage, peerName, round+1))
+}
+
+// known returns what a run of this build has measured before.
+func (s settings) known(r run, peerName string, round int) (stage.Values, bool) {
+	text, err := os.ReadFile(s.file(r, peerName, round))
+	if err != nil || s.build == "" {
+		return nil, false
+	}
+	var found result
+	if json.Unmarshal(text, &found) != nil || found.Build != s.build || found.N != r.n {
+		return nil, false
+	}
+	return found.Values, true
+}
+
+// remember writes what a run has measured.
+func (s settings) remember(r run, peerName string, round int, values stage.Values) error {
+	text, err := json.MarshalIndent(result{s.build, r.n, values}, "", "\t")
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	return errors.WithStack(os.WriteFile(s.file(r, peerName, round), append(text, '\n'), 0o600))
+}
