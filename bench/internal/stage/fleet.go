@@ -92,13 +92,13 @@ func churn(ctx context.Context, e *env) error {
 	if err := e.each(ctx, e.remove); err != nil {
 		return err
 	}
-	if err := until(ctx, 100*time.Millisecond, "all have disconnected", func() bool {
+	if err := until(ctx, 100*time.Millisecond, "all have disconnected", func() (left int) {
 		for tenant := range e.n {
 			if _, err := e.peer.GetClient(ctx, tenant); err == nil {
-				return false
+				left++
 			}
 		}
-		return true
+		return left
 	}); err != nil {
 		return err
 	}
@@ -127,17 +127,19 @@ func (e *env) reconnect(ctx context.Context, tenant int) error {
 	if err := e.remove(ctx, tenant); err != nil {
 		return err
 	}
-	connected := func() bool {
-		_, err := e.peer.GetClient(ctx, tenant)
-		return err == nil
+	connected := func() int {
+		if _, err := e.peer.GetClient(ctx, tenant); err == nil {
+			return 1
+		}
+		return 0
 	}
-	if err := until(ctx, 10*time.Millisecond, "it has disconnected", func() bool { return !connected() }); err != nil {
+	if err := until(ctx, 10*time.Millisecond, "it has disconnected", connected); err != nil {
 		return err
 	}
 	if err := peer.Register(ctx, e.admin, e.peer, tenant); err != nil {
 		return err
 	}
-	return until(ctx, 10*time.Millisecond, "it is connected", connected)
+	return until(ctx, 10*time.Millisecond, "it is connected", func() int { return 1 - connected() })
 }
 
 // restart measures how long after a restart of the API server all tenants see a new object.
@@ -160,14 +162,14 @@ func restart(ctx context.Context, e *env) error {
 		return errors.WithStack(err)
 	}
 	tenant := 0 // those before see the object
-	if err := until(ctx, 100*time.Millisecond, "all tenants see a new object", func() bool {
+	if err := until(ctx, 100*time.Millisecond, "all tenants see a new object", func() int {
 		for ; tenant < e.n; tenant++ {
 			c, err := e.peer.GetClient(ctx, tenant)
 			if err != nil || c.Get(ctx, client.ObjectKeyFromObject(object), &corev1.LimitRange{}) != nil {
-				return false
+				break
 			}
 		}
-		return true
+		return e.n - tenant
 	}); err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package stage
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -117,16 +119,24 @@ func (e *env) each(ctx context.Context, f func(ctx context.Context, tenant int) 
 	return group.Wait()
 }
 
-// until waits until a condition holds. It asks rarely, so that the question costs next to nothing.
-func until(ctx context.Context, every time.Duration, what string, done func() bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("waited 10 minutes until "+what))
-	defer cancel()
-	for !done() {
+// until waits until nothing is left. It asks rarely, so that the question costs next to nothing.
+func until(ctx context.Context, every time.Duration, what string, left func() int) error {
+	began, shown := time.Now(), time.Now()
+	for {
+		n := left()
+		switch {
+		case n == 0:
+			return nil
+		case time.Since(began) > 10*time.Minute:
+			return errors.Errorf("waited 10 minutes until %s: %d are left", what, n)
+		case time.Since(shown) > 30*time.Second:
+			shown = time.Now()
+			fmt.Fprintf(os.Stderr, "Waiting until %s: %d are left\n", what, n)
+		}
 		if err := pause(ctx, every); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {

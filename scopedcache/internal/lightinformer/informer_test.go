@@ -455,3 +455,23 @@ func TestStreamedObjects(t *testing.T) {
 	g.Expect(s.Bookmark("5")).To(Succeed())
 	g.Expect(s.Update("text")).NotTo(Succeed())
 }
+
+// A stream that ends before its bookmark begins anew, with one Transformer for all attempts. What the
+// earlier attempts have sent is not kept.
+func TestStreamsThatEndEarly(t *testing.T) {
+	g := NewWithT(t)
+	s := &store{Informer: New(nil, &corev1.ConfigMap{}, 0, indexers)}
+	transforms := 0
+	g.Expect(s.SetTransform(func(object any) (any, error) { transforms++; return object, nil })).To(Succeed())
+	transform := s.Transformer()
+	const attempts = 50
+	var latest any
+	for range attempts {
+		var err error
+		latest, err = transform(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a"}})
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	g.Expect(s.streamed).To(HaveLen(1))
+	g.Expect(s.Replace([]any{latest}, "1")).To(Succeed())
+	g.Expect(transforms).To(Equal(attempts), "the object of the last attempt is not transformed twice")
+}

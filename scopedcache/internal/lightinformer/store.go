@@ -12,9 +12,10 @@ import (
 // other methods.
 type store struct {
 	*Informer
-	// streamed has the objects that a list streams, which are transformed already; nil when no list
-	// is streamed. Other informers may use them too, so they must not be transformed again.
-	streamed map[any]struct{}
+	// streamed has the objects that a list streams by key, which are transformed already; nil when no
+	// list is streamed. Other informers may use them too, so they must not be transformed again. A
+	// stream that ends early begins anew with the same keys, so streamed does not grow without bound.
+	streamed map[string]any
 }
 
 var (
@@ -28,14 +29,15 @@ func (s *store) Transformer() toolscache.TransformFunc {
 	if s.transform == nil && s.pool == nil {
 		return nil
 	}
-	s.streamed = map[any]struct{}{}
+	s.streamed = map[string]any{}
 	return func(object any) (any, error) {
 		object, err := s.transformed(object)
 		if err != nil {
 			return nil, err
 		}
-		if object = s.shared(object); isPointer(object) {
-			s.streamed[object] = struct{}{}
+		object = s.shared(object)
+		if key, err := toolscache.MetaNamespaceKeyFunc(object); err == nil && isPointer(object) {
+			s.streamed[key] = object
 		}
 		return object, nil
 	}
@@ -46,8 +48,8 @@ func (s *store) transformed(object any) (any, error) {
 	if s.transform == nil {
 		return object, nil
 	}
-	if isPointer(object) {
-		if _, done := s.streamed[object]; done {
+	if s.streamed != nil && isPointer(object) {
+		if key, err := toolscache.MetaNamespaceKeyFunc(object); err == nil && s.streamed[key] == object {
 			return object, nil
 		}
 	}
@@ -55,7 +57,7 @@ func (s *store) transformed(object any) (any, error) {
 	return result, errors.WithStack(err)
 }
 
-// isPointer reports whether an object can be a key of streamed.
+// isPointer reports whether an object can be compared with those in streamed.
 func isPointer(object any) bool {
 	return object != nil && reflect.TypeOf(object).Kind() == reflect.Pointer
 }
