@@ -87,8 +87,8 @@ type run struct {
 	stage string
 	n     int
 	peers []string
-	once  bool // and not in each round
 	owned bool // each tenant needs a namespace of its own
+	round int
 }
 
 var (
@@ -131,7 +131,8 @@ func parse(args []string) (settings, error) {
 	return s, errors.WithStack(os.MkdirAll(s.results, 0o750))
 }
 
-// runs returns what to run: all, or what one scenario needs.
+// runs returns what to run, in order: all, or what one scenario needs. What needs few tenants comes
+// first and what needs many comes last, because peers keep copies of all tenants' objects.
 func (s settings) runs() ([]run, error) {
 	n := 1000
 	if s.quick {
@@ -139,33 +140,32 @@ func (s settings) runs() ([]run, error) {
 	}
 	// Copies of 1,000 objects are two megabytes each for some peers, and each of them costs the same.
 	few := min(n, 200)
-	runs := []run{
-		{stage: "size_10", n: 10, peers: all, once: true},
-		{stage: "size_100", n: 100, peers: all, once: true},
-		{stage: "connect", n: n, peers: all},
-		{stage: "objects", n: few, peers: all},
-		{stage: "disjoint", n: few, peers: []string{peer.Latchkey, peer.Plain}, owned: true},
-		{stage: "informers", n: n, peers: all},
-		{stage: "reads", n: 30, peers: all},
-		{stage: "churn", n: n, peers: []string{peer.Latchkey, peer.ClusterAPI}},
+	runs := []run{{stage: "size_10", n: 10, peers: all}, {stage: "size_100", n: 100, peers: all}}
+	for round := range s.rounds {
+		runs = append(runs,
+			run{stage: "connect", n: n, peers: all, round: round},
+			run{stage: "objects", n: few, peers: all, round: round},
+			run{stage: "disjoint", n: few, peers: []string{peer.Latchkey, peer.Plain}, owned: true, round: round},
+			run{stage: "informers", n: n, peers: all, round: round},
+			run{stage: "reads", n: 30, peers: all, round: round},
+			run{stage: "churn", n: n, peers: []string{peer.Latchkey, peer.ClusterAPI}, round: round})
 	}
-	long := []run{
-		{stage: "restart", n: few, peers: all, once: true},
-		{stage: "owned", n: n, peers: ours, once: true, owned: true},
-		{stage: "rbac", n: n, peers: ours, once: true, owned: true},
-		{stage: "fleet_10k", n: 10 * n, peers: ours, once: true},
+	if s.quick && s.scenario == "" {
+		return runs, nil
 	}
+	runs = append(runs,
+		run{stage: "restart", n: few, peers: all},
+		run{stage: "owned", n: n, peers: ours, owned: true},
+		run{stage: "rbac", n: n, peers: ours, owned: true},
+		run{stage: "fleet_10k", n: 10 * n, peers: ours})
 	if s.scenario == "" {
-		if s.quick {
-			return runs, nil
-		}
-		return append(runs, long...), nil
+		return runs, nil
 	}
 	only, err := stage.Of(s.scenario)
 	if err != nil {
 		return nil, err
 	}
-	runs = append(append(runs, long...), run{stage: "fleet_100k", n: 100 * n, peers: ours, once: true})
+	runs = append(runs, run{stage: "fleet_100k", n: 100 * n, peers: ours})
 	return slices.DeleteFunc(runs, func(r run) bool { return r.stage != only }), nil
 }
 
@@ -194,29 +194,22 @@ func drive(ctx context.Context, args []string) error {
 		return err
 	}
 	measured := map[string][]stage.Values{}
-	for _, once := range []bool{false, true} { // what is measured once needs more tenants, which would cost the others
-		for round := range s.rounds {
-			for _, r := range runs {
-				if r.once != once || r.once && round > 0 {
-					continue
+	for _, r := range runs {
+		for _, name := range r.peers {
+			values, known := s.known(r, name)
+			if !known {
+				if err := needed.prepare(ctx, r); err != nil {
+					return err
 				}
-				for _, name := range r.peers {
-					values, known := s.known(r, name, round)
-					if !known {
-						if err := needed.prepare(ctx, r); err != nil {
-							return err
-						}
-						fmt.Printf("Round %d of %d: %s with %d tenants, %s\n", round+1, s.rounds, r.stage, r.n, name)
-						if values, err = s.runWorker(ctx, cp, r, name); err != nil {
-							return err
-						}
-						if err := s.remember(r, name, round, values); err != nil {
-							return err
-						}
-					}
-					measured[name] = append(measured[name], values)
+				fmt.Printf("Round %d: %s with %d tenants, %s\n", r.round+1, r.stage, r.n, name)
+				if values, err = s.runWorker(ctx, cp, r, name); err != nil {
+					return err
+				}
+				if err := s.remember(r, name, values); err != nil {
+					return err
 				}
 			}
+			measured[name] = append(measured[name], values)
 		}
 	}
 	combined := report.Results{}

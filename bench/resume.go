@@ -37,13 +37,13 @@ func build() string {
 	return revision
 }
 
-func (s settings) file(r run, peerName string, round int) string {
-	return filepath.Join(s.results, fmt.Sprintf("%s-%s-%d.json", r.stage, peerName, round+1))
+func (s settings) file(r run, peerName string) string {
+	return filepath.Join(s.results, fmt.Sprintf("%s-%s-%d.json", r.stage, peerName, r.round+1))
 }
 
 // known returns what a run of this build has measured before.
-func (s settings) known(r run, peerName string, round int) (stage.Values, bool) {
-	text, err := os.ReadFile(s.file(r, peerName, round))
+func (s settings) known(r run, peerName string) (stage.Values, bool) {
+	text, err := os.ReadFile(s.file(r, peerName))
 	if err != nil || s.build == "" {
 		return nil, false
 	}
@@ -55,10 +55,10 @@ func (s settings) known(r run, peerName string, round int) (stage.Values, bool) 
 }
 
 // remember writes what a run has measured.
-func (s settings) remember(r run, peerName string, round int, values stage.Values) error {
+func (s settings) remember(r run, peerName string, values stage.Values) error {
 	text, err := json.MarshalIndent(result{s.build, r.n, values}, "", "\t")
 	if err != nil {
 		return errors.WithStack(err)
 	}
-	return errors.WithStack(os.WriteFile(s.file(r, peerName, round), append(text, '\n'), 0o600))
+	return errors.WithStack(os.WriteFile(s.file(r, peerName), append(text, '\n'), 0o600))
 }

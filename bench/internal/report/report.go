@@ -53,7 +53,7 @@ var limits = []limit{
 	{"informers_10x1000", "goroutines", 55_000},
 	{"informers_10x1000", "recovery_s", 60},
 	{"informers_10x1000", "token_requests", 0},
-	{"informers_10x1000", "delivered_twice", 0},
+	{"informers_10x1000", "deleted_twice", 0},
 	{"rbac_edit", "reviews_per_s_at_rest", 20},
 	{"rbac_edit", "reviews_per_edit", 16}, // five informers: soon, again, and within AccessReviewInterval
 	{"idle_10k", "rss_mib", 200},

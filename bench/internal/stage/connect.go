@@ -18,32 +18,15 @@ import (
 
 // connect measures the connects of all tenants, what they cost when nothing uses them, and GetClient.
 func connect(ctx context.Context, e *env) error {
-	requestsBefore, err := e.requests(ctx)
-	if err != nil {
-		return err
-	}
 	before := measure()
-	cpuBefore, err := cpu()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := e.peer.Connect(ctx, e.n); err != nil {
-		return err
-	}
-	took := time.Since(began)
-	cpuAfter, err := cpu()
-	if err != nil {
-		return err
-	}
-	requestsAfter, err := e.requests(ctx)
+	connecting, err := e.spent(ctx, func() error { return e.peer.Connect(ctx, e.n) })
 	if err != nil {
 		return err
 	}
 	if e.name != peer.Plain { // which sends nothing until something is read
-		e.values.set("connect_1000", "wall_ms", took.Seconds()*1000/float64(e.n))
-		e.values.set("connect_1000", "cpu_ms", (cpuAfter-cpuBefore).Seconds()*1000/float64(e.n))
-		e.values.set("connect_1000", "requests", (requestsAfter-requestsBefore)/float64(e.n))
+		e.values.set("connect_1000", "wall_ms", connecting.took.Seconds()*1000/float64(e.n))
+		e.values.set("connect_1000", "cpu_ms", connecting.cpu.Seconds()*1000/float64(e.n))
+		e.values.set("connect_1000", "requests", connecting.requests/float64(e.n))
 	}
 	if err := pause(ctx, 5*time.Second); err != nil { // until what only the connects needed is gone
 		return err
@@ -58,6 +41,36 @@ func connect(ctx context.Context, e *env) error {
 		e.values.set(scenario, "allocs", float64(result.AllocsPerOp()))
 	}
 	return nil
+}
+
+// spending is what something took.
+type spending struct {
+	took, cpu time.Duration
+	requests  float64 // that the API server received
+}
+
+// spent returns what f takes.
+func (e *env) spent(ctx context.Context, f func() error) (s spending, err error) {
+	requestsBefore, err := e.requests(ctx)
+	if err != nil {
+		return s, err
+	}
+	cpuBefore, err := cpu()
+	if err != nil {
+		return s, err
+	}
+	began := time.Now()
+	if err := f(); err != nil {
+		return s, err
+	}
+	s.took = time.Since(began)
+	cpuAfter, err := cpu()
+	if err != nil {
+		return s, err
+	}
+	requestsAfter, err := e.requests(ctx)
+	s.cpu, s.requests = cpuAfter-cpuBefore, requestsAfter-requestsBefore
+	return s, err
 }
 
 // size measures what an idle identity costs among few of them.

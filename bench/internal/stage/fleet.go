@@ -29,28 +29,12 @@ func fleet(scenario string) func(context.Context, *env) error {
 			return err
 		}
 		connected := time.Now()
-		requestsBefore, err := e.requests(ctx)
+		idle, err := e.spent(ctx, func() error { return pause(ctx, e.idle) })
 		if err != nil {
 			return err
 		}
-		cpuBefore, err := cpu()
-		if err != nil {
-			return err
-		}
-		if err := pause(ctx, e.idle); err != nil {
-			return err
-		}
-		seconds := time.Since(connected).Seconds()
-		cpuAfter, err := cpu()
-		if err != nil {
-			return err
-		}
-		requestsAfter, err := e.requests(ctx)
-		if err != nil {
-			return err
-		}
-		e.values.set(scenario, "cores", (cpuAfter-cpuBefore).Seconds()/seconds)
-		e.values.set(scenario, "requests_per_s", (requestsAfter-requestsBefore)/seconds)
+		e.values.set(scenario, "cores", idle.cpu.Seconds()/idle.took.Seconds())
+		e.values.set(scenario, "requests_per_s", idle.requests/idle.took.Seconds())
 		if err := e.reportSize(scenario, ""); err != nil {
 			return err
 		}
