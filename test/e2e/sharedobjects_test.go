@@ -11,18 +11,23 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// stored returns the object that the informer of an extension stores. Only a raw handler can see it.
-func stored(t *testing.T, o *operator, name, namespace string) *corev1.ConfigMap {
+// stored returns the ConfigMap of the tenant that the informer of an extension stores, which only a raw
+// handler can see. The controller manager keeps a ConfigMap of its own in each namespace.
+func stored(t *testing.T, o *operator, extension, namespace, name string) *corev1.ConfigMap {
 	t.Helper()
 	g := NewWithT(t)
-	whole, err := o.GetCluster(t.Context(), key(name))
+	whole, err := o.GetCluster(t.Context(), key(extension))
 	g.Expect(err).NotTo(HaveOccurred())
 	handle, err := whole.GetCache().(scopedcache.Cache).Hold(t.Context(), &corev1.ConfigMap{},
 		scopedcache.Scope{Namespace: namespace}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
-	received := make(chan *corev1.ConfigMap, 10)
+	received := make(chan *corev1.ConfigMap, 1)
 	_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) { received <- object.(*corev1.ConfigMap) },
+		AddFunc: func(object any) {
+			if configMap := object.(*corev1.ConfigMap); configMap.Name == name {
+				received <- configMap
+			}
+		},
 	})
 	g.Expect(err).NotTo(HaveOccurred())
 	var object *corev1.ConfigMap
@@ -43,7 +48,7 @@ func TestObjectsAreShared(t *testing.T) {
 			o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{DisableObjectSharing: disabled}})
 			o.waitConnected(t, "sharing-red")
 			o.waitConnected(t, "sharing-blue")
-			red, blue := stored(t, o, "sharing-red", ns), stored(t, o, "sharing-blue", ns)
+			red, blue := stored(t, o, "sharing-red", ns, "one"), stored(t, o, "sharing-blue", ns, "one")
 			g.Expect(red).To(Equal(blue))
 			g.Expect(red == blue).To(Equal(!disabled))
 		})
