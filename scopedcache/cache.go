@@ -104,10 +104,10 @@ func (s *scopedCache) Start(ctx context.Context) error {
 		return errors.New("informer already started")
 	}
 	s.life = ctx
+	stopListening := s.listenToRBACLocked() // before a scope asks whether RBAC events are watched
 	for e := range s.entries {
 		s.startLocked(e)
 	}
-	stopListening := s.listenToRBACLocked()
 	close(s.started)
 	s.mu.Unlock()
 	context.AfterFunc(ctx, func() { close(s.over) })

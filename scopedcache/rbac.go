@@ -45,6 +45,7 @@ type RBACWatcher struct {
 	changed   map[rbacindex.Concern]struct{}                   // guarded by mu: changes not delivered yet
 	missed    bool                                             // guarded by mu: notify all; not delivered yet
 	timer     *time.Timer                                      // guarded by mu: set while changes are gathered
+	latest    time.Time                                        // guarded by mu: when the latest change came
 	kinds     map[schema.GroupVersionKind]watchedKind          // guarded by mu
 	recheck   *time.Timer                                      // guarded by mu: calls update
 }
@@ -198,6 +199,7 @@ func (e *RBACWatcher) gatherLocked(concerns []rbacindex.Concern) {
 }
 
 func (e *RBACWatcher) deliverSoonLocked() {
+	e.latest = time.Now()
 	if e.timer == nil && !e.closed {
 		e.timer = time.AfterFunc(gatherInterval, e.deliver)
 	}

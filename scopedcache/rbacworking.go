@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // watchedKinds is how many kinds an RBACWatcher watches.
@@ -61,8 +63,23 @@ func (e *RBACWatcher) update() {
 	}
 }
 
-// eventsWatched reports whether all changes of RBAC that concern the identity are reported.
-func (s *scopedCache) eventsWatched() bool {
-	return s.options.RBACWatcher != nil && s.options.RBACWatcher.working.Load() ||
-		s.rbacWatcher != nil && s.rbacWatcher.working.Load()
+// eventsWatched returns whether all changes of RBAC that concern the identity are reported.
+func (s *scopedCache) eventsWatched() (event monitor.EventsWatched) {
+	for _, e := range []*RBACWatcher{s.options.RBACWatcher, s.rbacWatcher} {
+		if e == nil || !e.working.Load() {
+			continue
+		}
+		event.Watched = true
+		if latest := e.latestChange(); latest.After(event.Latest) {
+			event.Latest = latest
+		}
+	}
+	return event
+}
+
+// latestChange returns when the latest change was reported, whomever it concerned.
+func (e *RBACWatcher) latestChange() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.latest
 }

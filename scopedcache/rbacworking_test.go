@@ -7,6 +7,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
@@ -88,6 +89,18 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 		}
 		taken, _ := e.mail.take()
 		g.Expect(taken.watched).To(BeTrue())
-		g.Expect(c.eventsWatched()).To(Equal(state == StateSynced))
+		g.Expect(c.eventsWatched().Watched).To(Equal(state == StateSynced))
+		g.Expect(c.eventsWatched().Latest).To(BeZero(), "no change so far, or it does not count")
 	}
+	for _, name := range []string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} {
+		events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(name), State: StateSynced, Since: time.Now()})
+	}
+	defer events.close()
+	before := time.Now()
+	events.set(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "unbound"}})
+	g.Expect(c.eventsWatched().Latest).To(BeZero(), "it concerns no one")
+	events.set(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "binding"},
+		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "unbound"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "blue"}}})
+	g.Expect(c.eventsWatched().Latest).To(BeTemporally(">=", before), "scopes that start now must know")
 }

@@ -49,7 +49,7 @@ func (r *run) handleEvents() {
 			taken.watched = true
 		}
 		if taken.watched {
-			r.step(monitor.EventsWatched{Watched: r.cache.eventsWatched()})
+			r.step(r.cache.eventsWatched())
 		}
 		for _, event := range taken.events {
 			if r.ctx.Err() != nil {

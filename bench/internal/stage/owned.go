@@ -92,8 +92,8 @@ func fewer(counts []atomic.Int32, n int32) (found int) {
 func more(counts []atomic.Int32, n int32) int { return len(counts) - fewer(counts, n+1) }
 
 // change creates or deletes an object of each kind in each namespace, and returns when all handlers
-// have one event more than before.
-func (e *env) change(ctx context.Context, name string, delivered []atomic.Int32, want int32,
+// have received as many events as wanted.
+func (e *env) change(ctx context.Context, what, name string, delivered []atomic.Int32, want int32,
 	do func(context.Context, client.Object) error) error {
 	if err := e.each(ctx, func(ctx context.Context, tenant int) error {
 		for _, kind := range kinds {
@@ -105,7 +105,7 @@ func (e *env) change(ctx context.Context, name string, delivered []atomic.Int32,
 	}); err != nil {
 		return err
 	}
-	return until(ctx, time.Second, "all handlers have received an event", func() int {
+	return until(ctx, time.Second, fmt.Sprintf("all handlers have received %s %d times", what, want), func() int {
 		return fewer(delivered, want)
 	})
 }
@@ -127,7 +127,7 @@ func owned(ctx context.Context, e *env) error {
 	create := func(ctx context.Context, object client.Object) error { return e.admin.Create(ctx, object) }
 	remove := func(ctx context.Context, object client.Object) error { return e.admin.Delete(ctx, object) }
 	name := fmt.Sprintf("event-%d", began.UnixMilli())
-	if err := e.change(ctx, name, counts.created, 1, create); err != nil {
+	if err := e.change(ctx, "a creation", name, counts.created, 1, create); err != nil {
 		return err
 	}
 	if err := pause(ctx, e.patient); err != nil {
@@ -141,7 +141,7 @@ func owned(ctx context.Context, e *env) error {
 		return err
 	}
 	began = time.Now()
-	if err := e.change(ctx, name, counts.deleted, 1, remove); err != nil { // while the watches come back
+	if err := e.change(ctx, "a deletion", name, counts.deleted, 1, remove); err != nil { // while the watches come back
 		return err
 	}
 	if err := until(ctx, time.Second, "all informers have synced", func() int {
@@ -155,7 +155,7 @@ func owned(ctx context.Context, e *env) error {
 		return err
 	}
 	e.values.set(scenario, "token_requests", tokens)
-	if err := e.change(ctx, name+"-again", counts.created, 2, create); err != nil {
+	if err := e.change(ctx, "a creation", name+"-again", counts.created, 2, create); err != nil {
 		return err
 	}
 	if err := pause(ctx, e.patient); err != nil {
@@ -167,7 +167,7 @@ func owned(ctx context.Context, e *env) error {
 	if err := e.reportSize(scenario, "_afterwards"); err != nil {
 		return err
 	}
-	return e.change(ctx, name+"-again", counts.deleted, 2, remove)
+	return e.change(ctx, "a deletion", name+"-again", counts.deleted, 2, remove)
 }
 
 // reportSize sets the memory and goroutines of the process.

@@ -73,88 +73,110 @@ type Resource struct {
 
 // For returns the lists and watches of a resource. For sends no request.
 func (c *Clients) For(r Resource) (toolscache.ListerWatcherWithContext, error) {
-	var unselected toolscache.ListWatch
-	var err error
+	in, err := c.in(r)
+	return requests{collection: in, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks}, err
+}
+
+// in returns the objects of a resource in its namespace.
+func (c *Clients) in(r Resource) (collection, error) {
 	switch r.Example.(type) {
 	case runtime.Unstructured:
-		unselected, err = c.forUnstructured(r)
+		all, err := c.dynamic()
+		if err != nil {
+			return nil, errors.Wrap(err, "creating a dynamic client")
+		}
+		return unstructuredCollection{all.Resource(r.Mapping.Resource).Namespace(r.Namespace)}, nil
 	case *metav1.PartialObjectMetadata:
-		unselected, err = c.forMetadata(r)
-	default:
-		unselected, err = c.forTyped(r)
+		all, err := c.metadata()
+		if err != nil {
+			return nil, errors.Wrap(err, "creating a metadata client")
+		}
+		return metadataCollection{all.Resource(r.Mapping.Resource).Namespace(r.Namespace)}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	selected := func(options metav1.ListOptions) metav1.ListOptions {
-		options.LabelSelector, options.FieldSelector = r.Labels, r.Fields
-		return options
-	}
-	return &toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return unselected.ListWithContextFunc(ctx, selected(options))
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.Watch, options.AllowWatchBookmarks = true, r.Bookmarks
-			return unselected.WatchFuncWithContext(ctx, selected(options))
-		},
-	}, nil
-}
-
-func (c *Clients) forUnstructured(r Resource) (toolscache.ListWatch, error) {
-	all, err := c.dynamic()
-	if err != nil {
-		return toolscache.ListWatch{}, errors.Wrap(err, "creating a dynamic client")
-	}
-	resource := all.Resource(r.Mapping.Resource).Namespace(r.Namespace)
-	return toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return resource.List(ctx, options)
-		},
-		WatchFuncWithContext: resource.Watch,
-	}, nil
-}
-
-func (c *Clients) forMetadata(r Resource) (toolscache.ListWatch, error) {
-	all, err := c.metadata()
-	if err != nil {
-		return toolscache.ListWatch{}, errors.Wrap(err, "creating a metadata client")
-	}
-	resource := all.Resource(r.Mapping.Resource).Namespace(r.Namespace)
-	return toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return resource.List(ctx, options)
-		},
-		WatchFuncWithContext: resource.Watch,
-	}, nil
-}
-
-func (c *Clients) forTyped(r Resource) (toolscache.ListWatch, error) {
 	gvk := r.Mapping.GroupVersionKind
-	list, err := c.scheme.New(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-	if err != nil {
-		return toolscache.ListWatch{}, errors.WithStack(err)
+	if list := gvk.GroupVersion().WithKind(gvk.Kind + "List"); !c.scheme.Recognizes(list) {
+		return nil, errors.WithStack(runtime.NewNotRegisteredErrForKind(c.scheme.Name(), list))
 	}
 	restClient, err := c.restClient(gvk)
+	return typedCollection{clients: c, client: restClient, mapping: r.Mapping, namespace: r.Namespace}, err
+}
+
+// requests are the lists and watches of an informer.
+type requests struct {
+	collection
+	labels, fields string
+	bookmarks      bool
+}
+
+// ListWithContext implements toolscache.ListerWithContext.
+func (r requests) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	options.LabelSelector, options.FieldSelector = r.labels, r.fields
+	return r.list(ctx, options)
+}
+
+// WatchWithContext implements toolscache.WatcherWithContext.
+func (r requests) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.LabelSelector, options.FieldSelector = r.labels, r.fields
+	options.Watch, options.AllowWatchBookmarks = true, r.bookmarks
+	return r.watch(ctx, options)
+}
+
+// IsWatchListSemanticsUnSupported makes client-go list, and not stream lists, if there are no
+// bookmarks: a bookmark marks the end of a streamed list.
+func (r requests) IsWatchListSemanticsUnSupported() bool { return !r.bookmarks }
+
+// collection has the objects of a kind in a namespace, or in all.
+type collection interface {
+	list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error)
+	watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+type unstructuredCollection struct{ objects dynamic.ResourceInterface }
+
+func (c unstructuredCollection) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	return c.objects.List(ctx, options)
+}
+
+func (c unstructuredCollection) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return c.objects.Watch(ctx, options)
+}
+
+type metadataCollection struct{ objects metadata.ResourceInterface }
+
+func (c metadataCollection) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	return c.objects.List(ctx, options)
+}
+
+func (c metadataCollection) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return c.objects.Watch(ctx, options)
+}
+
+type typedCollection struct {
+	clients   *Clients
+	client    rest.Interface
+	mapping   *meta.RESTMapping
+	namespace string
+}
+
+func (c typedCollection) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	gvk := c.mapping.GroupVersionKind
+	result, err := c.clients.scheme.New(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
 	if err != nil {
-		return toolscache.ListWatch{}, err
+		return nil, errors.WithStack(err)
 	}
-	request := func(options *metav1.ListOptions) *rest.Request {
-		return restClient.Get().NamespaceIfScoped(r.Namespace, r.Namespace != "").Resource(r.Mapping.Resource.Resource).
-			VersionedParams(options, c.codecs().options)
+	if err := c.request(&options).Do(ctx).Into(result); err != nil {
+		return nil, err // the Reflector looks at its type
 	}
-	return toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			result := list.DeepCopyObject()
-			if err := request(&options).Do(ctx).Into(result); err != nil {
-				return nil, err // the Reflector looks at its type
-			}
-			return result, nil
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return request(&options).Watch(ctx)
-		},
-	}, nil
+	return result, nil
+}
+
+func (c typedCollection) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return c.request(&options).Watch(ctx)
+}
+
+func (c typedCollection) request(options *metav1.ListOptions) *rest.Request {
+	return c.client.Get().NamespaceIfScoped(c.namespace, c.namespace != "").
+		Resource(c.mapping.Resource.Resource).VersionedParams(options, c.clients.codecs().options)
 }
 
 // restClient returns the client of a typed kind. Kinds of one version may differ in the formats that

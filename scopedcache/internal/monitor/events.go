@@ -68,8 +68,13 @@ type (
 type (
 	// AccessMayHaveChanged reports a change of an RBAC object that concerns the identity.
 	AccessMayHaveChanged struct{}
-	// EventsWatched reports whether all such changes are reported. Until then they are not.
-	EventsWatched struct{ Watched bool }
+	// EventsWatched reports whether all such changes are reported. Until then they are not. Latest is
+	// when the latest change was reported, whomever it concerned; zero for never. It may concern a
+	// scope that did not exist then.
+	EventsWatched struct {
+		Watched bool
+		Latest  time.Time
+	}
 	// Read reports that a reader asked for a kind that is not served.
 	Read struct{}
 	// Tick reports that the deadline has come.

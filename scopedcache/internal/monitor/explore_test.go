@@ -63,6 +63,7 @@ var inputs = func() (list []input) {
 		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
 		input{name: "access may have changed", event: AccessMayHaveChanged{}},
 		input{name: "events are watched", event: EventsWatched{Watched: true}},
+		input{name: "events are watched, and one has just come", event: EventsWatched{Watched: true, Latest: epoch0}},
 		input{name: "events are not watched", event: EventsWatched{}},
 		input{name: "read", possible: func(w *world) bool { return states[w.state] == NotServed }, event: Read{}},
 		input{name: "tick", event: Tick{}},
@@ -233,6 +234,11 @@ var invariants = []struct {
 		return t.after.phase != running || t.after.eventsWatched || due.IsZero() ||
 			due.Sub(epoch0) <= exploreConfig.Interval
 	}},
+	{"reviews are at most Interval apart while an event settles", func(t *transition) bool {
+		due := t.after.Deadline()
+		return t.after.phase != running || due.IsZero() || !t.after.settling.After(epoch0) ||
+			t.before.phase == running && t.before.question.id == 0 || due.Sub(epoch0) <= exploreConfig.Interval
+	}},
 	{"reviews are at most so many times Interval apart if events are watched", func(t *transition) bool {
 		due := t.after.Deadline()
 		return t.after.phase != running || due.IsZero() ||
@@ -356,7 +362,7 @@ var alphabets = map[string]string{
 	"events and readers": "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|" +
 		"discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
 	"events that are watched": "allowed|denied|no answer|mapped|synced|access may have changed|events are watched|" +
-		"events are not watched|tick|stopped|time passes",
+		"events are watched, and one has just come|events are not watched|tick|stopped|time passes",
 }
 
 // TestExplore visits every state that an alphabet of inputs leads to, in every order, and checks

@@ -84,7 +84,7 @@ type Machine struct {
 	accessPending bool      // another RBAC event is unused so far
 	eventsWatched bool      // all RBAC events are reported
 	// settling is until when the API server's authorizer may not have what the latest event
-	// announced, although that was reviewed; zero for never.
+	// announced, although that was reviewed, or although the scope began after it; zero for never.
 	settling        time.Time
 	readPending     bool // a reader asked for a kind that is not served
 	waitUntil       time.Time
@@ -152,7 +152,7 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 	case AccessMayHaveChanged:
 		s.accessMayHaveChanged()
 	case EventsWatched:
-		s.watchEvents(e.Watched)
+		s.watchEvents(e)
 	case Read:
 		m.readPending = true
 	case Stopped:

@@ -244,9 +244,12 @@ func (s *step) accessMayHaveChanged() {
 
 // watchEvents records whether RBAC events are reported. When they are not any more, the next review
 // comes as soon as if they had never been. The reviews of many scopes are spread over Interval.
-func (s *step) watchEvents(watched bool) {
-	stops := s.eventsWatched && !watched
-	if s.eventsWatched = watched; !stops {
+func (s *step) watchEvents(e EventsWatched) {
+	if settled := e.Latest.Add(s.config.Interval); e.Watched && settled.After(s.now) && settled.After(s.settling) {
+		s.settling = settled
+	}
+	stops := s.eventsWatched && !e.Watched
+	if s.eventsWatched = e.Watched; !stops {
 		return
 	}
 	latest := s.now.Add(time.Duration(s.jitter * float64(s.config.Interval)))

@@ -6,8 +6,10 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -247,4 +249,31 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	g.Expect(size("one")()).To(Equal("large"))
 	handle.Release()
 	w.remove(t)
+}
+
+// TestWithoutBookmarks checks that a cache whose options turn bookmarks off lists each kind instead of
+// streaming it, because only a bookmark marks the end of a streamed list. In each representation the
+// cache then reports changes.
+func TestWithoutBookmarks(t *testing.T) {
+	typed, untyped, metadata := &corev1.ConfigMap{}, &unstructured.Unstructured{}, &metav1.PartialObjectMetadata{}
+	untyped.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	for _, example := range []client.Object{typed, untyped, metadata} {
+		t.Run(fmt.Sprintf("%T", example), func(t *testing.T) {
+			g := NewWithT(t)
+			ns := createNamespace(t)
+			create(t, configMap(ns, "one"))
+			u := newUser(t)
+			u.grant(t, ns, "configmaps", "list", "watch")
+			s := u.start(t, scopedcache.Options{PerNamespace: true}, cache.Options{DefaultEnableWatchBookmarks: new(bool)})
+			get := func(name string) error {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				return s.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, example.DeepCopyObject().(client.Object))
+			}
+			g.Expect(get("one")).To(Succeed())
+			create(t, configMap(ns, "two"))
+			g.Eventually(func() error { return get("two") }).WithTimeout(patience).Should(Succeed())
+		})
+	}
 }
