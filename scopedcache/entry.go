@@ -132,13 +132,17 @@ func (s *entry) indexLocked(i *informer) error {
 		if i.indexed[index.field] {
 			continue
 		}
-		if err := i.shared.AddIndexers(lightinformer.FieldIndexer(index.field, i.AlwaysCopy, index.extract)); err != nil {
+		indexer := lightinformer.FieldIndexer(index.field, i.AlwaysCopy, index.extract)
+		if err := i.AddIndexers(i.shared, indexer); err != nil {
 			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
+		}
+		if i.indexed == nil {
+			i.indexed = map[string]bool{}
 		}
 		i.indexed[index.field] = true
 	}
 	for _, indexers := range s.indexers[i.indexers:] {
-		if err := i.shared.AddIndexers(indexers); err != nil {
+		if err := i.AddIndexers(i.shared, indexers); err != nil {
 			return errors.Wrapf(err, "indexers of %s", s.kind.gvk)
 		}
 		i.indexers++

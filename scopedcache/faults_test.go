@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -324,25 +323,6 @@ func TestWatchAgain(t *testing.T) {
 	g.Expect(watching.IsStopped()).To(BeTrue())
 }
 
-// A second index of the same name is refused, even while no informer runs.
-func TestIndexesOfTheSameName(t *testing.T) {
-	t.Parallel()
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	a.deny(true)
-	c := a.newCache(t)
-	none := func(any) ([]string, error) { return nil, nil }
-	g.Expect(c.IndexField(t.Context(), configMap(), "f", func(client.Object) []string { return nil })).To(Succeed())
-	informer, err := c.GetInformer(t.Context(), configMap())
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(informer.AddIndexers(toolscache.Indexers{"mine": none})).To(Succeed())
-	for _, name := range []string{"mine", "field:f", toolscache.NamespaceIndex} {
-		g.Expect(informer.AddIndexers(toolscache.Indexers{name: none})).NotTo(Succeed(), name)
-	}
-	a.deny(false)
-	g.Eventually(func() error { return list(t.Context(), c, "") }).WithTimeout(patience).Should(Succeed())
-}
-
 // With HideServerMessages, errors contain the server's HTTP status, but none of its text.
 func TestHideServerMessages(t *testing.T) {
 	t.Parallel()
@@ -451,27 +431,6 @@ func TestStoppedInformersReportNothing(t *testing.T) {
 	handle.entry.mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
 	g.Consistently(func() ScopeState { return handle.State() }, 300*time.Millisecond).
 		Should(And(HaveField("State", StateForbidden), HaveField("LastError", Not(MatchError("late")))))
-}
-
-// If one informer refuses an index, later informers do not get that index. Other indexes still
-// work.
-func TestIndexThatOneInformerRefuses(t *testing.T) {
-	t.Parallel()
-	g := NewWithT(t)
-	c := newAPIServer(t).newCache(t)
-	g.Expect(list(t.Context(), c, "n")).To(Succeed())
-	informer, err := c.GetInformer(t.Context(), configMap())
-	g.Expect(err).NotTo(HaveOccurred())
-	none := func(client.Object) []string { return nil }
-	g.Expect(informer.AddIndexers(toolscache.Indexers{"field:f": func(any) ([]string, error) { return nil, nil }})).
-		To(Succeed())
-	for range 20 { // in either order of the two informers
-		g.Expect(c.IndexField(t.Context(), configMap(), "f", none)).NotTo(Succeed())
-	}
-	g.Expect(c.IndexField(t.Context(), configMap(), "a", none)).To(Succeed())
-	indexed := &unstructured.UnstructuredList{}
-	indexed.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
-	g.Expect(c.List(t.Context(), indexed, client.InNamespace("n"), client.MatchingFields{"a": "x"})).To(Succeed())
 }
 
 // A DefaultWatchErrorHandler receives every error, including Forbidden.

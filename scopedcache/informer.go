@@ -84,7 +84,7 @@ func (i *informer) restartWatch() {
 
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
-	next := &informer{indexed: map[string]bool{}}
+	next := &informer{}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.configOf(mapping), r.kind.example
 	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.namespaceIn(mapping),
@@ -121,9 +121,9 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if err := next.shared.SetWatchErrorHandlerWithContext(r.handleError(next)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
 	}
-	next.Reader = lightinformer.Reader{Indexer: next.shared.GetIndexer(), GVK: r.kind.gvk,
-		Namespaced:      mapping.Scope.Name() == meta.RESTScopeNameNamespace,
-		DisableDeepCopy: ptr.Deref(config.UnsafeDisableDeepCopy, false)}
+	next.Indexer, next.GVK = next.shared.GetIndexer(), r.kind.gvk
+	next.Namespaced = mapping.Scope.Name() == meta.RESTScopeNameNamespace
+	next.DisableDeepCopy = ptr.Deref(config.UnsafeDisableDeepCopy, false)
 	if light, ok := next.shared.(*lightinformer.Informer); ok && r.cache.options.ObjectPool != nil &&
 		!next.DisableDeepCopy {
 		light.ShareObjects(&r.cache.options.ObjectPool.objects)

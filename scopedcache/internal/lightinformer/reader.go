@@ -3,8 +3,10 @@ package lightinformer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +29,31 @@ type Reader struct {
 	DisableDeepCopy bool
 	// AlwaysCopy makes reads return copies, even if their options ask for the objects of the store.
 	AlwaysCopy bool
+
+	added atomic.Pointer[toolscache.Indexers] // by AddIndexers; what it points to does not change
+}
+
+// AddIndexers adds indexers to the informer whose store is read. Calls must come one at a time.
+//
+// The reader has a list of them, because GetIndexers of client-go's stores returns the map that
+// AddIndexers writes to.
+func (r *Reader) AddIndexers(to toolscache.SharedIndexInformer, indexers toolscache.Indexers) error {
+	if err := to.AddIndexers(indexers); err != nil {
+		return errors.WithStack(err)
+	}
+	all := toolscache.Indexers{}
+	maps.Copy(all, r.indexers())
+	maps.Copy(all, indexers)
+	r.added.Store(&all)
+	return nil
+}
+
+// indexers returns what AddIndexers has added.
+func (r *Reader) indexers() toolscache.Indexers {
+	if all := r.added.Load(); all != nil {
+		return *all
+	}
+	return nil
 }
 
 // Get copies an object into out.
@@ -133,7 +160,6 @@ func (r *Reader) findByFields(requirements fields.Requirements, namespace string
 			return nil, errors.New("non-exact field matches are not supported by the cache")
 		}
 	}
-	indexers := r.Indexer.GetIndexers()
 	for n, requirement := range requirements {
 		name, value := FieldIndexName(requirement.Field), indexValue(namespace, requirement.Value)
 		if n == 0 {
@@ -142,7 +168,7 @@ func (r *Reader) findByFields(requirements fields.Requirements, namespace string
 			}
 			continue
 		}
-		index, ok := indexers[name]
+		index, ok := r.indexers()[name]
 		if !ok {
 			return nil, errors.Errorf("Index with name %s does not exist", name)
 		}

@@ -24,6 +24,7 @@ const mostVariants = 8
 type Pool struct {
 	mu      sync.Mutex
 	objects map[key][]held // guarded by mu
+	size    int            // guarded by mu; the number of objects
 }
 
 // key is what the API server identifies the contents of an object by.
@@ -85,6 +86,7 @@ func (p *Pool) hold(k key, object, same any, compared int) (kept any, done bool)
 		p.objects = map[key][]held{}
 	}
 	p.objects[k] = append(variants, held{object: object, holders: 1})
+	p.size++
 	return object, true
 }
 
@@ -133,6 +135,7 @@ func (p *Pool) Release(object any) {
 		if variants[n].holders--; variants[n].holders > 0 {
 			return
 		}
+		p.size--
 		last := len(variants) - 1
 		variants[n], variants[last] = variants[last], held{}
 		if p.objects[k] = variants[:last]; last == 0 {
@@ -143,11 +146,8 @@ func (p *Pool) Release(object any) {
 }
 
 // Len returns the number of objects in the pool.
-func (p *Pool) Len() (n int) {
+func (p *Pool) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, variants := range p.objects {
-		n += len(variants)
-	}
-	return n
+	return p.size
 }
