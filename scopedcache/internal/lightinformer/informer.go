@@ -9,6 +9,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -78,13 +79,11 @@ func (i *Informer) RunWithContext(ctx context.Context) {
 	if r == nil {
 		return
 	}
+	defer r.end()
 	for ctx.Err() == nil {
-		if err := r.ListAndWatchWithContext(ctx); err != nil {
-			r.onError(ctx, r.Reflector, err)
-		}
+		r.listAndWatch(ctx)
 		r.wait(ctx)
 	}
-	r.end()
 }
 
 // reflector is client-go's Reflector with what its RunWithContext needs. That has no setter for the
@@ -118,6 +117,15 @@ func (i *Informer) newReflector(ctx context.Context) *reflector {
 	i.reflector.Store(r.Reflector)
 	i.handling.Go(func() { i.mutations.Run(ctx.Done()) }) // returns at once unless client-go's detector is enabled
 	return r
+}
+
+// listAndWatch lists and watches until the watch fails. A panic, for example of a transform, ends the
+// process, unless utilruntime.ReallyCrash says otherwise.
+func (r *reflector) listAndWatch(ctx context.Context) {
+	defer utilruntime.HandleCrashWithContext(ctx)
+	if err := r.ListAndWatchWithContext(ctx); err != nil {
+		r.onError(ctx, r.Reflector, err)
+	}
 }
 
 // wait waits until the next list, as long as client-go does.

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -427,6 +428,46 @@ type refusing struct {
 func (r *refusing) List(metav1.ListOptions) (runtime.Object, error) {
 	*r.lists++
 	return nil, errors.New("refused")
+}
+
+// A transform that panics ends the process. Where utilruntime.ReallyCrash says otherwise, the informer
+// lists again later, as client-go's does, and what it has had so far is not held.
+func TestTransformThatPanics(t *testing.T) {
+	really, handlers := utilruntime.ReallyCrash, utilruntime.PanicHandlers
+	defer func() { utilruntime.ReallyCrash, utilruntime.PanicHandlers = really, handlers }()
+	utilruntime.ReallyCrash = false
+	for name, streaming := range map[string]bool{"list": false, "stream": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				var panics []any
+				utilruntime.PanicHandlers = []func(context.Context, any){func(_ context.Context, cause any) {
+					panics = append(panics, cause)
+				}}
+				s := newSource(streaming)
+				s.put("a")
+				s.put("b")
+				pool := &objectpool.Pool{}
+				informer := New(s, &corev1.ConfigMap{}, 0, indexers)
+				informer.ShareObjects(pool)
+				g.Expect(informer.SetTransform(func(object any) (any, error) {
+					if object.(*corev1.ConfigMap).Name == "b" && len(panics) < 3 {
+						panic("no b")
+					}
+					return object, nil
+				})).To(Succeed())
+				stop := run(t, informer)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				g.Expect(panics).To(HaveLen(3))
+				g.Expect(fmt.Sprint(panics[0])).To(ContainSubstring("no b"))
+				g.Expect(informer.HasSynced()).To(BeTrue())
+				g.Expect(pool.Len()).To(Equal(2))
+				stop()
+				g.Expect(pool.Len()).To(BeZero())
+			})
+		})
+	}
 }
 
 // A streamed list takes the objects of other informers as it comes, and keeps nothing of it when it

@@ -6,6 +6,8 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 )
 
 // store is what the Reflector writes to. The Reflector calls Resync from another goroutine than the
@@ -143,20 +145,16 @@ func (s *store) Delete(object any) error {
 	return errors.WithStack(err)
 }
 
-// Replace makes the store have exactly these objects, which are the result of a list. The work is done
-// on another goroutine: a stack that has grown stays with the Reflector's goroutine as long as it
-// waits for events.
+// Replace makes the store have exactly these objects, which are the result of a list.
 func (s *store) Replace(objects []any, version string) error {
-	result := make(chan error, 1)
-	go func() { result <- s.replace(objects, version) }()
-	return <-result
+	return deepcall.Run(func() error { return s.replace(objects, version) })
 }
 
-func (s *store) replace(objects []any, version string) (err error) {
+func (s *store) replace(objects []any, version string) error {
 	defer func() { s.streamed = nil }()
-	keys := make(map[string]any, len(objects))
+	keys, failed := make(map[string]any, len(objects)), true // stays true on a panic
 	defer func() {
-		if err != nil {
+		if failed {
 			for _, object := range keys {
 				s.release(object)
 			}
@@ -188,6 +186,7 @@ func (s *store) replace(objects []any, version string) (err error) {
 	if err := s.indexer.Replace(objects, version); err != nil {
 		return errors.WithStack(err)
 	}
+	failed = false
 	s.objects.Store(int64(len(keys)))
 	for key, old := range before {
 		s.release(old)

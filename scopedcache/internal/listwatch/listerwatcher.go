@@ -12,6 +12,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -54,24 +55,17 @@ func (l *ListerWatcher) Watch(options metav1.ListOptions) (watch.Interface, erro
 	return l.WatchWithContext(context.Background(), options)
 }
 
-// WatchWithContext implements toolscache.ListerWatcherWithContext. It sends the request on another
-// goroutine: a stack that has grown stays with the Reflector's goroutine as long as it waits for
-// events.
+// WatchWithContext implements toolscache.ListerWatcherWithContext.
 func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if l.Poll > 0 {
 		return newPoll(l.Poll), nil
 	}
-	type result struct {
-		stream watch.Interface
-		err    error
-	}
-	results := make(chan result, 1)
-	go func() {
-		stream, err := l.watch(ctx, options)
-		results <- result{stream, err}
-	}()
-	r := <-results
-	return r.stream, r.err
+	var err error
+	stream := deepcall.Run(func() (stream watch.Interface) {
+		stream, err = l.watch(ctx, options)
+		return stream
+	})
+	return stream, err
 }
 
 func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
