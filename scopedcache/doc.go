@@ -107,6 +107,9 @@
 //     (controller-runtime's mapper holds a lock of its own while it discovers kinds.)
 //   - Event handlers receive the objects of the store, which they must not change. With an
 //     [ObjectPool] other caches may have the same objects.
+//   - Informers of one kind share a client, and so QPS and Burst of the config. controller-runtime's
+//     cache has a limit per informer. A cache with many scopes of a kind needs higher limits, or a
+//     QPS of -1 where the API server's priority and fairness is enough.
 //   - If an identity may list but not watch, an informer would never receive a change. Such a scope
 //     is Forbidden, unless PollWithoutWatch makes its informer list periodically.
 //   - controller-runtime's mapper never forgets a kind. So if the API server answers 404 at a

@@ -174,7 +174,16 @@ func (i *Informer) shouldResync() bool {
 func (i *Informer) Objects() int { return int(i.objects.Load()) }
 
 // HasSynced reports whether the store has had the result of a list.
-func (i *Informer) HasSynced() bool { return toolscache.IsDone(i.HasSyncedChecker()) }
+func (i *Informer) HasSynced() bool { return isClosed(i.synced) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // HasSyncedChecker implements toolscache.SharedInformer.
 func (i *Informer) HasSyncedChecker() toolscache.DoneChecker {

@@ -154,7 +154,7 @@ func (l *listener) informerSynced() {
 }
 
 func (l *listener) syncLocked() {
-	if l.listed && l.initial == 0 && !toolscache.IsDone(l.HasSyncedChecker()) {
+	if l.listed && l.initial == 0 && !l.HasSynced() {
 		close(l.synced)
 	}
 }
@@ -221,7 +221,7 @@ func (l *listener) call(n notification) {
 
 // HasSynced reports whether the handler has received the objects that there were when it was added,
 // or when the informer synced.
-func (l *listener) HasSynced() bool { return toolscache.IsDone(l.HasSyncedChecker()) }
+func (l *listener) HasSynced() bool { return isClosed(l.synced) }
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (l *listener) HasSyncedChecker() toolscache.DoneChecker {
