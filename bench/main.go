@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,9 +58,13 @@ func work(ctx context.Context, args []string) error {
 	flags.IntVar(&o.N, "n", 0, "")
 	flags.DurationVar(&o.Patient, "patient", 0, "")
 	flags.DurationVar(&o.Idle, "idle", 0, "")
+	flags.StringVar(&o.Profiles, "profiles", "", "")
 	kubeconfig := flags.String("kubeconfig", "", "")
 	if err := flags.Parse(args); err != nil {
 		return errors.WithStack(err)
+	}
+	if o.Profiles != "" {
+		runtime.MemProfileRate = 4096 // what comes later is profiled more closely
 	}
 	var err error
 	if o.Config, err = clientcmd.BuildConfigFromFlags("", *kubeconfig); err != nil {
@@ -102,6 +107,7 @@ type settings struct {
 	scenario string
 	rounds   int
 	results  string
+	profiles string
 	patient  time.Duration
 	idle     time.Duration
 	build    string // of this program
@@ -114,6 +120,7 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&s.scenario, "scenario", "", "only the stage that measures this scenario")
 	flags.IntVar(&s.rounds, "rounds", 0, "how often each stage runs; 0 for 3, or 1 with -quick")
 	flags.StringVar(&s.results, "results", "results", "folder for the results")
+	flags.StringVar(&s.profiles, "profiles", "", "existing folder for heap profiles of scenarios that measure RSS")
 	if err := flags.Parse(args); err != nil {
 		return s, errors.WithStack(err)
 	}
@@ -243,7 +250,7 @@ func (s settings) runWorker(ctx context.Context, cp *controlplane.ControlPlane, 
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Minute)
 	defer cancel()
 	worker := exec.CommandContext(ctx, self, "worker", "-stage", r.stage, "-peer", peerName, "-n", strconv.Itoa(r.n),
-		"-patient", s.patient.String(), "-idle", s.idle.String(), "-kubeconfig", cp.Kubeconfig())
+		"-patient", s.patient.String(), "-idle", s.idle.String(), "-kubeconfig", cp.Kubeconfig(), "-profiles", s.profiles)
 	worker.Stderr = os.Stderr
 	answers, err := worker.StdinPipe()
 	if err != nil {

@@ -3,7 +3,6 @@ package stage
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -168,17 +167,6 @@ func owned(ctx context.Context, e *env) error {
 		return err
 	}
 	return e.change(ctx, "a deletion", name+"-again", counts.deleted, 2, remove)
-}
-
-// reportSize sets the memory and goroutines of the process.
-func (e *env) reportSize(scenario, suffix string) error {
-	rss, err := resident()
-	if err != nil {
-		return err
-	}
-	e.values.set(scenario, "rss_mib"+suffix, rss)
-	e.values.set(scenario, "goroutines"+suffix, float64(runtime.NumGoroutine()))
-	return nil
 }
 
 // rbacEdit measures how many reviews of access the API server receives from 1,000 identities with

@@ -43,6 +43,8 @@ type env struct {
 	patient time.Duration // how long what comes and goes is given to settle
 	idle    time.Duration // how long a fleet is watched
 	outage  func(time.Duration) error
+	// profiles is the folder for heap profiles; empty for none.
+	profiles string
 }
 
 // stages are the stages by name, with the scenarios that each measures.
@@ -82,6 +84,7 @@ type Options struct {
 	N           int          // tenants
 	Patient     time.Duration
 	Idle        time.Duration
+	Profiles    string // a folder; empty for no profiles
 	// Outage stops the API server, and starts it again after that time.
 	Outage func(time.Duration) error
 }
@@ -105,7 +108,7 @@ func Run(ctx context.Context, o Options) (Values, error) {
 		return nil, errors.WithStack(err)
 	}
 	e := &env{peer: p, name: o.Peer, config: o.Config, admin: admin, n: o.N, values: Values{}, patient: o.Patient,
-		idle: o.Idle, outage: o.Outage}
+		idle: o.Idle, profiles: o.Profiles, outage: o.Outage}
 	return e.values, s.run(ctx, e)
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,6 +48,34 @@ func resident() (float64, error) {
 		}
 	}
 	return 0, errors.New("the kernel does not report VmRSS")
+}
+
+// reportSize sets the memory and goroutines of the process. What is neither heap nor stacks, the Go
+// runtime keeps for later, or uses itself.
+func (e *env) reportSize(scenario, suffix string) error {
+	rss, err := resident()
+	if err != nil {
+		return err
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	for name, value := range map[string]float64{"rss_mib": rss, "goroutines": float64(runtime.NumGoroutine()),
+		"heap_mib": float64(stats.HeapInuse) / (1 << 20), "stacks_mib": float64(stats.StackInuse) / (1 << 20),
+		"kept_mib": float64(stats.HeapIdle-stats.HeapReleased) / (1 << 20)} {
+		e.values.set(scenario, name+suffix, value)
+	}
+	if e.profiles == "" {
+		return nil
+	}
+	file, err := os.Create(filepath.Join(e.profiles, scenario+suffix+".heap"))
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	if err := pprof.Lookup("heap").WriteTo(file, 0); err != nil {
+		_ = file.Close()
+		return errors.WithStack(err)
+	}
+	return errors.WithStack(file.Close())
 }
 
 // cpu returns the time that the process has used on all cores.
