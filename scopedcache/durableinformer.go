@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
@@ -81,12 +82,12 @@ func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.Reso
 // AddEventHandlerWithOptions is AddEventHandler with options.
 func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	result := &registrations{done: make(chan struct{})}
+	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
 	for _, s := range f.entries {
 		r, err := s.add(handler, options, func() {
 			if result.left.Add(-1) == 0 {
-				close(result.done)
+				result.done.Open()
 			}
 		})
 		if err != nil {
@@ -167,9 +168,7 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 // So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
 	for _, s := range f.entries {
-		select {
-		case <-s.settled:
-		default:
+		if !s.settled.IsOpen() {
 			return false
 		}
 	}
@@ -179,20 +178,20 @@ func (f durableInformer) HasSynced() bool {
 // HasSyncedChecker implements cache.Informer; see HasSynced.
 func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 	if len(f.entries) == 1 {
-		return settledChecker{name: f.name(), done: f.entries[0].settled}
+		return settledChecker{name: f.name(), done: &f.entries[0].settled}
 	}
-	done := make(chan struct{})
+	done := &latch.Latch{}
 	go func() {
 		for _, s := range f.entries {
 			select {
-			case <-s.settled:
-			case <-s.gone:
+			case <-s.settled.Done():
+			case <-s.gone.Done():
 				return
 			case <-s.cache.stopped():
 				return
 			}
 		}
-		close(done)
+		done.Open()
 	}()
 	return settledChecker{name: f.name(), done: done}
 }
@@ -208,8 +207,10 @@ func (f durableInformer) name() string {
 // IsStopped reports whether the informer was removed, or the cache has stopped.
 func (f durableInformer) IsStopped() bool {
 	for _, s := range f.entries {
+		if s.gone.IsOpen() {
+			continue
+		}
 		select {
-		case <-s.gone:
 		case <-s.cache.stopped():
 		default:
 			return false
@@ -222,18 +223,11 @@ func (f durableInformer) IsStopped() bool {
 type registrations struct {
 	each []*registration
 	left atomic.Int64 // how many have not settled
-	done chan struct{}
+	done latch.Latch
 }
 
-func (r *registrations) HasSynced() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
+func (r *registrations) HasSynced() bool { return r.done.IsOpen() }
 
 func (r *registrations) HasSyncedChecker() toolscache.DoneChecker {
-	return settledChecker{name: "handler", done: r.done}
+	return settledChecker{name: "handler", done: &r.done}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/pkg/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 )
 
@@ -18,13 +19,13 @@ type entry struct {
 	selection
 	cache *scopedCache
 
-	handles map[*Handle]struct{} // guarded by cache.mu: the holders
-	pinned  bool                 // guarded by cache.mu: GetInformer returned the informer
-	waiting int                  // guarded by cache.mu: the number of readers that wait
-	recent  atomic.Bool          // set by each read, cleared at each check for idleness
-	gone    chan struct{}        // closed under cache.mu when the entry is dropped
-	idle    bool                 // set before gone is closed: dropped because no one read it
-	end     func()               // set under cache.mu when the scope starts to run
+	handles []*Handle   // guarded by cache.mu: the holders
+	pinned  bool        // guarded by cache.mu: GetInformer returned the informer
+	waiting int         // guarded by cache.mu: the number of readers that wait
+	recent  atomic.Bool // set by each read, cleared at each check for idleness
+	gone    latch.Latch // opened under cache.mu when the entry is dropped
+	idle    bool        // set before gone is opened: dropped because no one read it
+	end     func()      // set under cache.mu when the scope starts to run
 
 	mail mailbox // events for the run of the scope
 
@@ -34,24 +35,20 @@ type entry struct {
 	// states in order. notifyMu is locked before mu.
 	notifyMu sync.Mutex
 
-	mu            sync.Mutex                   // before cache.mu
-	state         State                        // guarded by mu
-	since         time.Time                    // guarded by mu
-	lastError     error                        // guarded by mu
-	changed       chan struct{}                // guarded by mu: closed and replaced at each change
-	settled       chan struct{}                // closed under mu when a read's result is first known
-	observers     map[*Handle]func(ScopeState) // guarded by mu
-	running       *informer                    // guarded by mu: feeds the handlers
-	registrations map[*registration]struct{}   // guarded by mu
-	indexers      []toolscache.Indexers        // guarded by mu: added to every informer
+	mu            sync.Mutex            // before cache.mu
+	state         State                 // guarded by mu
+	since         time.Time             // guarded by mu
+	lastError     error                 // guarded by mu
+	changed       chan struct{}         // guarded by mu: closed at the next change; nil until awaited
+	settled       latch.Latch           // opened under mu when a read's result is first known
+	observers     []observer            // guarded by mu
+	running       *informer             // guarded by mu: feeds the handlers
+	registrations []*registration       // guarded by mu
+	indexers      []toolscache.Indexers // guarded by mu: added to every informer
 }
 
 func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
-	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: StateSyncing, since: time.Now(),
-		gone:    make(chan struct{}),
-		changed: make(chan struct{}), settled: make(chan struct{}),
-		handles: map[*Handle]struct{}{}, registrations: map[*registration]struct{}{},
-		observers: map[*Handle]func(ScopeState){}}
+	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: StateSyncing, since: time.Now()}
 }
 
 // await returns the informer to read from, or the reason why there is none. await waits until one
@@ -62,6 +59,9 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 	}
 	for {
 		s.mu.Lock()
+		if s.changed == nil {
+			s.changed = make(chan struct{})
+		}
 		running, state, lastError, changed := s.current.Load(), s.state, s.lastError, s.changed
 		s.mu.Unlock()
 		switch {
@@ -75,7 +75,7 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 		}
 		select {
 		case <-changed:
-		case <-s.gone:
+		case <-s.gone.Done():
 			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
 		case <-s.cache.stopped():
 			return nil, s.cache.stopError()
@@ -101,15 +101,13 @@ func (s *entry) lastErrorLocked() error {
 
 // awaitSettled waits until the result of a read is known.
 func (s *entry) awaitSettled(ctx context.Context) error {
-	select {
-	case <-s.settled:
+	if s.settled.IsOpen() {
 		return nil
-	default:
 	}
 	select {
-	case <-s.settled:
+	case <-s.settled.Done():
 		return nil
-	case <-s.gone:
+	case <-s.gone.Done():
 		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
 	case <-s.cache.stopped():
 		return s.cache.stopError()
@@ -167,7 +165,7 @@ func (s *entry) start(i *informer) error {
 	if err := s.indexLocked(i); err != nil {
 		return err
 	}
-	for r := range s.registrations {
+	for _, r := range s.registrations {
 		if err := r.attachLocked(i); err != nil {
 			return err
 		}
@@ -193,7 +191,7 @@ func (s *entry) stop(i *informer) {
 	s.mu.Lock()
 	s.current.Store(nil)
 	s.running = nil
-	for r := range s.registrations {
+	for _, r := range s.registrations {
 		r.detachLocked()
 	}
 	s.mu.Unlock()

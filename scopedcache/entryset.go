@@ -125,7 +125,7 @@ func (s *entrySet) dropLocked(e *entry) {
 		e.kind.entries.Delete(key.namespace)
 		e.kind.countLocked(-1)
 	}
-	close(e.gone)
+	e.gone.Open()
 	if e.end != nil {
 		e.end()
 	}
@@ -166,7 +166,7 @@ func (s *entrySet) States() []ScopeState {
 func (s *entrySet) dependents(e *entry) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for handle := range e.handles {
+	for _, handle := range e.handles {
 		name := handle.options.Name
 		if dependent := string(handle.options.Dependent); dependent != "" && name != "" {
 			name += " " + dependent

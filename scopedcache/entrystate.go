@@ -1,7 +1,6 @@
 package scopedcache
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -27,13 +26,15 @@ func (s *entry) setState(e monitor.SetState) {
 		s.settleLocked()
 	}
 	s.state, s.since, s.lastError = state, e.Since, err
-	close(s.changed)
-	s.changed = make(chan struct{})
-	observers := slices.Collect(maps.Values(s.observers))
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+	observers := slices.Clone(s.observers)
 	now := s.snapshotLocked()
 	s.mu.Unlock()
-	for _, observe := range observers {
-		observe(now)
+	for _, o := range observers {
+		o.observe(now)
 	}
 	logChange(s.cache.options.Logger, State(e.Before), now)
 	if s.cache.options.OnStateChange != nil {
@@ -45,16 +46,18 @@ func (s *entry) setState(e monitor.SetState) {
 // settleLocked records that the result of a read is known. While an informer serves reads, its
 // handlers settle later, when they have received all objects. The caller holds mu.
 func (s *entry) settleLocked() {
-	select {
-	case <-s.settled:
-	default:
-		close(s.settled)
-	}
+	s.settled.Open()
 	if s.current.Load() == nil { // there are no objects to deliver
-		for r := range s.registrations {
+		for _, r := range s.registrations {
 			r.settle()
 		}
 	}
+}
+
+// observer is called when the state of an entry changes, until its handle is released.
+type observer struct {
+	handle  *Handle
+	observe func(ScopeState)
 }
 
 // observe adds an observer, and notifies it of the current state unless that is Syncing.
@@ -62,7 +65,7 @@ func (s *entry) observe(handle *Handle, observe func(ScopeState)) {
 	s.notifyMu.Lock()
 	defer s.notifyMu.Unlock()
 	s.mu.Lock()
-	s.observers[handle] = observe
+	s.observers = append(s.observers, observer{handle, observe})
 	snapshot := s.snapshotLocked()
 	s.mu.Unlock()
 	if snapshot.State != StateSyncing {
@@ -73,7 +76,7 @@ func (s *entry) observe(handle *Handle, observe func(ScopeState)) {
 func (s *entry) unobserve(handle *Handle) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.observers, handle)
+	s.observers = slices.DeleteFunc(s.observers, func(o observer) bool { return o.handle == handle })
 }
 
 // snapshot returns the state.

@@ -2,7 +2,7 @@ package scopedcache
 
 import (
 	"context"
-	"sync"
+	"slices"
 	"sync/atomic"
 
 	"github.com/pkg/errors"
@@ -36,7 +36,6 @@ type Handle struct {
 	durableInformer
 	entry   *entry
 	options HoldOptions
-	release func()
 	dead    atomic.Bool // the handle was released
 }
 
@@ -59,23 +58,14 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 		return nil, s.stopError()
 	}
 	e := s.entryLocked(kind, scope)
-	for handle := range e.handles {
+	for _, handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent && handle.options.Name == options.Name {
 			s.mu.Unlock()
 			return handle, nil
 		}
 	}
 	handle := &Handle{durableInformer: durableInformer{entries: []*entry{e}}, entry: e, options: options}
-	handle.release = sync.OnceFunc(func() {
-		handle.dead.Store(true)
-		e.unobserve(handle)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(e.handles, handle)
-		s.changed()
-		s.dropUnusedLocked(e)
-	})
-	e.handles[handle] = struct{}{}
+	e.handles = append(e.handles, handle)
 	s.changed()
 	s.mu.Unlock()
 	if options.OnStateChange != nil {
@@ -90,7 +80,18 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 // is released, the informer stops, and reads through any of the handles fail with ErrReleased.
 // While other handles hold the scope, event handlers that were added through this handle still
 // receive events: remove them first.
-func (h *Handle) Release() { h.release() }
+func (h *Handle) Release() {
+	if h.dead.Swap(true) {
+		return
+	}
+	h.entry.unobserve(h)
+	s := h.entry.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.entry.handles = slices.DeleteFunc(h.entry.handles, func(other *Handle) bool { return other == h })
+	s.changed()
+	s.dropUnusedLocked(h.entry)
+}
 
 // State returns a snapshot of the scope.
 func (h *Handle) State() ScopeState { return h.entry.snapshot() }
@@ -132,10 +133,8 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.entry.kind.gvk, h.entry.scope.Namespace,
 				namespace)
 	}
-	select {
-	case <-h.entry.gone:
+	if h.entry.gone.IsOpen() {
 		return nil, errors.Wrapf(ErrReleased, "reading %s", h.entry.kind.gvk)
-	default:
 	}
 	running, err := h.entry.cache.awaitReading(ctx, h.entry)
 	if err != nil {

@@ -99,9 +99,13 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if err != nil {
 		return nil, err
 	}
-	newShared := r.cache.cacheOptions.NewInformer
+	newShared, indexers := r.cache.cacheOptions.NewInformer, toolscache.Indexers{}
 	if newShared == nil {
 		newShared = newLightInformer
+		next.Namespace = resource.Namespace
+	}
+	if next.Namespace == "" {
+		indexers[toolscache.NamespaceIndex] = toolscache.MetaNamespaceIndexFunc
 	}
 	next.shared = newShared(&listwatch.ListerWatcher{
 		ListerWatcherWithContext: requests,
@@ -112,9 +116,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
 		OnWatch:   next.setWatch,
 		Poll:      poll,
-	}, example, resyncPeriod(config.SyncPeriod), toolscache.Indexers{
-		toolscache.NamespaceIndex: toolscache.MetaNamespaceIndexFunc,
-	})
+	}, example, resyncPeriod(config.SyncPeriod), indexers)
 	if err := next.shared.SetTransform(transformOf(r.kind, config.Transform)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
 	}

@@ -1,11 +1,12 @@
 package scopedcache
 
 import (
-	"sync"
+	"slices"
 
 	"github.com/pkg/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
@@ -14,8 +15,8 @@ type registration struct {
 	entry   *entry
 	feed    *replay.Feed
 	options toolscache.HandlerOptions
-	done    chan struct{} // closed by settle
-	settle  func()
+	done    latch.Latch // opened by settle
+	settled func()
 
 	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
@@ -27,17 +28,13 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
-	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options,
-		done: make(chan struct{})}
-	r.settle = sync.OnceFunc(func() {
-		close(r.done)
-		settled()
-	})
+	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options, settled: settled}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-s.gone:
+	if s.gone.IsOpen() {
 		return nil, errors.Wrapf(ErrReleased, "adding a handler to the informer of %s", s.kind.gvk)
+	}
+	select {
 	case <-s.cache.stopped():
 		return nil, s.cache.stopError()
 	default:
@@ -50,15 +47,22 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 	if s.state.settled() && s.current.Load() == nil {
 		r.settle() // there are no objects to deliver
 	}
-	s.registrations[r] = struct{}{}
+	s.registrations = append(s.registrations, r)
 	return r, nil
+}
+
+// settle records that the handler has received all objects, or that there are none to deliver.
+func (r *registration) settle() {
+	if r.done.Open() {
+		r.settled()
+	}
 }
 
 // remove ends the registration. A call of the handler that is in progress continues.
 func (s *entry) remove(r *registration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.registrations, r)
+	s.registrations = slices.DeleteFunc(s.registrations, func(other *registration) bool { return other == r })
 	r.feed.Pause()
 	inner := r.inner
 	r.inner = nil
@@ -82,8 +86,9 @@ func (r *registration) attachLocked(i *informer) error {
 		select {
 		case <-inner.HasSyncedChecker().Done():
 			source.EmitMissingDeletes(i.has)
-			r.settle()
-		case <-source.Superseded():
+			if !source.IsSuperseded() {
+				r.settle()
+			}
 		case <-i.life.Done():
 		}
 	})
@@ -99,26 +104,18 @@ func (r *registration) detachLocked() {
 
 // HasSynced reports whether the handler has received all objects, or it is known that there are
 // none to deliver.
-func (r *registration) HasSynced() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
+func (r *registration) HasSynced() bool { return r.done.IsOpen() }
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
-	return settledChecker{name: r.entry.kind.gvk.String(), done: r.done}
+	return settledChecker{name: r.entry.kind.gvk.String(), done: &r.done}
 }
 
-// settledChecker is a DoneChecker for a channel that is closed when a scope or registration is
-// settled.
+// settledChecker is a DoneChecker for a latch that is opened when a scope or registration is settled.
 type settledChecker struct {
 	name string
-	done <-chan struct{}
+	done *latch.Latch
 }
 
 func (c settledChecker) Name() string          { return c.name }
-func (c settledChecker) Done() <-chan struct{} { return c.done }
+func (c settledChecker) Done() <-chan struct{} { return c.done.Done() }

@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
@@ -13,8 +14,9 @@ import (
 // goroutine uses the fields of run.
 type run struct {
 	*entry
-	ctx      context.Context
-	cancel   context.CancelFunc // ends ctx
+	ctx      context.Context                    // of the cache
+	ended    atomic.Bool                        // the scope is not needed any more; any goroutine may set it
+	asking   atomic.Pointer[context.CancelFunc] // ends the latest question; nil if it is answered
 	machine  monitor.Machine
 	begun    bool        // the machine has started
 	timer    *time.Timer // puts a tick into the mailbox at the machine's deadline
@@ -27,15 +29,17 @@ type run struct {
 // startRun runs an entry until end is called. The end of ctx only cancels what the run does: it wakes
 // no one. The caller holds cache.mu.
 func startRun(ctx context.Context, s *entry) (end func()) {
-	r := &run{entry: s, machine: monitor.New(s.cache.monitoring, time.Now())}
-	r.ctx, r.cancel = context.WithCancel(ctx)
+	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now())}
 	s.cache.running.Add(1) // until end, so that running is not zero when the mailbox starts a goroutine
 	s.mail.open(func() { s.cache.running.Go(r.handleEvents) })
 	return func() {
-		r.cancel()
+		r.ended.Store(true)
 		s.mail.wake()
 	}
 }
+
+// isOver reports whether the scope is not needed any more, or the cache has stopped.
+func (r *run) isOver() bool { return r.ended.Load() || r.ctx.Err() != nil }
 
 // handleEvents handles what is in the mailbox.
 func (r *run) handleEvents() {
@@ -44,7 +48,7 @@ func (r *run) handleEvents() {
 		if !ok {
 			return
 		}
-		if r.ctx.Err() == nil && !r.begun {
+		if !r.begun && !r.isOver() {
 			r.begin()
 			taken.watched = true
 		}
@@ -52,16 +56,16 @@ func (r *run) handleEvents() {
 			r.step(r.cache.eventsWatched())
 		}
 		for _, event := range taken.events {
-			if r.ctx.Err() != nil {
-				break // reviews that used ctx fail because ctx has ended
+			if r.isOver() {
+				break // questions fail because they were cancelled
 			}
 			r.catchUp() // before the informer's reports in the mailbox
 			r.step(event)
 		}
-		if r.catchUp(); taken.idle && r.ctx.Err() == nil {
+		if r.catchUp(); taken.idle && !r.isOver() {
 			r.stopIfIdle()
 		}
-		if r.ctx.Err() != nil {
+		if r.isOver() {
 			r.end()
 			return
 		}
@@ -88,7 +92,9 @@ func (r *run) end() {
 		}
 	}
 	r.step(monitor.Stopped{})
-	r.cancel()
+	if cancel := r.asking.Load(); cancel != nil {
+		(*cancel)()
+	}
 	r.cache.running.Done()
 }
 
@@ -128,15 +134,15 @@ func (r *run) do(effects []monitor.Effect) {
 	for _, effect := range effects {
 		switch e := effect.(type) {
 		case monitor.AskMapping:
-			r.ask(func() monitor.Event {
-				mapping, err := r.discover(r.ctx, e.Distrust)
+			r.ask(func(ctx context.Context) monitor.Event {
+				mapping, err := r.discover(ctx, e.Distrust)
 				return monitor.Mapped{Question: e.Question, Mapping: mapping, Err: err}
 			})
 		case monitor.AskReview:
-			r.ask(func() monitor.Event { return r.review(r.ctx, e) })
+			r.ask(func(ctx context.Context) monitor.Event { return r.review(ctx, e) })
 		case monitor.AskReadiness:
-			r.ask(func() monitor.Event {
-				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.Ready(r.ctx) != monitor.DeniedUnready}
+			r.ask(func(ctx context.Context) monitor.Event {
+				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.Ready(ctx) != monitor.DeniedUnready}
 			})
 		case monitor.StartInformer:
 			r.startInformer(e)
@@ -152,9 +158,18 @@ func (r *run) do(effects []monitor.Effect) {
 	}
 }
 
-// ask runs a question to the API server in another goroutine.
-func (r *run) ask(question func() monitor.Event) {
-	r.cache.running.Go(func() { r.mail.answer(question()) }) // this goroutine is counted in running
+// ask runs a question to the API server in another goroutine. An earlier question, whose answer the
+// machine does not wait for any more, is cancelled.
+func (r *run) ask(question func(context.Context) monitor.Event) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	if earlier := r.asking.Swap(&cancel); earlier != nil {
+		(*earlier)()
+	}
+	r.cache.running.Go(func() { // this goroutine is counted in running
+		defer cancel()
+		r.mail.answer(question(ctx))
+		r.asking.CompareAndSwap(&cancel, nil) // frees ctx
+	})
 }
 
 // startInformer starts an informer. StartInformer is the last effect of its step.

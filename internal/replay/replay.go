@@ -6,6 +6,8 @@ import (
 
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/latch"
 )
 
 // Options configure how a Feed calls its handler.
@@ -69,7 +71,7 @@ func (f *Feed) Begin() *Source {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
-	f.source = &Source{feed: f, superseded: make(chan struct{})}
+	f.source = &Source{feed: f}
 	return f.source
 }
 
@@ -93,7 +95,7 @@ func (f *Feed) endLocked() {
 	if f.source == nil {
 		return
 	}
-	close(f.source.superseded)
+	f.source.superseded.Open()
 	f.source = nil
 	if f.missing == nil {
 		f.missing = make(Seen, len(f.delivered))
@@ -107,14 +109,13 @@ func (f *Feed) endLocked() {
 // Source is the handler for one informer.
 type Source struct {
 	feed       *Feed
-	superseded chan struct{} // closed when the feed no longer passes on events of this source
+	superseded latch.Latch // the feed no longer passes on events of this source
 }
 
 var _ toolscache.ResourceEventHandler = (*Source)(nil)
 
-// Superseded returns a channel that is closed when the feed no longer passes on events of this
-// source.
-func (s *Source) Superseded() <-chan struct{} { return s.superseded }
+// IsSuperseded reports whether the feed no longer passes on events of this source.
+func (s *Source) IsSuperseded() bool { return s.superseded.IsOpen() }
 
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {
@@ -161,8 +162,12 @@ func (s *Source) EmitMissingDeletes(has func(key string) bool) {
 func (s *Source) pass(note func() bool, call func()) {
 	select {
 	case s.feed.turn <- struct{}{}:
-	case <-s.superseded:
-		return
+	default:
+		select {
+		case s.feed.turn <- struct{}{}:
+		case <-s.superseded.Done():
+			return
+		}
 	}
 	defer func() { <-s.feed.turn }()
 	s.feed.call(func() bool {

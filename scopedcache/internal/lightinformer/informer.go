@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/objectpool"
 )
 
@@ -42,7 +43,7 @@ type Informer struct {
 	mutations     toolscache.MutationDetector
 
 	reflector atomic.Pointer[toolscache.Reflector] // nil before the start
-	synced    chan struct{}                        // closed under mu
+	synced    latch.Latch                          // opened under mu
 	handling  sync.WaitGroup                       // goroutines of listeners; Add only under mu, before stopped
 
 	// mu is locked for each change of the store, until all handlers have it in their queues. So each
@@ -52,7 +53,7 @@ type Informer struct {
 	transform         toolscache.TransformFunc                // guarded by mu until started
 	watchErrorHandler toolscache.WatchErrorHandlerWithContext // guarded by mu until started
 	resyncCheck       time.Duration                           // guarded by mu; 0 for no resyncs
-	listeners         map[*listener]struct{}                  // guarded by mu
+	listeners         []*listener                             // guarded by mu
 }
 
 var _ toolscache.SharedIndexInformer = &Informer{}
@@ -65,7 +66,6 @@ func New(lw toolscache.ListerWatcher, example runtime.Object, resync time.Durati
 		indexer:       toolscache.NewIndexer(toolscache.DeletionHandlingMetaNamespaceKeyFunc, indexers),
 		listerWatcher: lw, example: example, resync: resync, resyncCheck: resync,
 		mutations: toolscache.NewCacheMutationDetector(fmt.Sprintf("%T", example)),
-		synced:    make(chan struct{}), listeners: map[*listener]struct{}{},
 	}
 }
 
@@ -144,7 +144,7 @@ func (r *reflector) end() {
 	i := r.informer
 	i.mu.Lock()
 	i.stopped = true
-	for l := range i.listeners {
+	for _, l := range i.listeners {
 		l.end()
 	}
 	i.listeners = nil
@@ -160,7 +160,7 @@ func (i *Informer) shouldResync() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	due := false
-	for l := range i.listeners {
+	for _, l := range i.listeners {
 		l.resyncing = l.period > 0 && !now.Before(l.nextResync)
 		if l.resyncing {
 			due = true
@@ -174,30 +174,21 @@ func (i *Informer) shouldResync() bool {
 func (i *Informer) Objects() int { return int(i.objects.Load()) }
 
 // HasSynced reports whether the store has had the result of a list.
-func (i *Informer) HasSynced() bool { return isClosed(i.synced) }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
+func (i *Informer) HasSynced() bool { return i.synced.IsOpen() }
 
 // HasSyncedChecker implements toolscache.SharedInformer.
 func (i *Informer) HasSyncedChecker() toolscache.DoneChecker {
-	return checker{name: fmt.Sprintf("informer of %T", i.example), done: i.synced}
+	return checker{name: fmt.Sprintf("informer of %T", i.example), done: &i.synced}
 }
 
-// checker is a DoneChecker for a channel.
+// checker is a DoneChecker for a latch.
 type checker struct {
 	name string
-	done <-chan struct{}
+	done *latch.Latch
 }
 
 func (c checker) Name() string          { return c.name }
-func (c checker) Done() <-chan struct{} { return c.done }
+func (c checker) Done() <-chan struct{} { return c.done.Done() }
 
 // LastSyncResourceVersion implements toolscache.SharedInformer.
 func (i *Informer) LastSyncResourceVersion() string {

@@ -2,6 +2,7 @@ package lightinformer
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -9,6 +10,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/latchkey-dev/latchkey/internal/latch"
 )
 
 // minimumResync is the shortest period of resyncs, as in client-go.
@@ -41,8 +44,8 @@ type listener struct {
 	nextResync        time.Time     // guarded by informer.mu
 	resyncing         bool          // guarded by informer.mu: receives objects that have not changed
 
-	synced   chan struct{} // closed when the handler has received the initial objects
-	finished chan struct{} // closed when the handler was removed and no call is in progress
+	synced   latch.Latch // the handler has received the initial objects
+	finished latch.Latch // the handler was removed and no call is in progress
 
 	mu      sync.Mutex     // after informer.mu
 	queue   []notification // guarded by mu
@@ -69,8 +72,7 @@ func (i *Informer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEv
 // AddEventHandlerWithOptions implements toolscache.SharedInformer.
 func (i *Informer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	l := &listener{informer: i, handler: handler, logger: klog.Background(), requested: i.resync, resyncing: true,
-		synced: make(chan struct{}), finished: make(chan struct{})}
+	l := &listener{informer: i, handler: handler, logger: klog.Background(), requested: i.resync, resyncing: true}
 	if options.Logger != nil {
 		l.logger = *options.Logger
 	}
@@ -87,13 +89,13 @@ func (i *Informer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHa
 	}
 	if l.requested > 0 && l.requested < i.resyncCheck && !i.started {
 		i.resyncCheck = l.requested
-		for other := range i.listeners {
+		for _, other := range i.listeners {
 			other.setPeriodLocked()
 		}
 	}
 	l.setPeriodLocked()
 	l.nextResync = time.Now().Add(l.period)
-	i.listeners[l] = struct{}{}
+	i.listeners = append(i.listeners, l)
 	if i.started {
 		for _, object := range i.indexer.List() {
 			l.add(notification{kind: added, object: object, initial: true})
@@ -123,7 +125,7 @@ func (i *Informer) RemoveEventHandler(registration toolscache.ResourceEventHandl
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	delete(i.listeners, l)
+	i.listeners = slices.DeleteFunc(i.listeners, func(other *listener) bool { return other == l })
 	l.end()
 	return nil
 }
@@ -154,8 +156,8 @@ func (l *listener) informerSynced() {
 }
 
 func (l *listener) syncLocked() {
-	if l.listed && l.initial == 0 && !l.HasSynced() {
-		close(l.synced)
+	if l.listed && l.initial == 0 {
+		l.synced.Open()
 	}
 }
 
@@ -168,7 +170,7 @@ func (l *listener) end() {
 	}
 	l.ended, l.queue = true, nil
 	if !l.active {
-		close(l.finished)
+		l.finished.Open()
 	}
 }
 
@@ -181,7 +183,7 @@ func (l *listener) deliver() {
 		if len(batch) == 0 {
 			l.active = false
 			if l.ended {
-				close(l.finished)
+				l.finished.Open()
 			}
 			l.mu.Unlock()
 			return
@@ -221,13 +223,13 @@ func (l *listener) call(n notification) {
 
 // HasSynced reports whether the handler has received the objects that there were when it was added,
 // or when the informer synced.
-func (l *listener) HasSynced() bool { return isClosed(l.synced) }
+func (l *listener) HasSynced() bool { return l.synced.IsOpen() }
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (l *listener) HasSyncedChecker() toolscache.DoneChecker {
-	return checker{name: fmt.Sprintf("event handler %T", l.handler), done: l.synced}
+	return checker{name: fmt.Sprintf("event handler %T", l.handler), done: &l.synced}
 }
 
 // ShutdownChan is closed when the handler was removed and no call is in progress. It is for
 // toolscache.ShutDownEventHandler.
-func (l *listener) ShutdownChan() <-chan struct{} { return l.finished }
+func (l *listener) ShutdownChan() <-chan struct{} { return l.finished.Done() }

@@ -25,6 +25,9 @@ type Reader struct {
 	Indexer    toolscache.Indexer
 	GVK        schema.GroupVersionKind
 	Namespaced bool
+	// Namespace is the only one whose objects are in the store; empty if there is no such restriction.
+	// Such a store needs no index of namespaces.
+	Namespace string
 	// DisableDeepCopy makes reads return the objects of the store instead of copies.
 	DisableDeepCopy bool
 	// AlwaysCopy makes reads return copies, even if their options ask for the objects of the store.
@@ -145,7 +148,7 @@ func (r *Reader) find(options *client.ListOptions) ([]any, error) {
 	switch {
 	case options.FieldSelector != nil && !options.FieldSelector.Empty():
 		return r.findByFields(options.FieldSelector.Requirements(), options.Namespace)
-	case options.Namespace != "":
+	case options.Namespace != "" && options.Namespace != r.Namespace:
 		found, err := r.Indexer.ByIndex(toolscache.NamespaceIndex, options.Namespace)
 		return found, errors.WithStack(err)
 	default:

@@ -199,9 +199,8 @@ func (s *store) replace(objects []any, version string) error {
 		old, existed := before[key]
 		s.notifySetLocked(old, object, existed)
 	}
-	if !s.HasSynced() {
-		close(s.synced)
-		for l := range s.listeners {
+	if s.synced.Open() {
+		for _, l := range s.listeners {
 			l.informerSynced()
 		}
 	}
@@ -242,7 +241,7 @@ func (s *store) notifySetLocked(old, object any, existed bool) {
 
 // notifyLocked puts a notification into the queues of the handlers. The caller holds mu.
 func (s *store) notifyLocked(n notification) {
-	for l := range s.listeners {
+	for _, l := range s.listeners {
 		if n.kind != resynced || l.resyncing {
 			l.add(n)
 		}

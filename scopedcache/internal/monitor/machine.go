@@ -18,7 +18,7 @@ type Config struct {
 }
 
 // phase is the current activity of the machine.
-type phase int
+type phase int8
 
 const (
 	idle        phase = iota
@@ -30,7 +30,7 @@ const (
 )
 
 // purpose is the reason for a question.
-type purpose int
+type purpose int8
 
 const (
 	startUp      purpose = iota + 1
@@ -39,7 +39,7 @@ const (
 )
 
 // questionKind is the kind of answer to a question.
-type questionKind int
+type questionKind int8
 
 const (
 	forMapping questionKind = iota + 1
@@ -68,8 +68,15 @@ type Machine struct {
 	phase    phase
 	question question
 	mapping  *meta.RESTMapping // for the current review or life
-	distrust bool              // the mapper may return a resource that does not exist
 	lastID   uint64
+
+	// Booleans are together, because there is a Machine for each informer.
+	distrust        bool // the mapper may return a resource that does not exist
+	accessTaken     bool // an RBAC event was used since the last wait, life or check began
+	accessPending   bool // another RBAC event is unused so far
+	eventsWatched   bool // all RBAC events are reported
+	readPending     bool // a reader asked for a kind that is not served
+	waitExpeditable bool // a reader can shorten the wait
 
 	denials      int // consecutive, of reviews or of the informer
 	startDenials denialCounter
@@ -77,19 +84,14 @@ type Machine struct {
 	pending      wait.Backoff
 	// contradicted is the state that follows from the answers to informers, which reviews or
 	// discovery contradict. It is empty while they agree.
-	contradicted  State
-	pacer         reviewPacer
-	again         time.Time // when to ask once more after an event; zero for never
-	accessTaken   bool      // an RBAC event was used since the last wait, life or check began
-	accessPending bool      // another RBAC event is unused so far
-	eventsWatched bool      // all RBAC events are reported
+	contradicted State
+	pacer        reviewPacer
+	again        time.Time // when to ask once more after an event; zero for never
 	// settling is until when the API server's authorizer may not have what the latest event
 	// announced, although that was reviewed, or although the scope began after it; zero for never.
-	settling        time.Time
-	readPending     bool // a reader asked for a kind that is not served
-	waitUntil       time.Time
-	waitBegan       time.Time
-	waitExpeditable bool // a reader can shorten the wait
+	settling  time.Time
+	waitUntil time.Time
+	waitBegan time.Time
 
 	life life
 }
