@@ -32,17 +32,26 @@ func (s *store) Transformer() toolscache.TransformFunc {
 		return nil
 	}
 	s.streamed = map[string]any{}
-	return func(object any) (any, error) {
-		object, err := s.transformed(object)
-		if err != nil {
-			return nil, err
-		}
-		object = s.shared(object)
-		if key, err := toolscache.MetaNamespaceKeyFunc(object); err == nil && isPointer(object) {
-			s.streamed[key] = object
-		}
-		return object, nil
+	return func(object any) (result any, err error) {
+		err = deepcall.Run(func() (err error) {
+			result, err = s.asStreamed(object)
+			return err
+		})
+		return result, err
 	}
+}
+
+// asStreamed returns the object to store for one that a list streams.
+func (s *store) asStreamed(object any) (any, error) {
+	object, err := s.transformed(object)
+	if err != nil {
+		return nil, err
+	}
+	object = s.shared(object)
+	if key, err := toolscache.MetaNamespaceKeyFunc(object); err == nil && isPointer(object) {
+		s.streamed[key] = object
+	}
+	return object, nil
 }
 
 // transformed returns the object to store. Each object is transformed once.
@@ -102,6 +111,10 @@ func (s *store) Add(object any) error { return s.Update(object) }
 
 // Update records an object.
 func (s *store) Update(object any) error {
+	return deepcall.Run(func() error { return s.set(object) })
+}
+
+func (s *store) set(object any) error {
 	object, err := s.transformed(object)
 	if err != nil {
 		return err
@@ -128,6 +141,10 @@ func (s *store) Update(object any) error {
 // Delete removes an object. The handlers receive the object that the watch reported, whose
 // resourceVersion is that of the deletion. An object that the store does not have is ignored.
 func (s *store) Delete(object any) error {
+	return deepcall.Run(func() error { return s.remove(object) })
+}
+
+func (s *store) remove(object any) error {
 	object, err := s.transformed(object)
 	if err != nil {
 		return err
