@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"time"
 
 	"github.com/pkg/errors"
 
@@ -14,25 +15,27 @@ import (
 
 // result is what one run has measured.
 type result struct {
-	Build  string // the commit, empty for one that is not known or has changes
+	Build  string
 	N      int
 	Values stage.Values
 }
 
-// build returns the commit that this program was built from, empty if there are changes.
+// build returns the commit that this program was built from. If that is not known, or there were
+// changes, only this process is that build.
 func build() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	revision := ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value
-		case s.Key == "vcs.modified" && s.Value != "false":
-			return ""
+	revision, clean := "", false
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				revision = s.Value
+			case "vcs.modified":
+				clean = s.Value == "false"
+			}
 		}
+	}
+	if !clean {
+		return revision + " with changes, at " + time.Now().Format(time.RFC3339Nano)
 	}
 	return revision
 }
@@ -44,7 +47,7 @@ func (s settings) file(r run, peerName string) string {
 // known returns what a run of this build has measured before.
 func (s settings) known(r run, peerName string) (stage.Values, bool) {
 	text, err := os.ReadFile(s.file(r, peerName))
-	if err != nil || s.build == "" {
+	if err != nil {
 		return nil, false
 	}
 	var found result
