@@ -86,9 +86,8 @@ func (r *registration) attachLocked(i *informer) error {
 		select {
 		case <-inner.HasSyncedChecker().Done():
 			source.EmitMissingDeletes(i.has)
-			if !source.IsSuperseded() {
-				r.settle()
-			}
+			r.settle()
+		case <-source.Superseded():
 		case <-i.life.Done():
 		}
 	})

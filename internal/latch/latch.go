@@ -28,7 +28,7 @@ func (l *Latch) Open() bool {
 // IsOpen reports whether the latch is open.
 func (l *Latch) IsOpen() bool { return l.state.Load() == opened }
 
-// Done returns a channel that is closed when the latch is open.
+// Done returns a channel that is closed when the latch opens.
 func (l *Latch) Done() <-chan struct{} {
 	for {
 		if c := l.state.Load(); c != nil {

@@ -114,8 +114,9 @@ type Source struct {
 
 var _ toolscache.ResourceEventHandler = (*Source)(nil)
 
-// IsSuperseded reports whether the feed no longer passes on events of this source.
-func (s *Source) IsSuperseded() bool { return s.superseded.IsOpen() }
+// Superseded returns a channel that is closed when the feed no longer passes on events of this
+// source.
+func (s *Source) Superseded() <-chan struct{} { return s.superseded.Done() }
 
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {

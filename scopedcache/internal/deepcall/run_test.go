@@ -2,6 +2,7 @@ package deepcall
 
 import (
 	"runtime"
+	"runtime/debug"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -14,6 +15,8 @@ func fails() int { panic(errors.New("no number")) }
 func TestRun(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(Run(func() int { return 7 })).To(Equal(7))
+	g.Expect(Run(func() string { return string(debug.Stack()) })).
+		NotTo(ContainSubstring("testing.tRunner"), "on the caller's stack")
 
 	g.Expect(func() { Run(fails) }).To(PanicWith(And(
 		MatchError(ContainSubstring("no number")),
