@@ -203,6 +203,9 @@ func drive(ctx context.Context, args []string) error {
 			}
 		}
 	}
+	if len(measured) == 0 {
+		return errors.Errorf("nothing in %s was measured by this build (%s)", s.results, s.build)
+	}
 	combined := report.Results{}
 	for name, values := range measured {
 		combined[name] = medians(values)

@@ -20,8 +20,8 @@ type result struct {
 	Values stage.Values
 }
 
-// build returns the commit that this program was built from. If that is not known, or there were
-// changes, only this process is that build.
+// build identifies this program: its commit or, with uncommitted changes, a name that no other process
+// has, so that its results are not used again.
 func build() string {
 	revision, clean := "", false
 	if info, ok := debug.ReadBuildInfo(); ok {

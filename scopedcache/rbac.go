@@ -34,6 +34,7 @@ type RBACWatcher struct {
 	observer func(before State, now ScopeState) // may be nil
 	silent   atomic.Bool                        // the log has reported that RBAC cannot be watched
 	working  atomic.Bool                        // all changes are reported
+	latest   atomic.Int64                       // when the latest change came, as UnixNano; 0 for never
 	grace    time.Duration                      // how long a watch may fail; its changes come later
 
 	mu        sync.Mutex
@@ -45,7 +46,6 @@ type RBACWatcher struct {
 	changed   map[rbacindex.Concern]struct{}                   // guarded by mu: changes not delivered yet
 	missed    bool                                             // guarded by mu: notify all; not delivered yet
 	timer     *time.Timer                                      // guarded by mu: set while changes are gathered
-	latest    time.Time                                        // guarded by mu: when the latest change came
 	kinds     map[schema.GroupVersionKind]watchedKind          // guarded by mu
 	recheck   *time.Timer                                      // guarded by mu: calls update
 }
@@ -199,7 +199,7 @@ func (e *RBACWatcher) gatherLocked(concerns []rbacindex.Concern) {
 }
 
 func (e *RBACWatcher) deliverSoonLocked() {
-	e.latest = time.Now()
+	e.latest.Store(time.Now().UnixNano())
 	if e.timer == nil && !e.closed {
 		e.timer = time.AfterFunc(gatherInterval, e.deliver)
 	}

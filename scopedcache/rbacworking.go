@@ -77,9 +77,11 @@ func (s *scopedCache) eventsWatched() (event monitor.EventsWatched) {
 	return event
 }
 
-// latestChange returns when the latest change was reported, whomever it concerned.
+// latestChange returns when the watcher last learned of a change that concerns any identity, or began
+// to watch; zero for never.
 func (e *RBACWatcher) latestChange() time.Time {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.latest
+	if latest := e.latest.Load(); latest != 0 {
+		return time.Unix(0, latest)
+	}
+	return time.Time{}
 }

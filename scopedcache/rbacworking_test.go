@@ -90,7 +90,7 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 		taken, _ := e.mail.take()
 		g.Expect(taken.watched).To(BeTrue())
 		g.Expect(c.eventsWatched().Watched).To(Equal(state == StateSynced))
-		g.Expect(c.eventsWatched().Latest).To(BeZero(), "no change so far, or it does not count")
+		g.Expect(c.eventsWatched().Latest).To(BeZero(), "no change so far")
 	}
 	for _, name := range []string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} {
 		events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(name), State: StateSynced, Since: time.Now()})
@@ -103,4 +103,6 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "unbound"},
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "blue"}}})
 	g.Expect(c.eventsWatched().Latest).To(BeTemporally(">=", before), "scopes that start now must know")
+	events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind("Role"), State: StateForbidden, Since: time.Now()})
+	g.Expect(c.eventsWatched()).To(BeZero(), "changes do not count while not all are reported")
 }

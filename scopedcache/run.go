@@ -11,7 +11,7 @@ import (
 
 // run runs a scope. run owns the scope's machine, which makes every decision. run passes events to
 // the machine and executes its effects, in a goroutine that exists while there are events. Only that
-// goroutine uses the fields of run.
+// goroutine uses the fields of run, except ended and asking.
 type run struct {
 	*entry
 	ctx      context.Context                    // of the cache

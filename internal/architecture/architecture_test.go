@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 		"internal/metrics"},
 	"scopedcache": {
 		"scopedcache/internal/monitor", "scopedcache/internal/access", "scopedcache/internal/listwatch",
-		"scopedcache/internal/lightinformer", "scopedcache/internal/deepcall", "scopedcache/internal/objectpool",
+		"scopedcache/internal/lightinformer", "scopedcache/internal/objectpool",
 		"scopedcache/internal/rbacindex", "internal/latch", "internal/untrusted", "internal/replay", "internal/metrics",
 	},
 	"scopedcache/internal/monitor":   {},

@@ -69,8 +69,8 @@ type (
 	// AccessMayHaveChanged reports a change of an RBAC object that concerns the identity.
 	AccessMayHaveChanged struct{}
 	// EventsWatched reports whether all such changes are reported. Until then they are not. Latest is
-	// when the latest change was reported, whomever it concerned; zero for never. It may concern a
-	// scope that did not exist then.
+	// when the watcher last learned of a change that concerns any identity, or began to watch; zero
+	// for never. A scope that starts later receives no AccessMayHaveChanged for that change.
 	EventsWatched struct {
 		Watched bool
 		Latest  time.Time
