@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -26,7 +27,7 @@ type Clients struct {
 	config     *rest.Config
 	httpClient *http.Client
 	scheme     *runtime.Scheme
-	codecs     func() codecs
+	codecs     func() *codecs
 	dynamic    func() (dynamic.Interface, error)
 	metadata   func() (metadata.Interface, error)
 
@@ -34,9 +35,24 @@ type Clients struct {
 	typed map[schema.GroupVersionKind]rest.Interface // guarded by mu
 }
 
+// codecs encode and decode the types of a scheme, also those that the scheme learns later.
 type codecs struct {
+	scheme  *runtime.Scheme
 	objects serializer.CodecFactory
 	options runtime.ParameterCodec
+}
+
+// latestCodecs are those of the scheme that was used last. They take 4 KiB, and nearly all processes
+// have one scheme for all of their caches.
+var latestCodecs atomic.Pointer[codecs]
+
+func codecsOf(scheme *runtime.Scheme) *codecs {
+	if known := latestCodecs.Load(); known != nil && known.scheme == scheme {
+		return known
+	}
+	created := &codecs{scheme, serializer.NewCodecFactory(scheme), runtime.NewParameterCodec(scheme)}
+	latestCodecs.Store(created)
+	return created
 }
 
 // NewClients returns clients that send requests through httpClient.
@@ -47,9 +63,7 @@ func NewClients(config *rest.Config, httpClient *http.Client, scheme *runtime.Sc
 		return c
 	}
 	return &Clients{config: config, httpClient: httpClient, scheme: scheme,
-		codecs: sync.OnceValue(func() codecs {
-			return codecs{serializer.NewCodecFactory(scheme), runtime.NewParameterCodec(scheme)}
-		}),
+		codecs: sync.OnceValue(func() *codecs { return codecsOf(scheme) }),
 		dynamic: sync.OnceValues(func() (dynamic.Interface, error) {
 			return dynamic.NewForConfigAndClient(untyped(), httpClient)
 		}),
