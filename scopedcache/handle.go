@@ -59,7 +59,8 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 	}
 	e := s.entryLocked(kind, scope)
 	for _, handle := range e.handles {
-		if options.Dependent != "" && handle.options.Dependent == options.Dependent && handle.options.Name == options.Name {
+		if options.Dependent != "" && handle.options.Dependent == options.Dependent &&
+			handle.options.Name == options.Name && !handle.dead.Load() {
 			s.mu.Unlock()
 			return handle, nil
 		}

@@ -79,11 +79,11 @@ func (i *Informer) RunWithContext(ctx context.Context) {
 	if r == nil {
 		return
 	}
-	defer r.end()
 	for ctx.Err() == nil {
 		r.listAndWatch(ctx)
 		r.wait(ctx)
 	}
+	r.end() // not deferred: a panic must not wait for handlers
 }
 
 // reflector is client-go's Reflector with what its RunWithContext needs. That has no setter for the

@@ -148,7 +148,9 @@ func (r *Reader) find(options *client.ListOptions) ([]any, error) {
 	switch {
 	case options.FieldSelector != nil && !options.FieldSelector.Empty():
 		return r.findByFields(options.FieldSelector.Requirements(), options.Namespace)
-	case options.Namespace != "" && options.Namespace != r.Namespace:
+	case r.Namespace != "" && options.Namespace != "" && options.Namespace != r.Namespace:
+		return nil, nil
+	case r.Namespace == "" && options.Namespace != "":
 		found, err := r.Indexer.ByIndex(toolscache.NamespaceIndex, options.Namespace)
 		return found, errors.WithStack(err)
 	default:
