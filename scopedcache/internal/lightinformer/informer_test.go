@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	goruntime "runtime"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -465,6 +466,104 @@ func TestTransformThatPanics(t *testing.T) {
 				g.Expect(pool.Len()).To(Equal(2))
 				stop()
 				g.Expect(pool.Len()).To(BeZero())
+			})
+		})
+	}
+}
+
+// A panic ends the process at once, and does not wait for handlers.
+func TestPanicWhileAHandlerHangs(t *testing.T) {
+	really, handlers := utilruntime.ReallyCrash, utilruntime.PanicHandlers
+	defer func() { utilruntime.ReallyCrash, utilruntime.PanicHandlers = really, handlers }()
+	utilruntime.ReallyCrash, utilruntime.PanicHandlers = true, nil
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSource(false)
+		s.put("a")
+		informer := New(s, &corev1.ConfigMap{}, 0, indexers)
+		g.Expect(informer.SetTransform(func(object any) (any, error) {
+			if object.(*corev1.ConfigMap).Name == "b" {
+				panic("no b")
+			}
+			return object, nil
+		})).To(Succeed())
+		goOn := make(chan struct{})
+		defer close(goOn)
+		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(any) { <-goOn }})
+		g.Expect(err).NotTo(HaveOccurred())
+		panicked := make(chan any, 1)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() {
+			defer func() { panicked <- recover() }()
+			informer.RunWithContext(ctx)
+		}()
+		synctest.Wait()
+		g.Expect(informer.HasSynced()).To(BeTrue())
+		s.put("b")
+		synctest.Wait()
+		g.Expect(panicked).To(Receive(MatchError(ContainSubstring("no b"))))
+	})
+}
+
+// An index function that panics leaves the holds of other informers alone, where the process goes on.
+func TestIndexThatPanics(t *testing.T) {
+	g := NewWithT(t)
+	object := func() any {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a", ResourceVersion: "1"}}
+	}
+	pool := &objectpool.Pool{}
+	other := pool.Hold(object())
+	panics := true
+	s := &store{Informer: New(nil, &corev1.ConfigMap{}, 0, toolscache.Indexers{"i": func(any) ([]string, error) {
+		if panics {
+			panic("no index")
+		}
+		return nil, nil
+	}})}
+	s.ShareObjects(pool)
+	g.Expect(func() { _ = s.Replace([]any{object()}, "1") }).To(Panic())
+	panics = false
+	g.Expect(s.Replace([]any{object()}, "1")).To(Succeed())
+	g.Expect(s.Objects()).To(Equal(1))
+	g.Expect(s.Replace(nil, "2")).To(Succeed())
+	g.Expect(pool.Len()).To(Equal(1), "the other informer has it")
+	pool.Release(other)
+	g.Expect(pool.Len()).To(BeZero())
+
+	panics = true
+	g.Expect(func() { _ = s.Add(object()) }).To(Panic())
+	panics = false
+	g.Expect(s.Objects()).To(Equal(len(s.indexer.List())))
+	g.Expect(s.Replace(nil, "3")).To(Succeed())
+	g.Expect(pool.Len()).To(BeZero())
+}
+
+// Transforms, and so what the store does, run on goroutines that end, and not on that of the Reflector.
+func TestReflectorKeepsASmallStack(t *testing.T) {
+	for name, streaming := range map[string]bool{"list": false, "stream": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				s := newSource(streaming)
+				s.put("a")
+				informer := New(s, &corev1.ConfigMap{}, 0, indexers)
+				var stacks []string
+				g.Expect(informer.SetTransform(func(object any) (any, error) {
+					stacks = append(stacks, string(debug.Stack()))
+					return object, nil
+				})).To(Succeed())
+				stop := run(t, informer)
+				defer stop()
+				synctest.Wait()
+				s.put("b")
+				s.put("b")
+				s.delete("b")
+				synctest.Wait()
+				g.Expect(stacks).To(HaveLen(4))
+				for _, stack := range stacks {
+					g.Expect(stack).NotTo(ContainSubstring("ListAndWatchWithContext("))
+				}
 			})
 		})
 	}

@@ -131,8 +131,8 @@ func (s *store) set(object any) error {
 		defer s.release(old)
 		err = s.indexer.Update(object)
 	} else {
-		err = s.indexer.Add(object)
 		s.objects.Add(1)
+		err = s.indexer.Add(object)
 	}
 	s.notifySetLocked(old, object, exists)
 	return errors.WithStack(err)
@@ -200,13 +200,18 @@ func (s *store) replace(objects []any, version string) error {
 			before[key] = old
 		}
 	}
-	if err := s.indexer.Replace(objects, version); err != nil {
-		return errors.WithStack(err)
-	}
+	// The indexer has the new objects even if an index function panics.
 	failed = false
 	s.objects.Store(int64(len(keys)))
+	defer func() {
+		for _, old := range before {
+			s.release(old)
+		}
+	}()
+	if err := s.indexer.Replace(objects, version); err != nil { // not for keys that have been found above
+		return errors.WithStack(err)
+	}
 	for key, old := range before {
-		s.release(old)
 		if _, exists := keys[key]; !exists {
 			s.notifyLocked(notification{kind: deleted, object: toolscache.DeletedFinalStateUnknown{Key: key, Obj: old}})
 		}
