@@ -61,7 +61,7 @@ func TestReadsWhileIndexesAreAdded(t *testing.T) {
 	g.Expect(index("a")).To(Succeed())
 	g.Expect(index("b")).To(Succeed())
 	g.Expect(list(t.Context(), c, "n")).To(Succeed())
-	added := make(chan error)
+	added := make(chan error, 100)
 	go func() {
 		defer close(added)
 		for n := range 100 {

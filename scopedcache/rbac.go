@@ -34,7 +34,7 @@ type RBACWatcher struct {
 	observer func(before State, now ScopeState) // may be nil
 	silent   atomic.Bool                        // the log has reported that RBAC cannot be watched
 	working  atomic.Bool                        // all changes are reported
-	latest   atomic.Int64                       // when the latest change came, as UnixNano; 0 for never
+	latest   atomic.Pointer[time.Time]          // when the latest change came; nil for never
 	grace    time.Duration                      // how long a watch may fail; its changes come later
 
 	mu        sync.Mutex
@@ -199,7 +199,8 @@ func (e *RBACWatcher) gatherLocked(concerns []rbacindex.Concern) {
 }
 
 func (e *RBACWatcher) deliverSoonLocked() {
-	e.latest.Store(time.Now().UnixNano())
+	now := time.Now()
+	e.latest.Store(&now)
 	if e.timer == nil && !e.closed {
 		e.timer = time.AfterFunc(gatherInterval, e.deliver)
 	}

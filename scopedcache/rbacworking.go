@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -80,8 +82,5 @@ func (s *scopedCache) eventsWatched() (event monitor.EventsWatched) {
 // latestChange returns when the watcher last learned of a change that concerns any identity, or began
 // to watch; zero for never.
 func (e *RBACWatcher) latestChange() time.Time {
-	if latest := e.latest.Load(); latest != 0 {
-		return time.Unix(0, latest)
-	}
-	return time.Time{}
+	return ptr.Deref(e.latest.Load(), time.Time{})
 }

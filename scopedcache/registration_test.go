@@ -10,6 +10,21 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
+// A handle that is being released is not returned to another holder.
+func TestHoldDuringRelease(t *testing.T) {
+	g := NewWithT(t)
+	c := newAPIServer(t).newCache(t)
+	options := HoldOptions{Dependent: "dependent", Name: "name"}
+	first := hold(t, c, options)
+	g.Expect(hold(t, c, options)).To(BeIdenticalTo(first))
+	first.dead.Store(true) // as Release does first
+	second := hold(t, c, options)
+	g.Expect(second).NotTo(BeIdenticalTo(first))
+	first.dead.Store(false)
+	first.Release()
+	g.Expect(second.entry.gone.IsOpen()).To(BeFalse(), "the scope is still held")
+}
+
 // A handler that is removed before its informer has synced leaves nothing behind, however long the
 // informer goes on without an answer.
 func TestHandlersRemovedBeforeTheInformerSyncs(t *testing.T) {

@@ -133,8 +133,9 @@ func (p *player) event(verb, argument string) (Event, error) {
 		return Refused{Life: life, Err: errNotFound, Sent: sent, At: p.now}, nil
 	case "events-watched":
 		return EventsWatched{Watched: true}, nil
-	case "changed-before": // events are watched, and one came a second ago
-		return EventsWatched{Watched: true, Latest: p.now.Add(-time.Second)}, nil
+	case "changed-before": // events are watched, and the latest came so long ago
+		ago, err := time.ParseDuration(argument)
+		return EventsWatched{Watched: true, Latest: p.now.Add(-ago)}, err
 	case "events-not-watched":
 		return EventsWatched{}, nil
 	case "access-may-have-changed":
