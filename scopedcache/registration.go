@@ -12,11 +12,11 @@ import (
 
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
-	entry   *entry
-	feed    *replay.Feed
-	options toolscache.HandlerOptions
-	done    latch.Latch // opened by settle
-	settled func()
+	entry     *entry
+	feed      *replay.Feed
+	options   toolscache.HandlerOptions
+	done      latch.Latch // opened by settle
+	onSettled func()
 
 	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
@@ -28,7 +28,7 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
-	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options, settled: settled}
+	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options, onSettled: settled}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone.IsOpen() {
@@ -54,7 +54,7 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 // settle records that the handler has received all objects, or that there are none to deliver.
 func (r *registration) settle() {
 	if r.done.Open() {
-		r.settled()
+		r.onSettled()
 	}
 }
 

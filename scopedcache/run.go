@@ -11,19 +11,19 @@ import (
 
 // run runs a scope. run owns the scope's machine, which makes every decision. run passes events to
 // the machine and executes its effects, in a goroutine that exists while there are events. Only that
-// goroutine uses the fields of run, except ended and asking.
+// goroutine uses the fields of run, except ended and cancelQuestion.
 type run struct {
 	*entry
-	ctx      context.Context                    // of the cache
-	ended    atomic.Bool                        // the scope is not needed any more; any goroutine may set it
-	asking   atomic.Pointer[context.CancelFunc] // ends the latest question; nil if it is answered
-	machine  monitor.Machine
-	begun    bool        // the machine has started
-	timer    *time.Timer // puts a tick into the mailbox at the machine's deadline
-	idleness *time.Timer // the same for checks for idleness; nil if the scope does not end when idle
-	life     monitor.LifeID
-	informer *informer       // the informer of that life; nil if none runs
-	synced   <-chan struct{} // closed when the informer has synced; nil after that was reported
+	ctx            context.Context                    // of the cache
+	ended          atomic.Bool                        // the scope is not needed any more; any goroutine may set it
+	cancelQuestion atomic.Pointer[context.CancelFunc] // ends the latest question; nil if it is answered
+	machine        monitor.Machine
+	begun          bool        // the machine has started
+	timer          *time.Timer // puts a tick into the mailbox at the machine's deadline
+	idleness       *time.Timer // the same for checks for idleness; nil if the scope does not end when idle
+	life           monitor.LifeID
+	informer       *informer       // the informer of that life; nil if none runs
+	synced         <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
 // startRun runs an entry until end is called. The end of ctx only cancels what the run does: it wakes
@@ -92,7 +92,7 @@ func (r *run) end() {
 		}
 	}
 	r.step(monitor.Stopped{})
-	if cancel := r.asking.Load(); cancel != nil {
+	if cancel := r.cancelQuestion.Load(); cancel != nil {
 		(*cancel)()
 	}
 	r.cache.running.Done()
@@ -162,13 +162,13 @@ func (r *run) do(effects []monitor.Effect) {
 // machine does not wait for any more, is cancelled.
 func (r *run) ask(question func(context.Context) monitor.Event) {
 	ctx, cancel := context.WithCancel(r.ctx)
-	if earlier := r.asking.Swap(&cancel); earlier != nil {
+	if earlier := r.cancelQuestion.Swap(&cancel); earlier != nil {
 		(*earlier)()
 	}
 	r.cache.running.Go(func() { // this goroutine is counted in running
 		defer cancel()
 		r.mail.answer(question(ctx))
-		r.asking.CompareAndSwap(&cancel, nil) // frees ctx
+		r.cancelQuestion.CompareAndSwap(&cancel, nil) // so that run does not keep ctx
 	})
 }
 

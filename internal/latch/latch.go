@@ -4,10 +4,10 @@ import "sync/atomic"
 
 // Latch opens once. The zero value is closed. Methods may be called from any goroutine, and do not
 // block.
-type Latch struct{ state atomic.Pointer[chan struct{}] } // nil, or what someone waits for, or opened
+type Latch struct{ state atomic.Pointer[chan struct{}] } // nil, or what someone waits for, or openChannel
 
-// opened is the channel of all latches that are open.
-var opened = func() *chan struct{} {
+// openChannel is the channel of all latches that are open.
+var openChannel = func() *chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return &c
@@ -15,8 +15,8 @@ var opened = func() *chan struct{} {
 
 // Open opens the latch, and reports whether this call did it.
 func (l *Latch) Open() bool {
-	before := l.state.Swap(opened)
-	if before == opened {
+	before := l.state.Swap(openChannel)
+	if before == openChannel {
 		return false
 	}
 	if before != nil {
@@ -26,7 +26,7 @@ func (l *Latch) Open() bool {
 }
 
 // IsOpen reports whether the latch is open.
-func (l *Latch) IsOpen() bool { return l.state.Load() == opened }
+func (l *Latch) IsOpen() bool { return l.state.Load() == openChannel }
 
 // Done returns a channel that is closed when the latch opens.
 func (l *Latch) Done() <-chan struct{} {

@@ -33,27 +33,27 @@ type Reader struct {
 	// AlwaysCopy makes reads return copies, even if their options ask for the objects of the store.
 	AlwaysCopy bool
 
-	added atomic.Pointer[toolscache.Indexers] // by AddIndexers; what it points to does not change
+	fieldIndexers atomic.Pointer[toolscache.Indexers] // by AddIndexers; what it points to does not change
 }
 
 // AddIndexers adds indexers to the informer whose store is read. Calls must come one at a time.
 //
 // The reader has a list of them, because GetIndexers of client-go's stores returns the map that
 // AddIndexers writes to.
-func (r *Reader) AddIndexers(to toolscache.SharedIndexInformer, indexers toolscache.Indexers) error {
-	if err := to.AddIndexers(indexers); err != nil {
+func (r *Reader) AddIndexers(informer toolscache.SharedIndexInformer, indexers toolscache.Indexers) error {
+	if err := informer.AddIndexers(indexers); err != nil {
 		return errors.WithStack(err)
 	}
 	all := toolscache.Indexers{}
 	maps.Copy(all, r.indexers())
 	maps.Copy(all, indexers)
-	r.added.Store(&all)
+	r.fieldIndexers.Store(&all)
 	return nil
 }
 
 // indexers returns what AddIndexers has added.
 func (r *Reader) indexers() toolscache.Indexers {
-	if all := r.added.Load(); all != nil {
+	if all := r.fieldIndexers.Load(); all != nil {
 		return *all
 	}
 	return nil

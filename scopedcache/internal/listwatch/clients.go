@@ -87,12 +87,12 @@ type Resource struct {
 
 // For returns the lists and watches of a resource. For sends no request.
 func (c *Clients) For(r Resource) (toolscache.ListerWatcherWithContext, error) {
-	in, err := c.in(r)
-	return requests{collection: in, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks}, err
+	objects, err := c.collectionOf(r)
+	return requests{collection: objects, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks}, err
 }
 
-// in returns the objects of a resource in its namespace.
-func (c *Clients) in(r Resource) (collection, error) {
+// collectionOf returns the objects of a resource in its namespace.
+func (c *Clients) collectionOf(r Resource) (collection, error) {
 	switch r.Example.(type) {
 	case runtime.Unstructured:
 		all, err := c.dynamic()
