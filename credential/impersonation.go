@@ -149,9 +149,7 @@ func (i *impersonationTransport) RoundTrip(req *http.Request) (*http.Response, e
 		}
 		return nil, err
 	}
-	resp.Request = req // not the clone, which carries the host operator's credential
-	redactResponse(resp, redactBearer)
-	return resp, nil
+	return redacted(resp, req, redactBearer), nil
 }
 
 var bearerToken = regexp.MustCompile(`(?i)(bearer\s+)[a-z0-9._~+/=-]+`)

@@ -81,9 +81,7 @@ func (b *bearer) send(req *http.Request, token *issuedToken) (*http.Response, er
 		}
 		return nil, err
 	}
-	resp.Request = req // not the clone, which carries the token
-	redactResponse(resp, token.value.redact)
-	return resp, nil
+	return redacted(resp, req, token.value.redact), nil
 }
 
 // replay returns a copy of the request with an unread body, and whether that is possible.
@@ -130,27 +128,36 @@ const maxDrained = 64 << 10
 // dropped.
 const maxRedacted = 1 << 20
 
-// redactResponse removes the secret where a server, or a proxy before it, quotes the request:
+// redacted returns the response to a request without the secret where a server, or a proxy before it,
+// quotes the request:
 //
 //   - in headers, which client-go logs as warnings,
 //   - in the bodies of errors, whose text appears in errors, states and logs,
 //   - in the responses to identity and access reviews, for the same reason.
 //
-// Trailers are dropped.
-func redactResponse(resp *http.Response, redact func(string) string) {
+// Trailers are dropped. The result refers to req, and not to the request that was sent, which carries
+// the secret.
+//
+// The result is another Response than net/http's, which net/http keeps until the body has ended, and
+// to which it adds the trailers then. That one loses its headers and its request here, so that they
+// take no memory as long as a watch lasts.
+func redacted(sent *http.Response, req *http.Request, redact func(string) string) *http.Response {
+	resp := *sent
+	sent.Header, sent.Request = nil, nil
+	resp.Request, resp.Trailer = req, nil
 	for _, values := range resp.Header {
 		for i := range values {
 			values[i] = redact(values[i])
 		}
 	}
 	resp.Status = redact(resp.Status)
-	resp.Trailer = nil
-	if resp.StatusCode < http.StatusBadRequest && (resp.Request == nil || !isReview(resp.Request.URL.Path)) {
-		return
+	if resp.StatusCode < http.StatusBadRequest && !isReview(req.URL.Path) {
+		return &resp
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}
 	resp.ContentLength = -1 // redaction may make the body shorter
 	resp.Header.Del("Content-Length")
+	return &resp
 }
 
 // isReview reports whether the request is an identity or access review. The server's text in the

@@ -655,6 +655,41 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(err).To(BeIdenticalTo(plain), "other errors keep their chain")
 }
 
+// A trailer, which the server sends after the body, does not reach the caller. net/http adds trailers to
+// the response that it returned.
+func TestTrailersAreDropped(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(protocol, func(t *testing.T) {
+			g := NewWithT(t)
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				_, _ = io.WriteString(w, "content")
+				w.(http.Flusher).Flush() // HTTP/1.1 has trailers only after chunks
+				w.Header().Set(http.TrailerPrefix+"Quoted", req.Header.Get("Authorization"))
+			}))
+			server.EnableHTTP2 = protocol == "HTTP/2.0"
+			server.StartTLS()
+			defer server.Close()
+			var sent *http.Response
+			next := testutil.RoundTripperFunc(func(req *http.Request) (resp *http.Response, err error) {
+				sent, err = server.Client().Transport.RoundTrip(req)
+				return sent, err
+			})
+			own := newStaticCredential(secretMaterial{token: newSecret("hunter2")}).RoundTripper(next)
+			req, err := http.NewRequest(http.MethodGet, server.URL, nil)
+			g.Expect(err).NotTo(HaveOccurred())
+			resp, err := own.RoundTrip(req)
+			g.Expect(err).NotTo(HaveOccurred())
+			defer func() { _ = resp.Body.Close() }()
+			g.Expect(resp.Proto).To(Equal(protocol))
+			body, err := io.ReadAll(resp.Body)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(string(body)).To(Equal("content"))
+			g.Expect(sent.Trailer).To(HaveKeyWithValue("Quoted", []string{"Bearer hunter2"}), "the server sent it")
+			g.Expect(resp.Trailer).To(BeNil())
+		})
+	}
+}
+
 // At most requestsAtOnce TokenRequests are in progress at the same time, even if more tokens are
 // invalid.
 func TestTokenRequestsTakeTurns(t *testing.T) {
