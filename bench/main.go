@@ -168,7 +168,7 @@ func (s settings) runs() ([]run, error) {
 		run{stage: "owned", n: n, peers: ours, owned: true},
 		run{stage: "rbac", n: n, peers: ours, owned: true},
 		// Most of an idle fleet's memory would be garbage that the collector has no reason to look for.
-		run{stage: "fleet_10k", n: 10 * n, peers: ours, limit: "190MiB"})
+		run{stage: "fleet_10k", n: 10 * n, peers: ours, limit: "160MiB"})
 	if s.scenario == "" {
 		return runs, nil
 	}
@@ -176,7 +176,7 @@ func (s settings) runs() ([]run, error) {
 	if err != nil {
 		return nil, err
 	}
-	runs = append(runs, run{stage: "fleet_100k", n: 100 * n, peers: ours})
+	runs = append(runs, run{stage: "fleet_100k", n: 100 * n, peers: ours, limit: "1400MiB"})
 	return slices.DeleteFunc(runs, func(r run) bool { return r.stage != only }), nil
 }
 

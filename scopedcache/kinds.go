@@ -49,7 +49,11 @@ func (k *kind) countLocked(change int) {
 	k.only.Store(only)
 }
 
-// exampleOf returns an object of a kind. goType is that of typed objects.
+// examples has the examples of typed objects, by their type. All caches share them, because some types
+// have more than a kilobyte.
+var examples sync.Map
+
+// exampleOf returns an object of a kind, which must not change. goType is that of typed objects.
 func exampleOf(key kindKey, goType reflect.Type) client.Object {
 	switch key.representation {
 	case RepresentationUnstructured:
@@ -60,9 +64,12 @@ func exampleOf(key kindKey, goType reflect.Type) client.Object {
 		object := &metav1.PartialObjectMetadata{}
 		object.SetGroupVersionKind(key.gvk)
 		return object
-	default:
-		return reflect.New(goType).Interface().(client.Object)
 	}
+	example, known := examples.Load(goType)
+	if !known {
+		example, _ = examples.LoadOrStore(goType, reflect.New(goType).Interface())
+	}
+	return example.(client.Object)
 }
 
 // kinds are the kinds that a cache has used. A kind is never removed.

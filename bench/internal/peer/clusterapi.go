@@ -36,9 +36,11 @@ func (p *clusterAPIPeer) Connect(ctx context.Context, n int) error {
 		return errors.WithStack(err)
 	}
 	mgr, err := ctrl.NewManager(p.config, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"},
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}: {Label: labels.NewSelector().Add(*ofClusters)},
-		}}})
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Secret{}: {Label: labels.NewSelector().Add(*ofClusters)},
+			}}})
 	if err != nil {
 		return errors.WithStack(err)
 	}

@@ -118,6 +118,9 @@ func informers(ctx context.Context, e *env) error {
 	e.values.set("tcp_connections", "peak", float64(max(peak, open)))
 
 	before := measure()
+	if err := e.profile("empty_informer_before"); err != nil {
+		return err
+	}
 	if err := e.readAll(ctx, func(c client.Client) error { return c.List(ctx, &corev1.PodTemplateList{}) }); err != nil {
 		return err
 	}
@@ -129,7 +132,7 @@ func informers(ctx context.Context, e *env) error {
 	e.values.set("empty_informer", "stack_bytes", added.stacks)
 	e.values.set("empty_informer", "bytes", added.heap+added.stacks)
 	e.values.set("empty_informer", "goroutines", added.goroutines)
-	return nil
+	return e.profile("empty_informer")
 }
 
 // whileCountingConnections returns the most TCP connections that were open while f ran.

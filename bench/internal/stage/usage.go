@@ -64,10 +64,15 @@ func (e *env) reportSize(scenario, suffix string) error {
 		"kept_mib": float64(stats.HeapIdle-stats.HeapReleased) / (1 << 20)} {
 		e.values.set(scenario, name+suffix, value)
 	}
+	return e.profile(scenario + suffix)
+}
+
+// profile writes a heap profile, if the driver was asked for profiles.
+func (e *env) profile(name string) error {
 	if e.profiles == "" {
 		return nil
 	}
-	file, err := os.Create(filepath.Join(e.profiles, scenario+suffix+".heap"))
+	file, err := os.Create(filepath.Join(e.profiles, name+".heap"))
 	if err != nil {
 		return errors.WithStack(err)
 	}

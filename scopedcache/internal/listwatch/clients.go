@@ -1,6 +1,7 @@
 package listwatch
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync"
@@ -17,22 +18,23 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Clients lists and watches kinds in each representation, as one identity. A client is made when it
-// is first needed. Methods may be called from any goroutine.
+// Clients lists and watches kinds in each representation, as one identity. Methods may be called from
+// any goroutine.
 type Clients struct {
 	config     *rest.Config
 	httpClient *http.Client
 	scheme     *runtime.Scheme
 	codecs     func() *codecs
-	dynamic    func() (dynamic.Interface, error)
+	dynamic    func() (dynamic.Interface, error) // a client is made when it is first needed
 	metadata   func() (metadata.Interface, error)
 
-	mu    sync.Mutex
-	typed map[schema.GroupVersionKind]rest.Interface // guarded by mu
+	mu      sync.Mutex
+	limited map[schema.GroupVersionKind]*rest.Config // guarded by mu: of typed kinds, if config has no limiter
 }
 
 // codecs encode and decode the types of a scheme, also those that the scheme learns later.
@@ -70,7 +72,6 @@ func NewClients(config *rest.Config, httpClient *http.Client, scheme *runtime.Sc
 		metadata: sync.OnceValues(func() (metadata.Interface, error) {
 			return metadata.NewForConfigAndClient(untyped(), httpClient)
 		}),
-		typed: map[schema.GroupVersionKind]rest.Interface{},
 	}
 }
 
@@ -111,8 +112,9 @@ func (c *Clients) collectionOf(r Resource) (collection, error) {
 	if list := gvk.GroupVersion().WithKind(gvk.Kind + "List"); !c.scheme.Recognizes(list) {
 		return nil, errors.WithStack(runtime.NewNotRegisteredErrForKind(c.scheme.Name(), list))
 	}
-	restClient, err := c.restClient(gvk)
-	return typedCollection{clients: c, client: restClient, mapping: r.Mapping, namespace: r.Namespace}, err
+	objects := typedCollection{clients: c, config: c.configOf(gvk), mapping: r.Mapping, namespace: r.Namespace}
+	_, err := objects.client()
+	return objects, err
 }
 
 // requests are the lists and watches of an informer.
@@ -165,9 +167,10 @@ func (c metadataCollection) watch(ctx context.Context, options metav1.ListOption
 	return c.objects.Watch(ctx, options)
 }
 
+// typedCollection creates a client for each request. Requests are rare, and clients take memory.
 type typedCollection struct {
 	clients   *Clients
-	client    rest.Interface
+	config    *rest.Config
 	mapping   *meta.RESTMapping
 	namespace string
 }
@@ -178,33 +181,56 @@ func (c typedCollection) list(ctx context.Context, options metav1.ListOptions) (
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
-	if err := c.request(&options).Do(ctx).Into(result); err != nil {
+	request, err := c.request(&options)
+	if err != nil {
+		return nil, err
+	}
+	if err := request.Do(ctx).Into(result); err != nil {
 		return nil, err // the Reflector looks at its type
 	}
 	return result, nil
 }
 
 func (c typedCollection) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	return c.request(&options).Watch(ctx)
+	request, err := c.request(&options)
+	if err != nil {
+		return nil, err
+	}
+	return request.Watch(ctx)
 }
 
-func (c typedCollection) request(options *metav1.ListOptions) *rest.Request {
-	return c.client.Get().NamespaceIfScoped(c.namespace, c.namespace != "").
-		Resource(c.mapping.Resource.Resource).VersionedParams(options, c.clients.codecs().options)
+func (c typedCollection) request(options *metav1.ListOptions) (*rest.Request, error) {
+	restClient, err := c.client()
+	if err != nil {
+		return nil, err
+	}
+	return restClient.Get().NamespaceIfScoped(c.namespace, c.namespace != "").
+		Resource(c.mapping.Resource.Resource).VersionedParams(options, c.clients.codecs().options), nil
 }
 
-// restClient returns the client of a typed kind. Kinds of one version may differ in the formats that
-// their types support.
-func (c *Clients) restClient(gvk schema.GroupVersionKind) (rest.Interface, error) {
+func (c typedCollection) client() (rest.Interface, error) {
+	gvk := c.mapping.GroupVersionKind
+	created, err := apiutil.RESTClientForGVK(gvk, false, false, c.config, c.clients.codecs().objects, c.clients.httpClient)
+	return created, errors.Wrapf(err, "creating a client of %s", gvk)
+}
+
+// configOf returns the configuration of a typed kind. If the identity has no rate limiter, all requests
+// for the kind share one.
+func (c *Clients) configOf(gvk schema.GroupVersionKind) *rest.Config {
+	if c.config.RateLimiter != nil || c.config.QPS < 0 {
+		return c.config
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.typed[gvk]; known != nil {
-		return known, nil
+	if known := c.limited[gvk]; known != nil {
+		return known
 	}
-	created, err := apiutil.RESTClientForGVK(gvk, false, false, c.config, c.codecs().objects, c.httpClient)
-	if err != nil {
-		return nil, errors.Wrapf(err, "creating a client of %s", gvk)
+	config := rest.CopyConfig(c.config)
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(
+		cmp.Or(config.QPS, rest.DefaultQPS), cmp.Or(config.Burst, rest.DefaultBurst))
+	if c.limited == nil {
+		c.limited = map[schema.GroupVersionKind]*rest.Config{}
 	}
-	c.typed[gvk] = created
-	return created, nil
+	c.limited[gvk] = config
+	return config
 }

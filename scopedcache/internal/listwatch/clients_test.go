@@ -4,7 +4,10 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // Caches of one scheme share codecs, and caches of different schemes do not.
@@ -17,4 +20,20 @@ func TestCodecsAreShared(t *testing.T) {
 	g.Expect(NewClients(nil, nil, other).codecs().scheme).To(BeIdenticalTo(other))
 	again := NewClients(nil, nil, one)
 	g.Expect(again.codecs().scheme).To(BeIdenticalTo(one))
+}
+
+// Informers of one typed kind share a rate limiter: the config's, or else one of the kind.
+func TestLimiterIsShared(t *testing.T) {
+	g := NewWithT(t)
+	configMap, secret := corev1.SchemeGroupVersion.WithKind("ConfigMap"), corev1.SchemeGroupVersion.WithKind("Secret")
+	own := NewClients(&rest.Config{QPS: 7, Burst: 9}, nil, runtime.NewScheme())
+	limiter := own.configOf(configMap).RateLimiter
+	g.Expect(limiter.QPS()).To(BeEquivalentTo(7))
+	g.Expect(own.configOf(configMap).RateLimiter).To(BeIdenticalTo(limiter))
+	g.Expect(own.configOf(secret).RateLimiter).NotTo(BeIdenticalTo(limiter))
+
+	given := &rest.Config{RateLimiter: flowcontrol.NewFakeAlwaysRateLimiter()}
+	g.Expect(NewClients(given, nil, runtime.NewScheme()).configOf(configMap)).To(BeIdenticalTo(given))
+	unlimited := &rest.Config{QPS: -1}
+	g.Expect(NewClients(unlimited, nil, runtime.NewScheme()).configOf(configMap)).To(BeIdenticalTo(unlimited))
 }
