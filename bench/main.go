@@ -123,7 +123,8 @@ func parse(args []string) (settings, error) {
 	flags.IntVar(&s.rounds, "rounds", 0, "how often each stage runs; 0 for 3, or 1 with -quick")
 	flags.StringVar(&s.results, "results", "results", "folder for the results")
 	flags.BoolVar(&s.report, "report", false, "measure nothing, and report what this build has measured")
-	flags.StringVar(&s.profiles, "profiles", "", "existing folder for heap profiles of scenarios that measure RSS")
+	flags.StringVar(&s.profiles, "profiles", "",
+		"existing folder for heap profiles of scenarios that measure memory, of the last round")
 	if err := flags.Parse(args); err != nil {
 		return s, errors.WithStack(err)
 	}

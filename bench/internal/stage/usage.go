@@ -72,7 +72,7 @@ func (e *env) profile(name string) error {
 	if e.profiles == "" {
 		return nil
 	}
-	file, err := os.Create(filepath.Join(e.profiles, name+".heap"))
+	file, err := os.Create(filepath.Join(e.profiles, name+"-"+e.name+".heap"))
 	if err != nil {
 		return errors.WithStack(err)
 	}
