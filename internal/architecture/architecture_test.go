@@ -74,7 +74,7 @@ var mayImport = map[string][]string{
 	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate", "scopedcache"},
 	"accessor/internal/workpool":  {"internal/connstate"},
 	"accessor/internal/lifecycle": {"internal/connstate"},
-	"internal/watches": {"scopedcache", "internal/connstate", "internal/replay",
+	"internal/watches": {"scopedcache", "internal/connstate", "internal/latch", "internal/replay",
 		"internal/metrics"},
 	"internal/identity": {"internal/connstate"},
 	"credential": {"internal/identity", "internal/connstate", "internal/untrusted", "internal/informed",

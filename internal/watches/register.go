@@ -4,6 +4,7 @@ import (
 	"context"
 	stderrors "errors"
 	"slices"
+	"unique"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -71,12 +72,12 @@ func (reg *registration) conflictLocked(wanted Spec) error {
 	}
 	registered := ""
 	for part := range reg.parts { // only one, because this is not a content
-		registered = part.String()
+		registered = part.Value().String()
 	}
 	return errors.WithMessagef(ErrConflict,
 		"the registered watch is %s, the requested watch is %s; call Unwatch first, use another name, or use "+
 			"WatchContent for kinds and namespaces that change",
-		registered, wanted.parts[0].part)
+		registered, wanted.parts[0].part.Value())
 }
 
 // registerInTurn ends watches that are not wanted any more, starts missing watches, and gives the
@@ -125,7 +126,7 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	endAll(ctx, gone)
 
 	var problems []error
-	var newParts []part // added by this call
+	var newParts []unique.Handle[part] // added by this call
 	for _, p := range wanted.parts {
 		added, retry, err := r.add(ctx, conn, reg, p, wanted.dependent)
 		switch {
@@ -155,7 +156,7 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 }
 
 // rollBack removes a dependent from the parts that this call added for it.
-func (r *Registry) rollBack(ctx context.Context, reg *registration, newParts []part, dependent types.UID) {
+func (r *Registry) rollBack(ctx context.Context, reg *registration, newParts []unique.Handle[part], dependent types.UID) {
 	var gone []*watch
 	r.mu.Lock()
 	for _, part := range newParts {
@@ -185,7 +186,7 @@ func (r *Registry) add(ctx context.Context, conn Connection, reg *registration, 
 	r.mu.Unlock()
 
 	w := newWatch(reg, p, dependent)
-	informer, err := conn.Hold(ctx, w.object, w.scope, w.reg.name, w.observer(conn))
+	informer, err := conn.Hold(ctx, w.example(), w.scope, w.reg.name, w.observer(conn))
 	if err != nil {
 		return false, false, err
 	}

@@ -133,7 +133,7 @@ func (r *Registry) States() (states []WatchState) {
 	r.mu.Lock()
 	for _, w := range r.watchesLocked() {
 		states = append(states,
-			WatchState{Name: w.reg.name, Kind: w.part.kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
+			WatchState{Name: w.reg.name, Kind: w.part.Value().kind, Scope: w.scope, Dependents: slices.Clone(w.dependents)})
 	}
 	r.mu.Unlock()
 	slices.SortFunc(states, func(x, y WatchState) int {
@@ -263,7 +263,7 @@ func (r *Registry) isCurrent(reg *registration) bool {
 func (r *Registry) resume(conn Connection, w *watch) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
 	for conn.Err() == nil && w.live() {
-		informer, err := conn.Hold(conn.Life(), w.object, w.scope, w.reg.name, w.observer(conn))
+		informer, err := conn.Hold(conn.Life(), w.example(), w.scope, w.reg.name, w.observer(conn))
 		if err == nil {
 			err = w.attach(conn, informer)
 		}
@@ -271,10 +271,10 @@ func (r *Registry) resume(conn Connection, w *watch) {
 			return
 		}
 		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name),
-			"watch", w.reg.name, "kind", w.part.kind, "error", err.Error())
+			"watch", w.reg.name, "kind", w.part.Value().kind, "error", err.Error())
 		select {
 		case <-conn.Life().Done():
-		case <-w.done:
+		case <-w.done.Done():
 		case <-time.After(backoff.Step()):
 		}
 	}

@@ -4,17 +4,21 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"unique"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -30,13 +34,13 @@ type registration struct {
 	turn    chan struct{} // holds a token while a caller adds to the registration
 	started bool          // the controller has its source; guarded by turn
 
-	parts   map[part]*watch // guarded by registry.mu; only the caller with the turn adds parts
+	parts   map[unique.Handle[part]]*watch // guarded by registry.mu; only the caller with the turn adds parts
 	handler atomic.Pointer[toolscache.ResourceEventHandler]
 }
 
 func newRegistration(registry *Registry, wanted Spec) *registration {
 	return &registration{registry: registry, name: wanted.name, content: wanted.content, onError: wanted.onError,
-		turn: make(chan struct{}, 1), parts: map[part]*watch{}}
+		turn: make(chan struct{}, 1), parts: map[unique.Handle[part]]*watch{}}
 }
 
 // ready stores the controller's handler and attaches it to the existing parts. Later parts use the
@@ -61,13 +65,13 @@ func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 // its informer.
 type watch struct {
 	reg        *registration
-	part       part
+	part       unique.Handle[part]
 	scope      scopedcache.Scope
-	object     client.Object // an example of the kind
+	object     client.Object // an example of the kind; nil for a typed kind
 	dependents []types.UID   // guarded by the registry's mu; sorted
 
-	done     chan struct{} // closed when the watch has ended
-	released chan struct{} // closed when the informer was released after that
+	done     latch.Latch // opened when the watch has ended
+	released latch.Latch // opened when the informer was released after that
 
 	mu           sync.Mutex
 	ended        bool                    // guarded by mu
@@ -83,9 +87,21 @@ type watch struct {
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
-	return &watch{reg: reg, part: p.part, scope: p.scope, object: p.object.DeepCopyObject().(client.Object),
-		dependents: []types.UID{dependent},
-		done:       make(chan struct{}), released: make(chan struct{})}
+	w := &watch{reg: reg, part: p.part, scope: p.scope, dependents: []types.UID{dependent}}
+	switch p.object.(type) {
+	case runtime.Unstructured, *metav1.PartialObjectMetadata:
+		w.object = p.object.DeepCopyObject().(client.Object)
+	}
+	return w
+}
+
+// example returns an object of the kind. Typed ones are created when they are needed, because some
+// types have more than a kilobyte.
+func (w *watch) example() client.Object {
+	if w.object != nil {
+		return w.object
+	}
+	return reflect.New(w.part.Value().goType.Elem()).Interface().(client.Object)
 }
 
 // attach feeds the watch from the informer of a connection. attach takes over the informer, and
@@ -161,16 +177,16 @@ func (w *watch) end() {
 	}
 	conn, informer, subscription := w.conn, w.informer, w.subscription
 	w.ended, w.informer, w.subscription, w.delivered = true, nil, nil, nil
-	close(w.done)
+	w.done.Open()
 	w.mu.Unlock()
 	if informer == nil || conn.Err() != nil {
-		close(w.released) // an informer whose connection has ended has stopped
+		w.released.Open() // an informer whose connection has ended has stopped
 		return
 	}
 	// Not in this goroutine: while an informer stops, client-go blocks the removal of a handler
 	// until every handler has returned. The caller may be one of these handlers.
 	go func() {
-		defer close(w.released)
+		defer w.released.Open()
 		if subscription != nil {
 			subscription.Remove()
 		}
@@ -200,7 +216,7 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 			w.reg.registry.Metrics.HandlerPanicked()
 			w.reg.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
 				"extension", klog.KRef(w.reg.registry.Extension.Namespace,
-					w.reg.registry.Extension.Name), "watch", w.reg.name, "kind", w.part.kind, "stack", string(debug.Stack()))
+					w.reg.registry.Extension.Name), "watch", w.reg.name, "kind", w.part.Value().kind, "stack", string(debug.Stack()))
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -229,7 +245,7 @@ func (w *watch) awaitIdle(ctx context.Context) {
 		}
 	}
 	select {
-	case <-w.released:
+	case <-w.released.Done():
 	case <-ctx.Done():
 	}
 }
@@ -272,7 +288,7 @@ func (w *watch) reportAll(conn Connection) {
 		if news {
 			w.call(conn, nil, func() {
 				w.reg.onError(withHandlerMark(conn.Life()), WatchError{Extension: w.reg.registry.Extension, Name: w.reg.name,
-					Kind: w.part.kind, Scope: w.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
+					Kind: w.part.Value().kind, Scope: w.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
 			})
 		}
 	}

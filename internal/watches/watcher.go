@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"unique"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -119,7 +120,7 @@ func (w *typedContentWatch[request]) Objects() []client.Object { return w.option
 func (w *typedContentWatch[request]) Spec(scheme *runtime.Scheme) (Spec, error) {
 	result := Spec{name: w.options.Name, content: true, dependent: w.options.Dependent, onError: w.options.OnError,
 		start: starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
-	seen := map[part]bool{}
+	seen := map[unique.Handle[part]]bool{}
 	for _, object := range w.options.Objects {
 		scope := w.options.Scope
 		if scope.Namespace == "" {
@@ -180,7 +181,7 @@ func (p part) String() string {
 
 // partObject is a part, its scope, and an object of its kind.
 type partObject struct {
-	part
+	part   unique.Handle[part] // 8 bytes, where a part takes 80
 	scope  scopedcache.Scope
 	object client.Object
 }
@@ -191,8 +192,8 @@ func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Schem
 	if err != nil {
 		return partObject{}, errors.WithStack(err)
 	}
-	return partObject{part: part{kind: kind, goType: reflect.TypeOf(object), scope: scope.String()}, scope: scope,
-		object: object}, nil
+	key := part{kind: kind, goType: reflect.TypeOf(object), scope: scope.String()}
+	return partObject{part: unique.Make(key), scope: scope, object: object}, nil
 }
 
 // starter returns the start of a Spec.
