@@ -156,7 +156,8 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 }
 
 // rollBack removes a dependent from the parts that this call added for it.
-func (r *Registry) rollBack(ctx context.Context, reg *registration, newParts []unique.Handle[part], dependent types.UID) {
+func (r *Registry) rollBack(ctx context.Context, reg *registration, newParts []unique.Handle[part],
+	dependent types.UID) {
 	var gone []*watch
 	r.mu.Lock()
 	for _, part := range newParts {

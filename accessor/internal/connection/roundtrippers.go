@@ -91,14 +91,22 @@ type releasingBody struct {
 	release func()
 }
 
-func (b *releasingBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		if ended := b.ended(); ended != nil {
-			return n, ended
-		}
+// Read has a small frame: thousands of watches wait here.
+func (b *releasingBody) Read(p []byte) (n int, err error) {
+	if n, err = b.ReadCloser.Read(p); err != nil {
+		err = b.reason(err)
 	}
 	return n, err
+}
+
+// reason returns why Read failed.
+func (b *releasingBody) reason(err error) error {
+	if !errors.Is(err, io.EOF) {
+		if ended := b.ended(); ended != nil {
+			return ended
+		}
+	}
+	return err
 }
 
 func (b *releasingBody) Close() error {
