@@ -1,7 +1,9 @@
 package credential
 
 import (
+	"context"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 
@@ -14,11 +16,36 @@ import (
 // headers (RFC 9110, section 7.6.1). Hop-by-hop headers must go because a proxy removes every
 // header that Connection names, and Connection could name the header with the identity.
 func cloneForIdentity(req *http.Request) *http.Request {
-	clone := utilnet.CloneRequest(req)
+	clone := withoutHeaderTrace(utilnet.CloneRequest(req))
 	stripIdentity(clone.Header)
 	stripHopByHop(clone)
 	clone.Host = "" // the host of the URL is used
 	return clone
+}
+
+// withoutHeaderTrace returns the request without those hooks of the caller's httptrace that receive
+// headers: net/http would call them with the credential, and with what a server quotes before its
+// answer.
+func withoutHeaderTrace(req *http.Request) *http.Request {
+	trace := httptrace.ContextClientTrace(req.Context())
+	if trace == nil || trace.WroteHeaderField == nil && trace.Got1xxResponse == nil {
+		return req
+	}
+	return req.WithContext(headersUntraced{req.Context()})
+}
+
+type headersUntraced struct{ context.Context }
+
+// Value implements context.Context.
+func (c headersUntraced) Value(key any) any {
+	value := c.Context.Value(key)
+	trace, ok := value.(*httptrace.ClientTrace)
+	if !ok || trace == nil {
+		return value
+	}
+	others := *trace
+	others.WroteHeaderField, others.Got1xxResponse = nil, nil
+	return &others
 }
 
 // headerName returns the form of a header name in which this package compares names. Some proxies

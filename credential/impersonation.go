@@ -144,19 +144,21 @@ func (i *impersonationTransport) RoundTrip(req *http.Request) (*http.Response, e
 	}
 	resp, err := i.next.RoundTrip(clone)
 	if err != nil {
-		if text := err.Error(); redactBearer(text) != text {
-			err = errors.New(redactBearer(text))
+		if text := err.Error(); redactAuthorization(text) != text {
+			err = errors.New(redactAuthorization(text))
 		}
 		return nil, err
 	}
-	return redacted(resp, req, redactBearer), nil
+	return redacted(resp, req, redactAuthorization), nil
 }
 
-var bearerToken = regexp.MustCompile(`(?i)(bearer\s+)[a-z0-9._~+/=-]+`)
+var authorizationValue = regexp.MustCompile(`(?i)((?:bearer|basic)\s+)[a-z0-9._~+/=-]+`)
 
-// redactBearer removes the word after "Bearer". The host operator's token may come from a file or a
+// redactAuthorization removes the word after "Bearer" or "Basic". The host operator's token may come from a file or a
 // program, so this package does not know the token itself.
-func redactBearer(text string) string { return bearerToken.ReplaceAllString(text, "${1}[redacted]") }
+func redactAuthorization(text string) string {
+	return authorizationValue.ReplaceAllString(text, "${1}[redacted]")
+}
 
 // WrappedRoundTripper lets client-go find the TLS settings of the wrapped transport.
 func (i *impersonationTransport) WrappedRoundTripper() http.RoundTripper { return i.next }

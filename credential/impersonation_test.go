@@ -117,6 +117,12 @@ func TestImpersonationRedactsTheHostsToken(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(body)).To(Equal("Authorization: Bearer [redacted]\r\nAccept: x"))
 	g.Expect(resp.Header.Get("Warning")).To(Equal("authorization: bearer [redacted]"))
+	resp, err = echo(&http.Response{StatusCode: http.StatusFound, Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader("Authorization: Basic aHVudGVyMg=="))}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	body, err = io.ReadAll(resp.Body)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(body)).To(Equal("Authorization: Basic [redacted]"))
 	_, err = echo(nil, errors.New("malformed: Bearer hunter2"))
 	g.Expect(err).To(MatchError("malformed: Bearer [redacted]"))
 }

@@ -81,7 +81,10 @@ func (b *bearer) send(req *http.Request, token *issuedToken) (*http.Response, er
 		}
 		return nil, err
 	}
-	return redacted(resp, req, token.value.redact), nil
+	answer := redacted(resp, req, token.value.redact)
+	// net/http keeps resp as long as a watch lasts. Nothing else has it, because b.next is latchkey's own.
+	resp.Header, resp.Request = nil, nil
+	return answer, nil
 }
 
 // replay returns a copy of the request with an unread body, and whether that is possible.
@@ -139,11 +142,10 @@ const maxRedacted = 1 << 20
 // the secret.
 //
 // The result is another Response than net/http's, which net/http keeps until the body has ended, and
-// to which it adds the trailers then. That one loses its headers and its request here, so that they
-// take no memory as long as a watch lasts.
+// to which it adds the trailers then.
 func redacted(sent *http.Response, req *http.Request, redact func(string) string) *http.Response {
 	resp := *sent
-	sent.Header, sent.Request = nil, nil
+	sent.Request = req
 	resp.Request, resp.Trailer = req, nil
 	for _, values := range resp.Header {
 		for i := range values {
@@ -151,7 +153,7 @@ func redacted(sent *http.Response, req *http.Request, redact func(string) string
 		}
 	}
 	resp.Status = redact(resp.Status)
-	if resp.StatusCode < http.StatusBadRequest && !isReview(req.URL.Path) {
+	if resp.StatusCode <= http.StatusPartialContent && !isReview(req.URL.Path) { // others are errors to client-go
 		return &resp
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
@@ -616,8 +619,8 @@ func TestEchoedToken(t *testing.T) {
 			Body:   io.NopCloser(strings.NewReader(body)),
 			Header: http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}}}
 	}
-	for _, status := range []int{http.StatusBadRequest, http.StatusNotFound, http.StatusInternalServerError,
-		http.StatusBadGateway} {
+	for _, status := range []int{http.StatusMultiStatus, http.StatusFound, http.StatusBadRequest,
+		http.StatusNotFound, http.StatusInternalServerError, http.StatusBadGateway} {
 		resp, err := answer(response(status, "you sent Bearer hunter2, and hunter2 again"), nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		body, err := io.ReadAll(resp.Body)
@@ -686,6 +689,55 @@ func TestTrailersAreDropped(t *testing.T) {
 			g.Expect(string(body)).To(Equal("content"))
 			g.Expect(sent.Trailer).To(HaveKeyWithValue("Quoted", []string{"Bearer hunter2"}), "the server sent it")
 			g.Expect(resp.Trailer).To(BeNil())
+			g.Expect(resp.Header).NotTo(BeEmpty())
+			g.Expect(sent.Header).To(BeNil(), "a watch would keep them")
+			g.Expect(sent.Request).To(BeNil(), "a watch would keep it")
+		})
+	}
+}
+
+// The caller's httptrace sees neither the credential, nor what the server sends before its answer. Other
+// hooks are called.
+func TestTracesSeeNoHeaders(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Link", req.Header.Get("Authorization"))
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Del("Link")
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	host := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		req = utilnet.CloneRequest(req)
+		if req.Header.Get("Authorization") == "" {
+			req.Header.Set("Authorization", "Bearer hunter2") // the host operator's own
+		}
+		return server.Client().Transport.RoundTrip(req)
+	})
+	for name, own := range map[string]http.RoundTripper{
+		"token": newStaticCredential(secretMaterial{token: newSecret("hunter2")}).RoundTripper(host),
+		"impersonation": (&impersonationCredential{headers: http.Header{"Impersonate-User": {"u"}}}).
+			RoundTripper(host),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			var seen []string
+			connected := false
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+				GotConn:          func(httptrace.GotConnInfo) { connected = true },
+				WroteHeaderField: func(name string, values []string) { seen = append(seen, name+fmt.Sprint(values)) },
+				Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+					seen = append(seen, fmt.Sprint(header))
+					return nil
+				},
+			})
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+			g.Expect(err).NotTo(HaveOccurred())
+			resp, err := own.RoundTrip(req)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(resp.Body.Close()).To(Succeed())
+			g.Expect(seen).To(BeEmpty())
+			g.Expect(connected).To(BeTrue(), "other hooks are called")
 		})
 	}
 }
