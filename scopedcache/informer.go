@@ -15,6 +15,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
@@ -103,6 +104,8 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if newShared == nil {
 		newShared = newLightInformer
 		next.Namespace = resource.Namespace
+	} else {
+		example = example.DeepCopyObject().(client.Object) // ours is that of all caches
 	}
 	if next.Namespace == "" {
 		indexers[toolscache.NamespaceIndex] = toolscache.MetaNamespaceIndexFunc

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -1017,4 +1019,22 @@ func TestMissedDeletions(t *testing.T) {
 		g.Expect(seen()).To(BeEmpty())
 		fourth.disconnect(r)
 	})
+}
+
+// A Go type that is registered for two kinds is held as the kind that the caller named.
+func TestTypeOfTwoKinds(t *testing.T) {
+	g := NewWithT(t)
+	scheme := runtime.NewScheme()
+	group := schema.GroupVersion{Group: "example.com", Version: "v1"}
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.ConfigMap{})
+	scheme.AddKnownTypes(group, &corev1.ConfigMap{})
+	named := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: group.String(), Kind: "ConfigMap"},
+		Data: map[string]string{"content": "x"}}
+	p, err := partOf(named, scopedcache.Scope{}, scheme)
+	g.Expect(err).NotTo(HaveOccurred())
+	held := newWatch(newRegistration(newRegistry(), Spec{name: "w"}), p, "").example()
+	kind, err := apiutil.GVKForObject(held, scheme)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(kind).To(Equal(group.WithKind("ConfigMap")))
+	g.Expect(held).To(Equal(&corev1.ConfigMap{TypeMeta: named.TypeMeta}), "without content")
 }

@@ -101,7 +101,10 @@ func (w *watch) example() client.Object {
 	if w.object != nil {
 		return w.object
 	}
-	return reflect.New(w.part.Value().goType.Elem()).Interface().(client.Object)
+	kind := w.part.Value()
+	object := reflect.New(kind.goType.Elem()).Interface().(client.Object)
+	object.GetObjectKind().SetGroupVersionKind(kind.kind) // a type may be that of several kinds
+	return object
 }
 
 // attach feeds the watch from the informer of a connection. attach takes over the informer, and
