@@ -118,10 +118,11 @@ bench: bench-peers controlplane ## the benchmarks, with allocations, and the com
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: bench-peers
-bench-peers: controlplane ## beside Cluster API's clustercache and plain caches; 70 minutes, goes on where it ended; QUICK=1 takes 5, SCENARIO=name is one of them (idle_100k only that way), REPORT=1 measures nothing
+bench-peers: controlplane ## compares with Cluster API's clustercache and plain caches: 70 minutes, and continues where it was interrupted; QUICK=1: 5 minutes; SCENARIO=name: only that (idle_100k runs only so); PROFILES=folder: also heap profiles; REPORT=1: only reports
 	@go build -C $(BENCH) -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
 		KUBEBUILDER_ASSETS="$$(cd .. && go run ./internal/controlplane/ensure)" \
-		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report)
+		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report) \
+		$(if $(PROFILES),-profiles $(abspath $(PROFILES)))
 
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golangci.yml; the first build of the linter takes minutes

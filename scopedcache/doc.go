@@ -101,17 +101,15 @@
 //     denial makes the scope Forbidden, and the cache asks again after 2 s. Errors never count as
 //     denials.
 //   - Each scope has an informer of its own. client-go's Reflector lists and watches. Before its
-//     first object an informer has four goroutines and takes about 31 KiB, of which half is their
+//     first object an informer has four goroutines and takes about 30 KiB, of which half is their
 //     stacks. An event handler has a goroutine only while it has something to receive.
 //   - This package holds no lock across I/O, so a kind that hangs delays no other kind.
 //     (controller-runtime's mapper holds a lock of its own while it discovers kinds.)
 //   - Event handlers receive the objects of the store, which they must not change. With an
 //     [ObjectPool] other caches may have the same objects.
-//   - Informers share the config's RateLimiter. If it has none, its QPS and Burst are shared by the
-//     typed informers of one kind, by all unstructured informers of a cache, and by all metadata
-//     informers. controller-runtime's cache has a limit per informer. A cache with
-//     many scopes needs higher limits. Or set QPS to -1, and rely on the API server's priority and
-//     fairness.
+//   - Informers share the config's RateLimiter. If it has none, the informers of one kind share its
+//     QPS and Burst. controller-runtime's cache has a limit per informer. A cache with many scopes
+//     needs higher limits. Or set QPS to -1, and rely on the API server's priority and fairness.
 //   - If an identity may list but not watch, an informer would never receive a change. Such a scope
 //     is Forbidden, unless PollWithoutWatch makes its informer list periodically.
 //   - controller-runtime's mapper never forgets a kind. So if the API server answers 404 at a

@@ -77,8 +77,8 @@ type kinds struct {
 	scheme  *runtime.Scheme
 	configs configs
 	byKey   sync.Map // from kindKey to *kind
-	// types has the kinds of typed objects and lists. Each write replaces a copy, because every
-	// read looks here first.
+	// types has the kinds of typed objects and lists, without types that have several kinds. Each write
+	// replaces a copy, because every read looks here first.
 	types atomic.Pointer[map[reflect.Type]*kind]
 }
 
@@ -108,6 +108,9 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	k, err := s.kind(kindKey{gvk: gvk, representation: RepresentationTyped}, reflect.TypeOf(example).Elem())
 	if err != nil {
 		return nil, err
+	}
+	if all, _, err := s.scheme.ObjectKinds(object); err != nil || len(all) > 1 { // the object says which kind it is
+		return k, errors.WithStack(err)
 	}
 	more := maps.Clone(*types)
 	more[goType] = k

@@ -36,13 +36,12 @@ func TestLimiterIsShared(t *testing.T) {
 		g.Expect(own.configOf(configMap).RateLimiter).To(BeIdenticalTo(limiter))
 		g.Expect(own.configOf(secret).RateLimiter).NotTo(BeIdenticalTo(limiter))
 		g.Expect(burstOf(limiter)).To(Equal(9))
-		client, err := typedCollection{clients: own, config: own.configOf(configMap),
-			mapping: &meta.RESTMapping{GroupVersionKind: configMap}}.client()
+		objects := typedCollection{kind{clients: own, config: own.configOf(configMap),
+			mapping: &meta.RESTMapping{GroupVersionKind: configMap}}}
+		client, err := objects.client(nil)
 		g.Expect(err).To(MatchError(ContainSubstring("httpClient must not be nil")))
 		g.Expect(client).To(BeNil())
-		own.httpClient = http.DefaultClient
-		client, err = typedCollection{clients: own, config: own.configOf(configMap),
-			mapping: &meta.RESTMapping{GroupVersionKind: configMap}}.client()
+		client, err = objects.client(http.DefaultClient)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(client.GetRateLimiter()).To(BeIdenticalTo(limiter), "requests use it")
 

@@ -1,0 +1,284 @@
+package listwatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	restwatch "k8s.io/client-go/rest/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
+)
+
+// scheme has ConfigMaps only, which can be encoded as JSON and as protobuf.
+var scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	metav1.AddToGroupVersion(s, corev1.SchemeGroupVersion)
+	s.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
+	return s
+}()
+
+var typed = serializer.NewCodecFactory(scheme).WithoutConversion()
+
+// body is the body of a response in parts, of which a Read returns at most one.
+type body struct {
+	parts  [][]byte
+	end    error    // after the parts
+	stacks []string // of the calls of Read
+	closed bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.stacks = append(b.stacks, string(debug.Stack()))
+	if len(b.parts) == 0 {
+		return 0, b.end
+	}
+	n := copy(p, b.parts[0])
+	if b.parts[0] = b.parts[0][n:]; len(b.parts[0]) == 0 {
+		b.parts = b.parts[1:]
+	}
+	return n, nil
+}
+
+func (b *body) Close() error {
+	b.closed = true
+	return nil
+}
+
+// encode returns an event as an API server sends it.
+func encode(t *testing.T, mediaType string, event watch.EventType, object runtime.Object) []byte {
+	t.Helper()
+	g := NewWithT(t)
+	info, found := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), mediaType)
+	g.Expect(found).To(BeTrue())
+	var raw, encoded bytes.Buffer
+	g.Expect(typed.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion).Encode(object, &raw)).To(Succeed())
+	g.Expect(info.StreamSerializer.Serializer.Encode(&metav1.WatchEvent{Type: string(event),
+		Object: runtime.RawExtension{Raw: raw.Bytes()}}, &encoded)).To(Succeed())
+	if mediaType == runtime.ContentTypeProtobuf {
+		return append(binary.BigEndian.AppendUint32(nil, uint32(encoded.Len())), encoded.Bytes()...) //nolint:gosec // short
+	}
+	return encoded.Bytes()
+}
+
+// decoded is what Decode returned.
+type decoded struct {
+	event  watch.EventType
+	object runtime.Object
+	err    string
+}
+
+func decodeAll(d watch.Decoder) (all []decoded) {
+	for {
+		event, object, err := d.Decode()
+		if err != nil {
+			return append(all, decoded{err: err.Error()})
+		}
+		all = append(all, decoded{event: event, object: object})
+	}
+}
+
+// However an answer is split, the decoder returns what client-go's returns.
+func TestDecodesAsClientGo(t *testing.T) {
+	configMap := func(name string, size int) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: "7"},
+			Data: map[string]string{"key": strings.Repeat("x", size)}}
+	}
+	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		events := [][]byte{
+			encode(t, mediaType, watch.Added, configMap("a", 10)),
+			encode(t, mediaType, watch.Modified, configMap("a", 5_000)), // more than the decoder's first buffer
+			encode(t, mediaType, watch.Bookmark, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "9"}}),
+			encode(t, mediaType, watch.Deleted, configMap("b", 0)),
+			encode(t, mediaType, watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGone}),
+		}
+		whole := bytes.Join(events, nil)
+		answers := map[string][]byte{"whole": whole, "cut off": whole[:len(whole)-3], "cut off early": whole[:2],
+			"empty": nil, "unknown event": encode(t, mediaType, "OTHER", configMap("a", 1)),
+			"garbage": append(bytes.Clone(events[0]), "\x00\x00\x00\x03abc"...)}
+		if mediaType == runtime.ContentTypeJSON {
+			answers["no space between"] = bytes.ReplaceAll(whole, []byte("\n"), nil)
+			answers["much space between"] = bytes.ReplaceAll(whole, []byte("\n"), []byte(" \r\n\t\n"))
+		}
+		for name, answer := range answers {
+			t.Run(mediaType+" "+name, func(t *testing.T) {
+				g := NewWithT(t)
+				info, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), mediaType)
+				want := decodeAll(restwatch.NewDecoder(streaming.NewDecoder(
+					info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(answer))),
+					info.StreamSerializer.Serializer), typed.DecoderToVersion(info.Serializer, nil)))
+				for _, size := range []int{1, 2, 3, 5, 100, 4096, len(answer) + 1} {
+					sent := &body{end: io.EOF}
+					for part := range slices.Chunk(answer, size) {
+						sent.parts = append(sent.parts, part)
+					}
+					d, err := newDecoder(sent, mediaType+";stream=watch", typed)
+					g.Expect(err).NotTo(HaveOccurred())
+					g.Expect(decodeAll(d)).To(Equal(want), "in parts of %d bytes", size)
+				}
+			})
+		}
+	}
+}
+
+// The decoder returns each event as soon as it is there, and waits for the next one in a small frame,
+// without a buffer.
+func TestWaitsInASmallFrame(t *testing.T) {
+	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		t.Run(mediaType, func(t *testing.T) {
+			g := NewWithT(t)
+			event := encode(t, mediaType, watch.Added, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+			sent := &body{parts: [][]byte{append(bytes.TrimSpace(event), event...), []byte("\n")}}
+			if mediaType == runtime.ContentTypeProtobuf {
+				sent.parts = [][]byte{append(bytes.Clone(event), event...)}
+			}
+			sent.end = errors.New("nothing more is there")
+			created, err := newDecoder(sent, mediaType, typed)
+			g.Expect(err).NotTo(HaveOccurred())
+			d := created.(*decoder)
+			for range 2 {
+				_, object, err := d.Decode()
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(object.(*corev1.ConfigMap).Name).To(Equal("a"))
+			}
+			g.Expect(d.read).To(BeNil())
+			_, _, err = d.Decode()
+			g.Expect(err).To(MatchError("nothing more is there"))
+			for _, waits := range []string{sent.stacks[0], sent.stacks[len(sent.stacks)-1]} {
+				g.Expect(waits).NotTo(Or(ContainSubstring("deepcall"), ContainSubstring("json"), ContainSubstring("framer")))
+			}
+			d.Close()
+			g.Expect(sent.closed).To(BeTrue())
+		})
+	}
+}
+
+// An encoding that the decoder does not know is decoded by client-go alone.
+func TestOtherEncodings(t *testing.T) {
+	g := NewWithT(t)
+	info, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), runtime.ContentTypeJSON)
+	info.MediaType = "application/other"
+	event := encode(t, runtime.ContentTypeJSON, watch.Added, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	sent := &body{parts: [][]byte{append(bytes.Clone(event), event...)}, end: io.EOF}
+	d, err := newDecoder(sent, "application/other", others{typed, info})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(decodeAll(d)).To(HaveLen(3))
+	for _, contentType := range []string{"", "text/html", ";"} {
+		_, err := newDecoder(sent, contentType, typed)
+		g.Expect(err).To(HaveOccurred(), contentType)
+	}
+}
+
+// others supports one media type.
+type others struct {
+	runtime.NegotiatedSerializer
+	info runtime.SerializerInfo
+}
+
+func (o others) SupportedMediaTypes() []runtime.SerializerInfo {
+	return []runtime.SerializerInfo{o.info}
+}
+
+// Watches of each representation send the options, are not limited, and return the API server's
+// errors.
+func TestWatchOf(t *testing.T) {
+	g := NewWithT(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a limited watch fails, because it would wait longer
+	defer cancel()
+	var requests []*http.Request
+	var answer func(w http.ResponseWriter)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		requests = append(requests, req)
+		answer(w)
+	}))
+	defer server.Close()
+	clients := NewClients(&rest.Config{Host: server.URL, QPS: 1e-9, Burst: 1}, server.Client(), scheme)
+	watches := func(example client.Object) (watch.Interface, error) {
+		objects, err := clients.For(Resource{Example: example, Namespace: "n", Labels: "a=b", Fields: "metadata.name=a",
+			Bookmarks: true, Mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
+				GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Scope: meta.RESTScopeNamespace}})
+		g.Expect(err).NotTo(HaveOccurred())
+		return objects.WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "5"})
+	}
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	partial := &metav1.PartialObjectMetadata{}
+	for _, example := range []client.Object{&corev1.ConfigMap{}, &unstructured.Unstructured{}, partial} {
+		answer = func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+			if example == partial {
+				_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"PartialObjectMetadata",`+
+					`"apiVersion":"meta.k8s.io/v1","metadata":{"name":"a"}}}`)
+				return
+			}
+			_, _ = w.Write(encode(t, runtime.ContentTypeJSON, watch.Added, configMap))
+		}
+		stream, err := watches(example)
+		g.Expect(err).NotTo(HaveOccurred())
+		event := <-stream.ResultChan()
+		g.Expect(event.Type).To(Equal(watch.Added))
+		g.Expect(event.Object).To(BeAssignableToTypeOf(example))
+		g.Expect(event.Object.(client.Object).GetName()).To(Equal("a"))
+		_, open := <-stream.ResultChan()
+		g.Expect(open).To(BeFalse())
+		sent := requests[len(requests)-1]
+		g.Expect(sent.URL.Path).To(Equal("/api/v1/namespaces/n/configmaps"))
+		g.Expect(sent.URL.RawQuery).To(Equal(
+			"allowWatchBookmarks=true&fieldSelector=metadata.name%3Da&labelSelector=a%3Db&resourceVersion=5&watch=true"))
+		g.Expect(strings.Contains(sent.Header.Get("Accept"), "as=PartialObjectMetadata;")).To(Equal(example == partial))
+
+		answer = func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
+		}
+		_, err = watches(example)
+		g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
+
+		answer = func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = io.WriteString(w, "<p>Hello.")
+		}
+		_, err = watches(example)
+		g.Expect(err).To(MatchError(ContainSubstring("text/html")))
+	}
+}
+
+// A watch that nobody can decode, or that cannot be sent, is closed and returns its error.
+func TestWatchThatFails(t *testing.T) {
+	g := NewWithT(t)
+	sent := &body{end: io.EOF}
+	broken := error(nil)
+	httpClient := &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: sent, Request: req}, broken
+	})}
+	objects := typedCollection{kind{clients: NewClients(&rest.Config{}, httpClient, scheme), config: &rest.Config{},
+		mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
+			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap")}}}
+	_, err := watchOf(context.Background(), objects, metav1.ListOptions{})
+	g.Expect(err).To(MatchError(ContainSubstring("Content-Type")))
+	g.Expect(sent.closed).To(BeTrue())
+	broken = io.EOF
+	_, err = watchOf(context.Background(), objects, metav1.ListOptions{})
+	g.Expect(err).To(MatchError(io.EOF))
+}
