@@ -171,9 +171,11 @@ func (p *h2Pool) serveLocked() {
 		if conn == nil {
 			break
 		}
-		p.waiters[0].conn = conn
-		close(p.waiters[0].done)
+		w := p.waiters[0]
+		p.waiters[0] = nil // so that the waiter can be garbage collected
 		p.waiters = p.waiters[1:]
+		w.conn = conn
+		close(w.done)
 	}
 	p.dialLocked(promising)
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sync/errgroup"
@@ -94,6 +96,36 @@ func TestFiftyStarts(t *testing.T) {
 	s.stream(t, s.target(t).RoundTripper(), 50)
 	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2),
 		"one connection, and another if the machine is so busy that a handshake takes a second")
+}
+
+// A request that has waited for a connection leaves nothing behind, although its stream goes on.
+func TestWaitersAreForgotten(t *testing.T) {
+	g := NewWithT(t)
+	s := newStreamingServer(t)
+	target := s.target(t)
+	s.stream(t, target.RoundTripper(), 1)
+	pool := target.transport.h2.http2
+	var waited []weak.Pointer[h2Waiter]
+	var served []chan struct{}
+	pool.mu.Lock()
+	conn := pool.conns[0]
+	for range 2 {
+		w := &h2Waiter{done: make(chan struct{})}
+		pool.waiters, waited, served = append(pool.waiters, w), append(waited, weak.Make(w)), append(served, w.done)
+	}
+	pool.mu.Unlock()
+	for _, done := range served {
+		pool.serve()
+		g.Eventually(done).Should(BeClosed())
+		pool.sent(conn) // so that the next one has room
+	}
+	for _, w := range waited {
+		g.Eventually(func() *h2Waiter {
+			runtime.GC()
+			return w.Value()
+		}).Should(BeNil())
+	}
+	runtime.KeepAlive(pool)
 }
 
 // A thousand requests at once need ten connections and get ten.

@@ -135,6 +135,9 @@ func owned(ctx context.Context, e *env) error {
 	if err := e.reportSize(scenario, ""); err != nil {
 		return err
 	}
+	live := measure() // the rest is garbage, and holes between what is live
+	e.values.set(scenario, "live_heap_mib", live.heap/(1<<20))
+	e.values.set(scenario, "live_stacks_mib", live.stacks/(1<<20))
 
 	if err := e.outage(time.Minute); err != nil {
 		return err
