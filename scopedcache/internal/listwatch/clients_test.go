@@ -25,7 +25,7 @@ func TestCodecsAreShared(t *testing.T) {
 	g.Expect(again.codecs().scheme).To(BeIdenticalTo(one))
 }
 
-// Informers of one typed kind share a rate limiter: the config's, or else one of the kind.
+// Informers of one kind share a rate limiter: the config's, or else one of the kind.
 func TestLimiterIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // no time passes
 		g := NewWithT(t)

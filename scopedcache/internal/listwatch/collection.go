@@ -21,13 +21,13 @@ type collection interface {
 	list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error)
 	httpClient() *http.Client // of the identity
 	client(httpClient *http.Client) (rest.Interface, error)
-	// get returns a request for the collection.
-	get(client rest.Interface) *rest.Request
+	newRequest(client rest.Interface) *rest.Request
 	// decoders decode what a watch receives.
 	decoders() runtime.NegotiatedSerializer
 }
 
-// kind is what all representations have in common.
+// kind is what all representations have in common. Paths have the resource in lower case, as Kubernetes
+// requires; client-go's metadata client, which lists metadata, takes it as it is.
 type kind struct {
 	clients   *Clients
 	config    *rest.Config
@@ -41,7 +41,7 @@ func listOf(gvk schema.GroupVersionKind) schema.GroupVersionKind {
 
 func (k kind) httpClient() *http.Client { return k.clients.httpClient }
 
-func (k kind) get(client rest.Interface) *rest.Request {
+func (k kind) newRequest(client rest.Interface) *rest.Request {
 	return client.Get().NamespaceIfScoped(k.namespace, k.namespace != "").Resource(k.mapping.Resource.Resource)
 }
 
@@ -93,7 +93,7 @@ func listInto(ctx context.Context, c collection, options metav1.ListOptions, res
 	if err != nil {
 		return err
 	}
-	return c.get(client).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Do(ctx).
+	return c.newRequest(client).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Do(ctx).
 		Into(result)
 }
 
@@ -101,8 +101,8 @@ func listInto(ctx context.Context, c collection, options metav1.ListOptions, res
 // objects.
 type metadataCollection struct{ kind }
 
-// partial asks for the metadata of each object of a watch.
-const partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," +
+// acceptMetadata asks for the metadata of each object of a watch.
+const acceptMetadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," +
 	"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 func (c metadataCollection) client(httpClient *http.Client) (rest.Interface, error) {
@@ -118,8 +118,8 @@ func (c metadataCollection) client(httpClient *http.Client) (rest.Interface, err
 	return created, errors.Wrap(err, "creating a metadata client")
 }
 
-func (c metadataCollection) get(client rest.Interface) *rest.Request {
-	return c.kind.get(client).SetHeader("Accept", partial)
+func (c metadataCollection) newRequest(client rest.Interface) *rest.Request {
+	return c.kind.newRequest(client).SetHeader("Accept", acceptMetadata)
 }
 
 func (c metadataCollection) decoders() runtime.NegotiatedSerializer {

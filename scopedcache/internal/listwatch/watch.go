@@ -15,25 +15,29 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	"k8s.io/apimachinery/pkg/watch"
 	restwatch "k8s.io/client-go/rest/watch"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 )
 
-// watchOf sends a watch and returns its events. It is the Watch of client-go's requests, except for
-// what the result keeps while nothing happens: a goroutine with a small stack, and no buffers. Errors
-// of the connection are returned; client-go returns a watch without events for some of them.
+// watchOf sends a watch and returns its events. It is the Watch of client-go's requests, except for two
+// things. While nothing happens, the result keeps a goroutine with a small stack, and no buffers. And
+// errors of the connection are returned; client-go repeats some of these watches, and then returns one
+// without events.
 func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (watch.Interface, error) {
-	answer := &headers{next: c.httpClient().Transport}
+	answer := &contentTypeRecorder{next: c.httpClient().Transport}
 	httpClient := *c.httpClient()
 	httpClient.Transport = answer
 	client, err := c.client(&httpClient)
 	if err != nil {
 		return nil, err
 	}
-	// Watches are not limited, as in client-go.
-	body, err := c.get(client).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).
-		Throttle(nil).Stream(ctx)
+	request := c.newRequest(client).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned)
+	if limiter := client.GetRateLimiter(); limiter != nil {
+		request.Throttle(&retryLimiter{RateLimiter: limiter})
+	}
+	body, err := request.Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -46,59 +50,78 @@ func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (wat
 		apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }
 
-// headers is a RoundTripper that records the Content-Type of the latest response, which rest.Request
-// does not return with a stream.
-type headers struct {
+// retryLimiter limits the retries of a request, and not its first attempt, as client-go does for watches.
+type retryLimiter struct {
+	flowcontrol.RateLimiter
+	sent bool
+}
+
+// Wait implements flowcontrol.RateLimiter.
+func (l *retryLimiter) Wait(ctx context.Context) error {
+	if !l.sent {
+		l.sent = true
+		return nil
+	}
+	return l.RateLimiter.Wait(ctx)
+}
+
+// contentTypeRecorder is a RoundTripper that records the Content-Type of the latest response, which
+// rest.Request does not return with a stream.
+type contentTypeRecorder struct {
 	next        http.RoundTripper // nil for http.DefaultTransport
 	contentType string
 }
 
-func (h *headers) RoundTrip(req *http.Request) (*http.Response, error) {
-	next := h.next
+func (r *contentTypeRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
+	next := r.next
 	if next == nil {
 		next = http.DefaultTransport
 	}
 	resp, err := next.RoundTrip(req)
 	if err == nil {
-		h.contentType = resp.Header.Get("Content-Type")
+		r.contentType = resp.Header.Get("Content-Type")
 	}
 	return resp, err
 }
 
-// decoder decodes the events of a watch, with client-go's decoder. It waits for the first byte of an
-// event in a small frame, and decodes the event on a goroutine that ends: a stack that has grown, and
+// eventDecoder decodes the events of a watch, with client-go's decoder. It waits for the first byte of
+// an event in a small frame, and decodes the event on a goroutine that ends: a stack that has grown, and
 // a buffer for the largest event, would stay with each watch. Only Close may be called beside Decode.
-type decoder struct {
+type eventDecoder struct {
 	body    io.ReadCloser
 	objects runtime.Decoder
 	events  runtime.Decoder
 	frames  runtime.Framer // nil for JSON, whose Framer reads more than one event
-	read    []byte         // read from body, and not decoded yet
-	first   [1]byte
+	// values has read a part of what follows, or all of it; nil between events. Only for JSON.
+	values *json.Decoder
+	first  [1]byte
 }
 
+// newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type for
+// one in the first encoding.
 func newDecoder(body io.ReadCloser, contentType string, decoders runtime.NegotiatedSerializer) (watch.Decoder, error) {
-	mediaType, parameters, err := mime.ParseMediaType(contentType)
-	if err != nil {
-		return nil, errors.Wrapf(err, "the API server answered a watch with the Content-Type %q", contentType)
+	mediaType, parameters, _ := mime.ParseMediaType(contentType) // an error leaves what could be read
+	encoding := mediaType
+	if mediaType == runtime.ContentTypeCBORSequence {
+		encoding = runtime.ContentTypeCBOR // of each event
 	}
 	objects, events, frames, err := runtime.NewClientNegotiator(decoders, metav1.Unversioned).
-		StreamDecoder(mediaType, parameters)
+		StreamDecoder(encoding, parameters)
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
 	switch mediaType {
 	case runtime.ContentTypeJSON:
-		return &decoder{body: body, objects: objects, events: events}, nil
+		return &eventDecoder{body: body, objects: objects, events: events}, nil
 	case runtime.ContentTypeProtobuf:
-		return &decoder{body: body, objects: objects, events: events, frames: frames}, nil
+		return &eventDecoder{body: body, objects: objects, events: events, frames: frames}, nil
 	}
 	return restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects), nil
 }
 
 // Decode implements watch.Decoder.
-func (d *decoder) Decode() (watch.EventType, runtime.Object, error) {
-	if len(d.read) == 0 {
+func (d *eventDecoder) Decode() (watch.EventType, runtime.Object, error) {
+	if d.values == nil {
 		if err := d.await(); err != nil {
 			return "", nil, err
 		}
@@ -107,11 +130,10 @@ func (d *decoder) Decode() (watch.EventType, runtime.Object, error) {
 }
 
 // await reads the first byte of an event.
-func (d *decoder) await() error {
+func (d *eventDecoder) await() error {
 	for {
 		n, err := d.body.Read(d.first[:])
 		if n > 0 && (d.frames != nil || !isSpace(d.first[0])) {
-			d.read = d.first[:]
 			return nil
 		}
 		if err != nil {
@@ -123,39 +145,55 @@ func (d *decoder) await() error {
 func isSpace(b byte) bool { return b == '\n' || b == ' ' || b == '\r' || b == '\t' }
 
 // decode decodes an event whose first byte has been read.
-func (d *decoder) decode() (event watch.EventType, object runtime.Object, err error) {
+func (d *eventDecoder) decode() (event watch.EventType, object runtime.Object, err error) {
 	err = deepcall.Run(func() (err error) {
 		var frame io.ReadCloser
-		if d.frames == nil {
-			frame, err = d.nextJSON()
-		} else {
-			frame = d.frames.NewFrameReader(io.NopCloser(io.MultiReader(bytes.NewReader(d.read), d.body)))
-			d.read = nil
+		if d.frames != nil {
+			frame = d.frames.NewFrameReader(io.NopCloser(d.fromFirst()))
+		} else if frame, err = d.nextJSON(); err != nil {
+			return err
 		}
-		if err == nil {
-			event, object, err = restwatch.NewDecoder(streaming.NewDecoder(frame, d.events), d.objects).Decode()
-		}
+		event, object, err = restwatch.NewDecoder(streaming.NewDecoder(frame, d.events), d.objects).Decode()
 		return err
 	})
 	return event, object, err
 }
 
-// nextJSON reads the next event, and keeps what was read of later ones.
-func (d *decoder) nextJSON() (io.ReadCloser, error) {
-	values := json.NewDecoder(io.MultiReader(bytes.NewReader(d.read), d.body))
+// fromFirst reads the byte that await has read, and the body after it.
+func (d *eventDecoder) fromFirst() io.Reader {
+	return io.MultiReader(bytes.NewReader(d.first[:]), d.body)
+}
+
+// nextJSON reads an event.
+func (d *eventDecoder) nextJSON() (io.ReadCloser, error) {
+	if d.values == nil {
+		d.values = json.NewDecoder(d.fromFirst())
+	}
 	var value json.RawMessage
-	if err := values.Decode(&value); err != nil {
+	if err := d.values.Decode(&value); err != nil {
 		return nil, err // StreamWatcher knows the errors of io
 	}
-	rest, err := io.ReadAll(values.Buffered())
-	if d.read = bytes.TrimLeft(rest, " \n\r\t"); len(d.read) == 0 {
-		d.read = nil // not an empty part of a buffer
+	if isBlank(d.values.Buffered()) {
+		d.values = nil
 	}
-	return &jsonFrame{rest: value}, err
+	return &jsonFrame{rest: value}, nil
+}
+
+// isBlank reports whether text is white space only.
+func isBlank(text io.Reader) bool {
+	var b [1]byte
+	for {
+		if _, err := text.Read(b[:]); err != nil {
+			return true
+		}
+		if !isSpace(b[0]) {
+			return false
+		}
+	}
 }
 
 // Close implements watch.Decoder.
-func (d *decoder) Close() { _ = d.body.Close() }
+func (d *eventDecoder) Close() { _ = d.body.Close() }
 
 // jsonFrame reads the bytes of one event.
 type jsonFrame struct{ rest []byte }

@@ -5,13 +5,17 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -21,11 +25,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	restwatch "k8s.io/client-go/rest/watch"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/testutil"
@@ -84,27 +90,75 @@ func encode(t *testing.T, mediaType string, event watch.EventType, object runtim
 
 // decoded is what Decode returned.
 type decoded struct {
-	event  watch.EventType
-	object runtime.Object
-	err    string
+	event       watch.EventType
+	object      runtime.Object
+	err         string
+	isEOF, isIO bool // the error is one that StreamWatcher compares with, and not one around it
 }
 
 func decodeAll(d watch.Decoder) (all []decoded) {
 	for {
 		event, object, err := d.Decode()
 		if err != nil {
-			return append(all, decoded{err: err.Error()})
+			//nolint:errorlint // StreamWatcher compares so
+			return append(all, decoded{err: err.Error(), isEOF: err == io.EOF, isIO: err == io.ErrUnexpectedEOF})
 		}
 		all = append(all, decoded{event: event, object: object})
 	}
 }
 
+// asClientGo returns what client-go's decoder returns.
+func asClientGo(mediaType string, answer []byte) []decoded {
+	info, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), mediaType)
+	return decodeAll(restwatch.NewDecoder(streaming.NewDecoder(
+		info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(answer))),
+		info.StreamSerializer.Serializer), typed.DecoderToVersion(info.Serializer, nil)))
+}
+
+// inParts returns what the decoder returns if each Read returns at most so many bytes.
+func inParts(t *testing.T, mediaType string, answer []byte, size int) []decoded {
+	t.Helper()
+	sent := &body{end: io.EOF}
+	for part := range slices.Chunk(answer, size) {
+		sent.parts = append(sent.parts, part)
+	}
+	d, err := newDecoder(sent, mediaType+";stream=watch", typed)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return decodeAll(d)
+}
+
+func configMap(name string, size int) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: "7"},
+		Data: map[string]string{"key": strings.Repeat(name[:1], size)}}
+}
+
+// Events of any sizes, however they are split, are decoded as by client-go.
+func TestBurstsOfEvents(t *testing.T) {
+	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		t.Run(mediaType, func(t *testing.T) {
+			g := NewWithT(t)
+			random := rand.New(rand.NewPCG(1, 2))
+			for range 60 {
+				var answer []byte
+				sizes := []int{10, 500, 600, 1_000, 5_000}[:1+random.IntN(5)]
+				for n := range 1 + random.IntN(60) {
+					event := encode(t, mediaType, watch.Added,
+						configMap(fmt.Sprintf("%c%d", 'a'+n%26, n), random.IntN(sizes[random.IntN(len(sizes))])))
+					if mediaType == runtime.ContentTypeJSON && random.IntN(3) == 0 {
+						event = bytes.TrimSpace(event)
+					}
+					answer = append(answer, event...)
+				}
+				for _, size := range []int{1 + random.IntN(20), 1 + random.IntN(2_000), len(answer)} {
+					g.Expect(inParts(t, mediaType, answer, size)).To(Equal(asClientGo(mediaType, answer)))
+				}
+			}
+		})
+	}
+}
+
 // However an answer is split, the decoder returns what client-go's returns.
 func TestDecodesAsClientGo(t *testing.T) {
-	configMap := func(name string, size int) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: "7"},
-			Data: map[string]string{"key": strings.Repeat("x", size)}}
-	}
 	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		events := [][]byte{
 			encode(t, mediaType, watch.Added, configMap("a", 10)),
@@ -124,18 +178,9 @@ func TestDecodesAsClientGo(t *testing.T) {
 		for name, answer := range answers {
 			t.Run(mediaType+" "+name, func(t *testing.T) {
 				g := NewWithT(t)
-				info, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), mediaType)
-				want := decodeAll(restwatch.NewDecoder(streaming.NewDecoder(
-					info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(answer))),
-					info.StreamSerializer.Serializer), typed.DecoderToVersion(info.Serializer, nil)))
+				want := asClientGo(mediaType, answer)
 				for _, size := range []int{1, 2, 3, 5, 100, 4096, len(answer) + 1} {
-					sent := &body{end: io.EOF}
-					for part := range slices.Chunk(answer, size) {
-						sent.parts = append(sent.parts, part)
-					}
-					d, err := newDecoder(sent, mediaType+";stream=watch", typed)
-					g.Expect(err).NotTo(HaveOccurred())
-					g.Expect(decodeAll(d)).To(Equal(want), "in parts of %d bytes", size)
+					g.Expect(inParts(t, mediaType, answer, size)).To(Equal(want), "in parts of %d bytes", size)
 				}
 			})
 		}
@@ -156,13 +201,13 @@ func TestWaitsInASmallFrame(t *testing.T) {
 			sent.end = errors.New("nothing more is there")
 			created, err := newDecoder(sent, mediaType, typed)
 			g.Expect(err).NotTo(HaveOccurred())
-			d := created.(*decoder)
+			d := created.(*eventDecoder)
 			for range 2 {
 				_, object, err := d.Decode()
 				g.Expect(err).NotTo(HaveOccurred())
 				g.Expect(object.(*corev1.ConfigMap).Name).To(Equal("a"))
 			}
-			g.Expect(d.read).To(BeNil())
+			g.Expect(d.values).To(BeNil(), "no buffer")
 			_, _, err = d.Decode()
 			g.Expect(err).To(MatchError("nothing more is there"))
 			for _, waits := range []string{sent.stacks[0], sent.stacks[len(sent.stacks)-1]} {
@@ -174,20 +219,29 @@ func TestWaitsInASmallFrame(t *testing.T) {
 	}
 }
 
-// An encoding that the decoder does not know is decoded by client-go alone.
+// An encoding that the decoder does not know is decoded by client-go alone. An answer that does not
+// name its encoding has the first one.
 func TestOtherEncodings(t *testing.T) {
 	g := NewWithT(t)
 	info, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), runtime.ContentTypeJSON)
-	info.MediaType = "application/other"
-	event := encode(t, runtime.ContentTypeJSON, watch.Added, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
-	sent := &body{parts: [][]byte{append(bytes.Clone(event), event...)}, end: io.EOF}
-	d, err := newDecoder(sent, "application/other", others{typed, info})
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(decodeAll(d)).To(HaveLen(3))
-	for _, contentType := range []string{"", "text/html", ";"} {
-		_, err := newDecoder(sent, contentType, typed)
-		g.Expect(err).To(HaveOccurred(), contentType)
+	event := encode(t, runtime.ContentTypeJSON, watch.Added, configMap("a", 1))
+	decode := func(contentType string) []decoded {
+		d, err := newDecoder(&body{parts: [][]byte{append(bytes.Clone(event), event...)}, end: io.EOF}, contentType,
+			others{typed, info})
+		g.Expect(err).NotTo(HaveOccurred(), contentType)
+		return decodeAll(d)
 	}
+	want := decode(runtime.ContentTypeJSON)
+	g.Expect(want).To(HaveLen(3))
+	for _, contentType := range []string{"", ";", "application/json; a"} {
+		g.Expect(decode(contentType)).To(Equal(want), contentType)
+	}
+	info.MediaType = "application/other"
+	g.Expect(decode("application/other")).To(Equal(want))
+	info.MediaType = runtime.ContentTypeCBOR
+	g.Expect(decode(runtime.ContentTypeCBORSequence)).To(Equal(want))
+	_, err := newDecoder(nil, "text/html", typed)
+	g.Expect(err).To(MatchError(ContainSubstring("text/html")))
 }
 
 // others supports one media type.
@@ -221,7 +275,6 @@ func TestWatchOf(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		return objects.WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "5"})
 	}
-	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	partial := &metav1.PartialObjectMetadata{}
 	for _, example := range []client.Object{&corev1.ConfigMap{}, &unstructured.Unstructured{}, partial} {
 		answer = func(w http.ResponseWriter) {
@@ -231,7 +284,7 @@ func TestWatchOf(t *testing.T) {
 					`"apiVersion":"meta.k8s.io/v1","metadata":{"name":"a"}}}`)
 				return
 			}
-			_, _ = w.Write(encode(t, runtime.ContentTypeJSON, watch.Added, configMap))
+			_, _ = w.Write(encode(t, runtime.ContentTypeJSON, watch.Added, configMap("a", 1)))
 		}
 		stream, err := watches(example)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -270,15 +323,94 @@ func TestWatchThatFails(t *testing.T) {
 	sent := &body{end: io.EOF}
 	broken := error(nil)
 	httpClient := &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusOK, Body: sent, Request: req}, broken
+		if broken != nil {
+			return nil, broken
+		}
+		return &http.Response{StatusCode: http.StatusOK, Body: sent, Request: req,
+			Header: http.Header{"Content-Type": {"text/html"}}}, nil
 	})}
 	objects := typedCollection{kind{clients: NewClients(&rest.Config{}, httpClient, scheme), config: &rest.Config{},
 		mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
 			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap")}}}
 	_, err := watchOf(context.Background(), objects, metav1.ListOptions{})
-	g.Expect(err).To(MatchError(ContainSubstring("Content-Type")))
+	g.Expect(err).To(MatchError(ContainSubstring("text/html")))
 	g.Expect(sent.closed).To(BeTrue())
 	broken = io.EOF
 	_, err = watchOf(context.Background(), objects, metav1.ListOptions{})
 	g.Expect(err).To(MatchError(io.EOF))
+}
+
+// A watch that is stopped ends, whatever its reader waits for, and closes its body.
+func TestStop(t *testing.T) {
+	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		event := encode(t, mediaType, watch.Added, configMap("a", 10))
+		for name, sent := range map[string][]byte{"while idle": nil, "in an event": event[:len(event)/2],
+			"before the event is taken": event} {
+			t.Run(mediaType+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { // which also waits until all goroutines have ended
+					g := NewWithT(t)
+					reader, writer := io.Pipe()
+					d, err := newDecoder(reader, mediaType, typed)
+					g.Expect(err).NotTo(HaveOccurred())
+					stream := watch.NewStreamWatcherWithLogger(klog.Background(), d,
+						apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, ""))
+					_, err = writer.Write(sent)
+					g.Expect(err).NotTo(HaveOccurred())
+					synctest.Wait()
+					stream.Stop()
+					synctest.Wait()
+					_, open := <-stream.ResultChan()
+					g.Expect(open).To(BeFalse(), "without an error event")
+					_, err = writer.Write([]byte("x"))
+					g.Expect(err).To(MatchError(io.ErrClosedPipe))
+				})
+			})
+		}
+	}
+}
+
+// Attempts after the first one are limited.
+func TestRetriesAreLimited(t *testing.T) {
+	g := NewWithT(t)
+	var requests atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		requests.Add(1)
+		w.Header().Set("Retry-After", "0")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	clients := NewClients(&rest.Config{Host: server.URL, QPS: 1e-9, Burst: 1}, server.Client(), scheme)
+	objects, err := clients.For(Resource{Example: &corev1.ConfigMap{}, Mapping: &meta.RESTMapping{
+		Resource:         corev1.SchemeGroupVersion.WithResource("configmaps"),
+		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Scope: meta.RESTScopeNamespace}})
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = objects.WatchWithContext(ctx, metav1.ListOptions{})
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(requests.Load()).To(BeEquivalentTo(2), "one at once, and one from the burst")
+}
+
+// Paths of watches and lists, also of a group and of cluster-scoped kinds.
+func TestPaths(t *testing.T) {
+	g := NewWithT(t)
+	var paths []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		paths = append(paths, req.URL.Path)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer server.Close()
+	gvk := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
+	mapping := &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource("widgets"), GroupVersionKind: gvk,
+		Scope: meta.RESTScopeRoot}
+	for _, example := range []client.Object{&unstructured.Unstructured{}, &metav1.PartialObjectMetadata{}} {
+		objects, err := NewClients(&rest.Config{Host: server.URL + "/prefix"}, server.Client(), scheme).
+			For(Resource{Example: example, Mapping: mapping})
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = objects.WatchWithContext(t.Context(), metav1.ListOptions{})
+		g.Expect(apierrors.IsNotFound(err)).To(BeTrue())
+		_, err = objects.ListWithContext(t.Context(), metav1.ListOptions{})
+		g.Expect(apierrors.IsNotFound(err)).To(BeTrue())
+	}
+	g.Expect(paths).To(Equal(slices.Repeat([]string{"/prefix/apis/example.com/v1/widgets"}, 4)))
 }

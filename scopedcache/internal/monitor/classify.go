@@ -42,7 +42,8 @@ func Classify(r Request, err error, fromServer bool) (outcome Outcome, retry boo
 	case fromServer && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)), meta.IsNoMatchError(err):
 		return OutcomeRefused, true
 	case !r.Fresh && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)),
-		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge), errors.Is(err, io.EOF):
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge),
+		r.Verb != "watch" && errors.Is(err, io.EOF):
 		return OutcomeIgnored, false
 	case r.Lists && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)):
 		return OutcomeIgnored, false // the API server does not stream lists; a list follows

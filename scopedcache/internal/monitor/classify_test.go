@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"io"
+	"net/url"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -35,7 +36,8 @@ func TestClassify(t *testing.T) {
 			Request{Fresh: true}},
 		"410 for a page": {apierrors.NewResourceExpired("too old"), "list", OutcomeIgnored, false,
 			Request{}},
-		"end of the stream": {io.EOF, "watch", OutcomeIgnored, false, expirable},
+		"a list that is cut off":    {io.EOF, "list", OutcomeIgnored, false, expirable},
+		"a watch without an answer": {&url.Error{Op: "Get", Err: io.EOF}, "watch", OutcomeFailed, true, expirable},
 		"no streamed lists": {apierrors.NewBadRequest("sendInitialEvents"), "watch", OutcomeIgnored, false,
 			Request{Fresh: true, Lists: true}},
 		"a watch with an invalid parameter": {apierrors.NewBadRequest("resourceVersion"), "watch", OutcomeFailed, false,
