@@ -14,7 +14,10 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -211,6 +214,51 @@ func TestBurstsOfErrors(t *testing.T) {
 	g.Expect(states).NotTo(HaveKey(scopedcache.StateNotServed))
 	g.Expect(handle.List(ctx, &corev1.ConfigMapList{})).To(Succeed())
 	handle.Release()
+}
+
+// TestStreamedListsAreWhole checks that a list that the API server streams, of objects of all sizes at
+// once, is read as it was sent, in each representation, and that no second list was necessary.
+func TestStreamedListsAreWhole(t *testing.T) {
+	g := NewWithT(t)
+	ns := createNamespace(t)
+	for n := range 200 {
+		object := configMap(ns, fmt.Sprintf("object-%03d", n))
+		object.Data = map[string]string{"content": strings.Repeat(string(rune('a'+n%26)), n*n%3_000)}
+		create(t, object)
+	}
+	u := newUser(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	c := u.start(t, scopedcache.Options{PerNamespace: true}, cache.Options{})
+	metadata := &metav1.PartialObjectMetadataList{}
+	metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
+	untyped := &unstructured.UnstructuredList{}
+	untyped.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
+	for n, list := range []client.ObjectList{&corev1.ConfigMapList{}, untyped, metadata} {
+		g.Expect(c.List(t.Context(), list, client.InNamespace(ns))).To(Succeed())
+		want := list.DeepCopyObject().(client.ObjectList)
+		g.Expect(admin.List(t.Context(), want, client.InNamespace(ns))).To(Succeed())
+		g.Expect(contents(t, list)).To(HaveLen(200))
+		g.Expect(contents(t, list)).To(Equal(contents(t, want)))
+		g.Expect(u.requests.lists("/configmaps")).To(Equal(n+1), "%T", list)
+	}
+}
+
+// contents returns the UID, version and data of each object of a list, by name.
+func contents(t *testing.T, list client.ObjectList) map[string]any {
+	t.Helper()
+	g := NewWithT(t)
+	found := map[string]any{}
+	objects, err := meta.ExtractList(list)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, object := range objects {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		g.Expect(err).NotTo(HaveOccurred())
+		content := &unstructured.Unstructured{Object: fields}
+		if content.GetName() != "kube-root-ca.crt" { // which the controller manager creates at any time
+			found[content.GetName()] = []any{content.GetUID(), content.GetResourceVersion(), fields["data"]}
+		}
+	}
+	return found
 }
 
 // respondWithStatus responds with a metav1.Status of this code and reason.
