@@ -119,7 +119,7 @@ bench: bench-peers controlplane ## the benchmarks, with allocations, and the com
 
 .PHONY: bench-peers
 bench-peers: controlplane ## compares with Cluster API's clustercache and plain caches: 70 minutes, and continues where it was interrupted; QUICK=1: 5 minutes; SCENARIO=name: only that (idle_100k runs only so); PROFILES=folder: also heap profiles; REPORT=1: only reports
-	@go build -C $(BENCH) -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
+	@go build -C $(BENCH) -buildvcs=auto -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
 		KUBEBUILDER_ASSETS="$$(cd .. && go run ./internal/controlplane/ensure)" \
 		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report) \
 		$(if $(PROFILES),-profiles $(abspath $(PROFILES)))
