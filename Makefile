@@ -114,7 +114,7 @@ soak: controlplane ## the end-to-end tests N times (N=10), printing how long eac
 
 .PHONY: bench
 bench: bench-peers controlplane ## the benchmarks, with allocations, and the comparison of bench-peers
-	go test -run '^$$' -bench . -benchmem ./clustercache ./stateapi ./scopedcache/internal/objectpool
+	go test -run '^$$' -bench . -benchmem ./clustercache ./stateapi ./scopedcache/internal/objectpool ./scopedcache/internal/listwatch
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: bench-peers

@@ -3,6 +3,7 @@ package listwatch
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"mime"
@@ -12,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	"k8s.io/apimachinery/pkg/watch"
 	restwatch "k8s.io/client-go/rest/watch"
@@ -91,11 +93,13 @@ type eventDecoder struct {
 	body    io.ReadCloser
 	objects runtime.Decoder
 	events  runtime.Decoder
-	frames  runtime.Framer // nil for JSON, whose Framer reads more than one event
-	// values has read a part of what follows, or all of it; nil between events. Only for JSON.
-	values *json.Decoder
-	first  [1]byte
+	isJSON  bool          // else protobuf
+	values  *json.Decoder // has read what follows, or a part of it; nil for nothing, and for protobuf
+	first   [1]byte
 }
+
+// maxEvent is the size of the largest event, the same as in client-go.
+const maxEvent = 16 << 20
 
 // newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type for
 // one in the first encoding.
@@ -112,9 +116,9 @@ func newDecoder(body io.ReadCloser, contentType string, decoders runtime.Negotia
 	}
 	switch mediaType {
 	case runtime.ContentTypeJSON:
-		return &eventDecoder{body: body, objects: objects, events: events}, nil
+		return &eventDecoder{body: body, objects: objects, events: events, isJSON: true}, nil
 	case runtime.ContentTypeProtobuf:
-		return &eventDecoder{body: body, objects: objects, events: events, frames: frames}, nil
+		return &eventDecoder{body: body, objects: objects, events: events}, nil
 	}
 	return restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects), nil
 }
@@ -133,7 +137,7 @@ func (d *eventDecoder) Decode() (watch.EventType, runtime.Object, error) {
 func (d *eventDecoder) await() error {
 	for {
 		n, err := d.body.Read(d.first[:])
-		if n > 0 && (d.frames != nil || !isSpace(d.first[0])) {
+		if n > 0 && (!d.isJSON || !isSpace(d.first[0])) {
 			return nil
 		}
 		if err != nil {
@@ -146,37 +150,55 @@ func isSpace(b byte) bool { return b == '\n' || b == ' ' || b == '\r' || b == '\
 
 // decode decodes an event whose first byte has been read.
 func (d *eventDecoder) decode() (event watch.EventType, object runtime.Object, err error) {
-	err = deepcall.Run(func() (err error) {
-		var frame io.ReadCloser
-		if d.frames != nil {
-			frame = d.frames.NewFrameReader(io.NopCloser(d.fromFirst()))
-		} else if frame, err = d.nextJSON(); err != nil {
-			return err
+	err = deepcall.Run(func() error {
+		next := d.nextProtobuf
+		if d.isJSON {
+			next = d.nextJSON
 		}
-		event, object, err = restwatch.NewDecoder(streaming.NewDecoder(frame, d.events), d.objects).Decode()
+		encoded, err := next()
+		if err != nil {
+			return err // not wrapped: StreamWatcher compares it
+		}
+		event, object, err = restwatch.NewDecoder(oneEvent{encoded, d.events}, d.objects).Decode()
 		return err
 	})
 	return event, object, err
 }
 
-// fromFirst reads the byte that await has read, and the body after it.
-func (d *eventDecoder) fromFirst() io.Reader {
-	return io.MultiReader(bytes.NewReader(d.first[:]), d.body)
+// nextProtobuf reads an event, which follows its length in network byte order.
+func (d *eventDecoder) nextProtobuf() ([]byte, error) {
+	length := [4]byte{d.first[0]}
+	if _, err := io.ReadFull(d.body, length[1:]); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(length[:])
+	if size > maxEvent {
+		return nil, streaming.ErrObjectTooLarge
+	}
+	event := make([]byte, size)
+	_, err := io.ReadFull(d.body, event)
+	return event, err
 }
 
 // nextJSON reads an event.
-func (d *eventDecoder) nextJSON() (io.ReadCloser, error) {
+func (d *eventDecoder) nextJSON() ([]byte, error) {
 	if d.values == nil {
-		d.values = json.NewDecoder(d.fromFirst())
+		d.values = json.NewDecoder(io.MultiReader(bytes.NewReader(d.first[:]), d.body))
 	}
-	var value json.RawMessage
-	if err := d.values.Decode(&value); err != nil {
-		return nil, err // StreamWatcher knows the errors of io
+	var event json.RawMessage
+	if err := d.values.Decode(&event); err != nil {
+		return nil, err
+	}
+	if len(event) > maxEvent {
+		return nil, streaming.ErrObjectTooLarge
 	}
 	if isBlank(d.values.Buffered()) {
 		d.values = nil
 	}
-	return &jsonFrame{rest: value}, nil
+	return event, nil
 }
 
 // isBlank reports whether text is white space only.
@@ -195,15 +217,17 @@ func isBlank(text io.Reader) bool {
 // Close implements watch.Decoder.
 func (d *eventDecoder) Close() { _ = d.body.Close() }
 
-// jsonFrame reads the bytes of one event.
-type jsonFrame struct{ rest []byte }
-
-func (f *jsonFrame) Read(p []byte) (int, error) {
-	n := copy(p, f.rest)
-	if f.rest = f.rest[n:]; len(f.rest) > 0 {
-		return n, io.ErrShortBuffer // the decoder's buffer grows
-	}
-	return n, nil
+// oneEvent is a stream of one event.
+type oneEvent struct {
+	encoded []byte
+	decoder runtime.Decoder
 }
 
-func (f *jsonFrame) Close() error { return nil }
+// Decode implements streaming.Decoder.
+func (e oneEvent) Decode(defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object,
+	*schema.GroupVersionKind, error) {
+	return e.decoder.Decode(e.encoded, defaults, into)
+}
+
+// Close implements streaming.Decoder.
+func (e oneEvent) Close() error { return nil }

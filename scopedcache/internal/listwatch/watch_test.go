@@ -73,7 +73,7 @@ func (b *body) Close() error {
 }
 
 // encode returns an event as an API server sends it.
-func encode(t *testing.T, mediaType string, event watch.EventType, object runtime.Object) []byte {
+func encode(t testing.TB, mediaType string, event watch.EventType, object runtime.Object) []byte {
 	t.Helper()
 	g := NewWithT(t)
 	info, found := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), mediaType)
@@ -168,7 +168,8 @@ func TestDecodesAsClientGo(t *testing.T) {
 			encode(t, mediaType, watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGone}),
 		}
 		whole := bytes.Join(events, nil)
-		answers := map[string][]byte{"whole": whole, "cut off": whole[:len(whole)-3], "cut off early": whole[:2],
+		answers := map[string][]byte{"whole": whole, "cut off": whole[:len(whole)-3], "one byte": whole[:1],
+			"two bytes": whole[:2], "a length": whole[:4],
 			"empty": nil, "unknown event": encode(t, mediaType, "OTHER", configMap("a", 1)),
 			"garbage": append(bytes.Clone(events[0]), "\x00\x00\x00\x03abc"...)}
 		if mediaType == runtime.ContentTypeJSON {
@@ -242,6 +243,20 @@ func TestOtherEncodings(t *testing.T) {
 	g.Expect(decode(runtime.ContentTypeCBORSequence)).To(Equal(want))
 	_, err := newDecoder(nil, "text/html", typed)
 	g.Expect(err).To(MatchError(ContainSubstring("text/html")))
+}
+
+// An event that is too large is an error, before its memory is used.
+func TestEventThatIsTooLarge(t *testing.T) {
+	g := NewWithT(t)
+	d, err := newDecoder(&body{parts: [][]byte{{0xff, 0xff, 0xff, 0xff}}, end: io.EOF}, runtime.ContentTypeProtobuf, typed)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, _, err = d.Decode()
+	g.Expect(err).To(Equal(streaming.ErrObjectTooLarge))
+	d, err = newDecoder(&body{parts: [][]byte{[]byte(`"`), bytes.Repeat([]byte("x"), 17<<20), []byte(`"`)}, end: io.EOF},
+		runtime.ContentTypeJSON, typed)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, _, err = d.Decode()
+	g.Expect(err).To(Equal(streaming.ErrObjectTooLarge))
 }
 
 // others supports one media type.
