@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -451,13 +452,14 @@ func sourceEvents(t *testing.T, o *operator, name string) <-chan struct{} {
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
 	ctx, cancel := context.WithCancel(context.Background())
 	first := make(chan struct{})
+	var begun atomic.Bool
 	source := o.GetExtensionSource("permissions", func(_ context.Context, extension client.Object) []ctrl.Request {
-		if extension.GetName() == name {
-			select {
-			case first <- struct{}{}: // the event about the state at the start
-			default:
-				events <- struct{}{}
-			}
+		switch {
+		case extension.GetName() != name:
+		case !begun.Swap(true):
+			close(first) // the event about the state at the start
+		default:
+			events <- struct{}{}
 		}
 		return nil
 	})
