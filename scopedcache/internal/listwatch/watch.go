@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,7 +29,7 @@ import (
 // errors of the connection are returned; client-go repeats some of these watches, and then returns one
 // without events.
 func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (watch.Interface, error) {
-	answer := &contentTypeRecorder{next: c.httpClient().Transport}
+	answer := &answerRecorder{next: c.httpClient().Transport}
 	httpClient := *c.httpClient()
 	httpClient.Transport = answer
 	client, err := c.client(&httpClient)
@@ -44,6 +45,9 @@ func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (wat
 		return nil, err
 	}
 	decoder, err := newDecoder(body, answer.contentType, c.decoders())
+	if answer.status != http.StatusOK { // Stream takes any 2xx, and Watch only this one
+		err = apierrors.NewGenericServerResponse(answer.status, "watch", schema.GroupResource{}, "", "", 0, true)
+	}
 	if err != nil {
 		_ = body.Close()
 		return nil, err
@@ -67,21 +71,22 @@ func (l *retryLimiter) Wait(ctx context.Context) error {
 	return l.RateLimiter.Wait(ctx)
 }
 
-// contentTypeRecorder is a RoundTripper that records the Content-Type of the latest response, which
-// rest.Request does not return with a stream.
-type contentTypeRecorder struct {
+// answerRecorder is a RoundTripper that records the status and the Content-Type of the latest response,
+// which rest.Request does not return with a stream.
+type answerRecorder struct {
 	next        http.RoundTripper // nil for http.DefaultTransport
+	status      int
 	contentType string
 }
 
-func (r *contentTypeRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
+func (r *answerRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	next := r.next
 	if next == nil {
 		next = http.DefaultTransport
 	}
 	resp, err := next.RoundTrip(req)
 	if err == nil {
-		r.contentType = resp.Header.Get("Content-Type")
+		r.status, r.contentType = resp.StatusCode, resp.Header.Get("Content-Type")
 	}
 	return resp, err
 }
@@ -96,10 +101,14 @@ type eventDecoder struct {
 	isJSON  bool          // else protobuf
 	values  *json.Decoder // has read what follows, or a part of it; nil for nothing, and for protobuf
 	first   [1]byte
+	failed  error // came with the first byte
 }
 
 // maxEvent is the size of the largest event, the same as in client-go.
 const maxEvent = 16 << 20
+
+// firstStep is how much is allocated for an event before any of it is there.
+const firstStep = 64 << 10
 
 // newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type for
 // one in the first encoding.
@@ -116,11 +125,34 @@ func newDecoder(body io.ReadCloser, contentType string, decoders runtime.Negotia
 	}
 	switch mediaType {
 	case runtime.ContentTypeJSON:
-		return &eventDecoder{body: body, objects: objects, events: events, isJSON: true}, nil
+		return &closableDecoder{Decoder: &eventDecoder{body: body, objects: objects, events: events, isJSON: true}}, nil
 	case runtime.ContentTypeProtobuf:
-		return &eventDecoder{body: body, objects: objects, events: events}, nil
+		return &closableDecoder{Decoder: &eventDecoder{body: body, objects: objects, events: events}}, nil
 	}
-	return restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects), nil
+	return &closableDecoder{Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events),
+		objects)}, nil
+}
+
+// closableDecoder makes a watch that its receiver stopped end as one that the server ended. Else the
+// error of the closed body is an event, at random, and a Reflector lists again after it.
+type closableDecoder struct {
+	watch.Decoder
+	closed atomic.Bool
+}
+
+// Decode implements watch.Decoder.
+func (d *closableDecoder) Decode() (watch.EventType, runtime.Object, error) {
+	event, object, err := d.Decoder.Decode()
+	if err != nil && d.closed.Load() {
+		return "", nil, io.EOF
+	}
+	return event, object, err
+}
+
+// Close implements watch.Decoder.
+func (d *closableDecoder) Close() {
+	d.closed.Store(true)
+	d.Decoder.Close()
 }
 
 // Decode implements watch.Decoder.
@@ -138,6 +170,7 @@ func (d *eventDecoder) await() error {
 	for {
 		n, err := d.body.Read(d.first[:])
 		if n > 0 && (!d.isJSON || !isSpace(d.first[0])) {
+			d.failed = err
 			return nil
 		}
 		if err != nil {
@@ -168,25 +201,49 @@ func (d *eventDecoder) decode() (event watch.EventType, object runtime.Object, e
 // nextProtobuf reads an event, which follows its length in network byte order.
 func (d *eventDecoder) nextProtobuf() ([]byte, error) {
 	length := [4]byte{d.first[0]}
-	if _, err := io.ReadFull(d.body, length[1:]); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, err
+	if _, err := io.ReadFull(d, length[1:]); err != nil {
+		return nil, unexpected(err)
 	}
-	size := binary.BigEndian.Uint32(length[:])
+	size := int(binary.BigEndian.Uint32(length[:]))
 	if size > maxEvent {
 		return nil, streaming.ErrObjectTooLarge
 	}
-	event := make([]byte, size)
-	_, err := io.ReadFull(d.body, event)
-	return event, err
+	event := make([]byte, 0, min(size, firstStep))
+	for len(event) < size {
+		if len(event) == cap(event) { // the length alone costs no memory, only what is sent
+			event = append(make([]byte, 0, min(size, 2*len(event))), event...)
+		}
+		if _, err := io.ReadFull(d, event[len(event):cap(event)]); err != nil {
+			if len(event) > 0 {
+				err = unexpected(err)
+			}
+			return nil, err // io.EOF after a length, as client-go returns it
+		}
+		event = event[:cap(event)]
+	}
+	return event, nil
+}
+
+// unexpected returns the error of a stream that ends within an event.
+func unexpected(err error) error {
+	if err == io.EOF { //nolint:errorlint // a wrapped one says more
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Read implements io.Reader: what follows the first byte of an event.
+func (d *eventDecoder) Read(p []byte) (int, error) {
+	if d.failed != nil {
+		return 0, d.failed
+	}
+	return d.body.Read(p)
 }
 
 // nextJSON reads an event.
 func (d *eventDecoder) nextJSON() ([]byte, error) {
 	if d.values == nil {
-		d.values = json.NewDecoder(io.MultiReader(bytes.NewReader(d.first[:]), d.body))
+		d.values = json.NewDecoder(io.MultiReader(bytes.NewReader(d.first[:]), d))
 	}
 	var event json.RawMessage
 	if err := d.values.Decode(&event); err != nil {

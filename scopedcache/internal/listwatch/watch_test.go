@@ -10,11 +10,13 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	goruntime "runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -202,7 +204,7 @@ func TestWaitsInASmallFrame(t *testing.T) {
 			sent.end = errors.New("nothing more is there")
 			created, err := newDecoder(sent, mediaType, typed)
 			g.Expect(err).NotTo(HaveOccurred())
-			d := created.(*eventDecoder)
+			d := created.(*closableDecoder).Decoder.(*eventDecoder)
 			for range 2 {
 				_, object, err := d.Decode()
 				g.Expect(err).NotTo(HaveOccurred())
@@ -329,6 +331,13 @@ func TestWatchOf(t *testing.T) {
 		}
 		_, err = watches(example)
 		g.Expect(err).To(MatchError(ContainSubstring("text/html")))
+
+		answer = func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+			w.WriteHeader(http.StatusAccepted) // which is no watch, as in client-go
+		}
+		_, err = watches(example)
+		g.Expect(err).To(MatchError(ContainSubstring("202")))
 	}
 }
 
@@ -381,6 +390,72 @@ func TestStop(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A watch that is stopped ends without an error event while its receiver waits for one, in each
+// encoding: a Reflector would list again.
+func TestStopWithReceiver(t *testing.T) {
+	json, _ := runtime.SerializerInfoForMediaType(typed.SupportedMediaTypes(), runtime.ContentTypeJSON)
+	json.MediaType = "application/other"
+	for mediaType, decoders := range map[string]runtime.NegotiatedSerializer{
+		runtime.ContentTypeJSON: typed, runtime.ContentTypeProtobuf: typed, json.MediaType: others{typed, json},
+	} {
+		t.Run(mediaType, func(t *testing.T) {
+			for range 50 { // a StreamWatcher chooses at random
+				synctest.Test(t, func(t *testing.T) {
+					g := NewWithT(t)
+					reader, _ := io.Pipe() // whose Close ends a Read with io.ErrClosedPipe
+					d, err := newDecoder(reader, mediaType, decoders)
+					g.Expect(err).NotTo(HaveOccurred())
+					stream := watch.NewStreamWatcherWithLogger(klog.Background(), d,
+						apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, ""))
+					events := make(chan watch.Event)
+					go func() {
+						defer close(events)
+						for event := range stream.ResultChan() {
+							events <- event
+						}
+					}()
+					synctest.Wait()
+					stream.Stop()
+					g.Expect(<-events).To(BeZero(), "no event")
+				})
+			}
+		})
+	}
+}
+
+// An error that comes with the first byte of an event is not lost.
+func TestErrorWithFirstByte(t *testing.T) {
+	for mediaType, first := range map[string]string{runtime.ContentTypeJSON: "{", runtime.ContentTypeProtobuf: "\x00"} {
+		g := NewWithT(t)
+		broken := errors.New("broken")
+		d, err := newDecoder(io.NopCloser(iotest.DataErrReader(io.MultiReader(strings.NewReader(first),
+			iotest.ErrReader(broken)))), mediaType, typed)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, _, err = d.Decode()
+		g.Expect(err).To(MatchError(broken), mediaType)
+	}
+}
+
+// The length of an event alone, and an error that wraps io.EOF, are neither memory nor an end.
+func TestLengthWithoutEvent(t *testing.T) {
+	g := NewWithT(t)
+	wrapped := fmt.Errorf("refused: %w", io.EOF)
+	lengths := map[string]body{
+		"16 MiB":        {parts: [][]byte{{0x01, 0x00, 0x00, 0x00}, make([]byte, 70_000)}, end: wrapped},
+		"half a length": {parts: [][]byte{{0x01, 0x00}}, end: wrapped},
+	}
+	for name, sent := range lengths {
+		d, err := newDecoder(&sent, runtime.ContentTypeProtobuf, typed)
+		g.Expect(err).NotTo(HaveOccurred())
+		var before, after goruntime.MemStats
+		goruntime.ReadMemStats(&before)
+		_, _, err = d.Decode()
+		goruntime.ReadMemStats(&after)
+		g.Expect(err).To(BeIdenticalTo(wrapped), name)
+		g.Expect(after.TotalAlloc-before.TotalAlloc).To(BeNumerically("<", 1<<20), name)
 	}
 }
 
