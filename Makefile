@@ -51,6 +51,22 @@ generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from
 	done
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
 
+# render,<folder of deploy/kustomize>,<flags of helm template>
+render = bin/helm template latchkey deploy/helm/latchkey --namespace latchkey-system --kube-version 1.36 \
+	--set crds.keep=false $(2) > deploy/kustomize/$(1)/latchkey.yaml
+
+.PHONY: deploy
+deploy: bin/helm ## the chart's copies of config/, and deploy/kustomize from the chart
+	cp config/crd/clusterextensions.yaml config/stateapi/state-api.yaml deploy/helm/latchkey/files/
+	cp config/admission/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission.yaml
+	cp config/admission-olm/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission-olm.yaml
+	@$(call render,default)
+	@$(call render,state-api,--set stateAPI.enabled=true)
+
+.PHONY: bin/helm
+bin/helm:
+	@go build -C tools/helm -o $(CURDIR)/bin/helm helm.sh/helm/v4/cmd/helm
+
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
 	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./internal/terminalpicture < .picture.log > docs/run.svg; \

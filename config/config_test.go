@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -44,4 +45,22 @@ func TestDefaultsTouchNothingOfOthers(t *testing.T) {
 		To(And(HaveKeyWithValue("CustomResourceDefinition", 1), HaveKeyWithValue("ValidatingAdmissionPolicy", 1)))
 	g.Expect(Manifests()).NotTo(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
 	g.Expect(Manifests(AdmissionOLM)).To(ContainSubstring("apiGroups: [olm.operatorframework.io]"))
+}
+
+// The chart has copies of these files, because a chart has files of its own folder only. "make
+// deploy" writes them.
+func TestCopiesOfTheChart(t *testing.T) {
+	for name, original := range map[string]string{
+		"clusterextensions.yaml": "crd/clusterextensions.yaml",
+		"admission.yaml":         "admission/serviceaccount-reference.yaml",
+		"admission-olm.yaml":     "admission-olm/serviceaccount-reference.yaml",
+		"state-api.yaml":         "stateapi/state-api.yaml",
+	} {
+		g := NewWithT(t)
+		want, err := files.ReadFile(original)
+		g.Expect(err).NotTo(HaveOccurred())
+		copied, err := os.ReadFile("../deploy/helm/latchkey/files/" + name)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(copied)).To(Equal(string(want)), `run "make deploy"`)
+	}
 }

@@ -11,19 +11,18 @@ import (
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
@@ -40,10 +39,12 @@ type managerFlags struct {
 	secretNamespace         string
 	secretPath, secretKey   string
 	guarded                 bool
-	metricsAddress          string
+	serviceAccounts         namespaceList
+	metrics                 metricsFlags
 	probeAddress            string
 	leaderElect             bool
 	leaderElectionNamespace string
+	leaderElectionID        string
 	userAgent               string
 	health                  healthprobe.Options
 	state                   stateFlags
@@ -63,6 +64,9 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 			"kinds and metadata.namespace for namespaced ones (required for namespaced kinds that have spec.namespace)")
 	flags.StringVar(&m.namePath, "service-account-path", "spec.serviceAccount.name",
 		"dotted path of the field with the ServiceAccount's name")
+	flags.Var(&m.serviceAccounts, "service-account-namespaces",
+		"comma-separated namespaces in which this program may read ServiceAccounts; extensions that name another "+
+			"namespace are not connected. Empty means all namespaces, which needs a ClusterRole")
 	flags.StringVar(&m.secretNamespace, "secret-namespace", "",
 		"with --credentials=kubeconfigs: namespace of the Secrets; empty means the extension's namespace")
 	flags.StringVar(&m.secretPath, "secret-name-path", "",
@@ -85,11 +89,11 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 
 // bindServing binds the flags of a program that stays.
 func (m *managerFlags) bindServing(flags *flag.FlagSet) {
-	flags.StringVar(&m.metricsAddress, "metrics-bind-address", "127.0.0.1:8080",
-		"address that serves /metrics; 0 disables it")
+	m.metrics.bind(flags)
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
 		"address that serves /healthz and /readyz; 0 disables it")
-	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease latchkey-manager")
+	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id")
+	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager", "name of the lease")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the lease; required outside of a cluster")
 	m.state.bind(flags)
@@ -224,17 +228,22 @@ func mayRead(mgr manager.Manager, object client.Object) healthz.Checker {
 }
 
 func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options clustercache.Options) error {
+	metrics, err := m.metrics.options()
+	if err != nil {
+		return err
+	}
 	mgr, err := ctrl.NewManager(restConfig, manager.Options{
-		Metrics:                       metricsserver.Options{BindAddress: m.metricsAddress},
+		Metrics:                       metrics,
 		HealthProbeBindAddress:        m.probeAddress,
 		LeaderElection:                m.leaderElect,
-		LeaderElectionID:              "latchkey-manager",
+		LeaderElectionID:              m.leaderElectionID,
 		LeaderElectionNamespace:       m.leaderElectionNamespace,
 		LeaderElectionReleaseOnCancel: true, // the process exits when run returns
 		GracefulShutdownTimeout:       new(gracefulShutdown),
 		// Without a permission the manager stays up and logs the missing permission. Once the
 		// permission is granted, the manager continues.
 		NewCache: scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: permissionInterval}),
+		Cache:    cache.Options{ByObject: m.serviceAccounts.byObject()},
 	})
 	if err != nil {
 		return errors.Wrap(err, "creating the manager")
@@ -247,8 +256,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	}
 	read := []client.Object{options.Object}
 	if m.credentials != "kubeconfigs" {
-		read = append(read,
-			&metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"}})
+		read = append(read, serviceAccountMetadata())
 	}
 	for _, object := range read {
 		kind := object.GetObjectKind().GroupVersionKind().GroupKind()

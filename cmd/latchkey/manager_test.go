@@ -215,6 +215,8 @@ func TestManagerFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--leader-elect outside of a cluster needs --leader-election-namespace": {"--leader-elect"},
 		`--user-agent "a\nb" must be one line`:                                  {"--user-agent=a\nb"},
+		"--metrics-cert-dir needs --metrics-secure":                             {"--metrics-cert-dir=/tmp"},
+		`"Team" is not a namespace`:                                             {"--service-account-namespaces=a,Team"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			g := NewWithT(t)
@@ -226,4 +228,20 @@ func TestManagerFlags(t *testing.T) {
 			g.Expect(string(out)).NotTo(ContainSubstring("LeaderElectionNamespace"))
 		})
 	}
+}
+
+// Namespaces restrict where ServiceAccounts are read. A later flag replaces an earlier one.
+func TestNamespaceList(t *testing.T) {
+	g := NewWithT(t)
+	var list namespaceList
+	g.Expect(list.byObject()).To(BeNil(), "all namespaces")
+	g.Expect(list.Set("c")).To(Succeed())
+	g.Expect(list.Set("b, a,b")).To(Succeed())
+	g.Expect(list.String()).To(Equal("a,b"))
+	for object, settings := range list.byObject() {
+		g.Expect(object.GetObjectKind().GroupVersionKind().Kind).To(Equal("ServiceAccount"))
+		g.Expect(settings.Namespaces).To(And(HaveLen(2), HaveKey("a"), HaveKey("b")))
+	}
+	g.Expect(list.Set("")).To(Succeed())
+	g.Expect(list.byObject()).To(BeNil())
 }

@@ -119,9 +119,11 @@ var mayImport = map[string][]string{
 	"test/e2e/serviceprovider":     {},
 	"test/e2e/scopedcache":         {},
 	"test/e2e/stateapi":            {},
+	"test/e2e/deploy":              {},
 	"internal/machinetest":         {},
 	"internal/testutil":            {},
 	"internal/testenv":             {"internal/controlplane"},
+	"internal/deployment":          {"internal/controlplane"},
 }
 
 type goPackage struct {
@@ -180,7 +182,8 @@ func TestNothingImportsUpwards(t *testing.T) {
 // A host operator imports none of them.
 const serverLibrary = "k8s.io/apiserver"
 
-var withServers = []string{"cmd/latchkey", "stateapi", "examples/extensionapi", "test/e2e/stateapi"}
+var withServers = []string{"cmd/latchkey", "stateapi", "examples/extensionapi", "test/e2e/stateapi",
+	"internal/deployment"}
 
 // serverUsers returns the packages, of those that import each other as deps says, that reach the
 // server library and may not.

@@ -1,0 +1,73 @@
+{{- define "latchkey.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "latchkey.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "latchkey.name" .) .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "latchkey.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "latchkey.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "latchkey.labels" -}}
+{{ include "latchkey.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: latchkey
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "latchkey.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "latchkey.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: name the existing ServiceAccount, as serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* The subject of all bindings. */}}
+{{- define "latchkey.subjects" -}}
+subjects:
+- kind: ServiceAccount
+  namespace: {{ .Release.Namespace }}
+  name: {{ include "latchkey.serviceAccountName" . }}
+{{- end }}
+
+{{- define "latchkey.impersonates" -}}
+{{- if has .Values.credentials.type (list "impersonation" "constrained-impersonation") }}true{{ end }}
+{{- end }}
+
+{{/* Adds labels and annotations to an object of a file: dict "object" … "context" $ "annotations" … */}}
+{{- define "latchkey.object" -}}
+{{- $labels := include "latchkey.labels" .context | fromYaml }}
+{{- $metadata := .object.metadata }}
+{{- $_ := set $metadata "labels" (merge (default dict $metadata.labels) $labels) }}
+{{- with .annotations }}
+{{- $_ := set $metadata "annotations" (merge (default dict $metadata.annotations) .) }}
+{{- end }}
+{{- toYaml .object }}
+{{- end }}
+
+{{/* Renders the objects of a file: dict "text" … "context" $ "annotations" … */}}
+{{- define "latchkey.file" -}}
+{{- range $document := regexSplit "(?m)^---$" .text -1 }}
+---
+{{ include "latchkey.object" (dict "object" (fromYaml $document) "context" $.context "annotations" $.annotations) }}
+{{- end }}
+{{- end }}
