@@ -60,12 +60,39 @@ deploy: bin/helm ## the chart's copies of config/, and deploy/kustomize from the
 	cp config/crd/clusterextensions.yaml config/stateapi/state-api.yaml deploy/helm/latchkey/files/
 	cp config/admission/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission.yaml
 	cp config/admission-olm/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission-olm.yaml
+	go run ./internal/dashboard > deploy/observability/dashboard.json
+	cp deploy/observability/rules.yaml deploy/observability/dashboard.json deploy/helm/latchkey/files/
 	@$(call render,default)
 	@$(call render,state-api,--set stateAPI.enabled=true)
 
 .PHONY: bin/helm
 bin/helm:
 	@go build -C tools/helm -o $(CURDIR)/bin/helm helm.sh/helm/v4/cmd/helm
+
+.PHONY: release
+release: ## what a release consists of, in dist/: binaries, SBOMs, the chart, notes, checksums; publishes nothing
+	@go build -C tools/release -o $(CURDIR)/bin/release .
+	@bin/release $(if $(VERSION),-version $(VERSION)) $(if $(PLATFORMS),-platforms $(PLATFORMS))
+
+.PHONY: image
+image: ## the image of latchkey manager, with buildah: latchkey:VERSION of the chart, for linux/ARCH (amd64)
+	@command -v buildah >/dev/null || { echo "image: install buildah (apt-get install buildah)"; exit 1; }
+	@$(MAKE) --no-print-directory release PLATFORMS=linux/$(or $(ARCH),amd64)
+	buildah --storage-driver vfs build --isolation chroot --timestamp $$(git log -1 --format=%ct) --build-arg TARGETARCH=$(or $(ARCH),amd64) \
+		--platform linux/$(or $(ARCH),amd64) -t latchkey:$$(sed -n 's/^appVersion: //p' deploy/helm/latchkey/Chart.yaml) .
+
+.PHONY: test-release
+test-release: bin/helm ## make release twice gives the same bytes, and make image the same digest
+	go test -C tools/release -count=1 .
+
+.PHONY: bin/prometheus
+bin/prometheus:
+	@go build -C tools/prometheus -o $(CURDIR)/bin/ github.com/prometheus/prometheus/cmd/...
+
+.PHONY: test-deploy
+test-deploy: bin/helm bin/prometheus controlplane ## the chart with Helm, and the alerts with Prometheus, on real control planes; 20 minutes, and 8 once for the tools
+	go vet -C test/deploy .
+	go test -C test/deploy -timeout 40m -count=1 .
 
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
@@ -146,10 +173,14 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet ./...
 	go vet -C $(CONTROLPLANE) .
 	go vet -C $(BENCH) ./...
+	go vet -C test/deploy .
+	go vet -C tools/release .
 	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	bin/golangci-lint run ./...
 	cd $(CONTROLPLANE) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
+	cd test/deploy && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
+	cd tools/release && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 
 .PHONY: vuln
 vuln: ## known vulnerabilities in what we depend on; skipped, with a line that says so, where their database cannot be reached
@@ -176,4 +207,4 @@ verify-api: ## incompatible changes of the public packages since the last tag, o
 
 .PHONY: clean
 clean: ## remove bin/; the control plane stays in your cache
-	rm -rf bin .soak.log .picture.log .newest.mod .newest.sum
+	rm -rf bin dist .soak.log .picture.log .newest.mod .newest.sum

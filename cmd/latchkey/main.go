@@ -16,6 +16,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	_ "golang.org/x/crypto/x509roots/fallback" // authorities of the web, for images without any: kubeconfigs may need them
 )
 
 const usage = `latchkey keeps one connection per tenant object, each acting as the ServiceAccount that the object names.

@@ -111,6 +111,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	object.SetGroupVersionKind(*gvk)
 	options := clustercache.Options{
 		Object:      object,
+		Metrics:     clustercache.MetricsOptions{PerExtension: m.metrics.perExtension},
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
 		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // no error without the permission

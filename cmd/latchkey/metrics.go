@@ -13,6 +13,7 @@ type metricsFlags struct {
 	address      string
 	secure       bool
 	certificates string
+	perExtension bool
 }
 
 func (f *metricsFlags) bind(flags *flag.FlagSet) {
@@ -23,6 +24,8 @@ func (f *metricsFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&f.certificates, "metrics-cert-dir", "",
 		"with --metrics-secure: directory with tls.crt and tls.key, read again when they change; empty means a "+
 			"self-signed certificate")
+	flags.BoolVar(&f.perExtension, "metrics-per-extension", false,
+		"also export two series for each extension, with its namespace and name")
 }
 
 // options converts the flags. The error names the flag with the invalid value.

@@ -108,6 +108,7 @@ var mayImport = map[string][]string{
 	"internal/mutants":             {},
 	"internal/statediagram":        {},
 	"internal/terminalpicture":     {},
+	"internal/dashboard":           {},
 	"internal/objectlist":          {},
 	"internal/contract":            {"clustercache"},
 	"internal/certs":               {},

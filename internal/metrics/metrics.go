@@ -74,6 +74,12 @@ type Cache struct {
 // New returns the metrics of a ClusterCache of that name. Caches of one name add up.
 func New(name string) *Cache { return &Cache{name: name} }
 
+// Results that alerts are about.
+const (
+	notUsed            = "NotUsed"
+	tokenRequestFailed = "TokenRequestFailed"
+)
+
 // Export makes every collection of metrics call snapshot, until end is called. snapshot may be
 // called from any goroutine. After end the cache counts nothing, and the series of its name are
 // gone once no other cache of that name is exported.
@@ -85,6 +91,9 @@ func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
 		histogram.WithLabelValues(c.name)
 	}
 	handlerPanics.WithLabelValues(c.name)
+	// Prometheus sees no increase from a series that begins with its first event.
+	rotations.WithLabelValues(c.name, notUsed)
+	tokenRequests.WithLabelValues(c.name, tokenRequestFailed)
 	remove := all.add(c.name, snapshot)
 	return func() {
 		c.mu.Lock()

@@ -114,18 +114,19 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	endFirst, endSecond, endOther := first.Export(snapshot), second.Export(snapshot), other.Export(snapshot)
 	defer endOther()
 	g.Expect(families("ending")).To(ConsistOf("latchkey_handler_panics_total", "latchkey_connect_duration_seconds",
-		"latchkey_probe_duration_seconds", "latchkey_pool_wait_seconds", "latchkey_watches", "latchkey_objects"),
-		"what has no other label is there before the first event")
+		"latchkey_probe_duration_seconds", "latchkey_pool_wait_seconds", "latchkey_watches", "latchkey_objects",
+		"latchkey_rotations_total", "latchkey_token_requests_total"),
+		"what has no other label, and what alerts are about, is there before the first event")
 	for _, c := range []*Cache{first, second, other} {
 		count(c)
 	}
-	g.Expect(families("ending")).To(HaveLen(len(counting) + 2))
+	g.Expect(families("ending")).To(HaveLen(len(counting) + 4))
 	endFirst()
 	count(first)
-	g.Expect(families("ending")).To(HaveLen(len(counting)+2), "the second cache of the name is still there")
+	g.Expect(families("ending")).To(HaveLen(len(counting)+4), "the second cache of the name is still there")
 	endSecond()
 	count(second)
 	g.Expect(families("ending")).To(BeEmpty())
-	g.Expect(families("staying")).To(HaveLen(len(counting) + 2))
+	g.Expect(families("staying")).To(HaveLen(len(counting) + 4))
 	count(nil)
 }
