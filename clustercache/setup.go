@@ -102,11 +102,27 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }
 	}
+	if err := mgr.Add(announcement{counts}); err != nil {
+		return nil, errors.WithStack(err)
+	}
 	if err := r.addTo(mgr, o.Cluster, o.Name, controllerOptions); err != nil {
 		return nil, errors.WithMessagef(err, "adding the controller %q to the manager (Options.Name is its name)", o.Name)
 	}
 	return cc, nil
 }
+
+// announcement reports in the metrics whether this replica leads, for as long as the manager runs.
+type announcement struct{ metrics *metrics.Cache }
+
+// Start implements manager.Runnable.
+func (a announcement) Start(ctx context.Context) error {
+	defer a.metrics.Announce()()
+	<-ctx.Done()
+	return nil
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (announcement) NeedLeaderElection() bool { return false }
 
 // rbacWatcher returns a watcher of RBAC in the cluster of the extensions, or nil without WatchRBAC.
 // The watcher acts as the host operator and runs as long as the manager.

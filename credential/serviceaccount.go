@@ -239,9 +239,13 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		if apierrors.IsNotFound(err) {
 			return resolved, errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
-		if apierrors.IsForbidden(err) {
+		switch {
+		case apierrors.IsForbidden(err):
 			err = operatorForbidden(err, "list and watch on serviceaccounts",
 				"ClusterRole latchkey-operator in config/rbac, or a role of config/rbac-examples")
+		case strings.Contains(err.Error(), unknownNamespace):
+			err = operatorForbidden(err, "ServiceAccounts of namespace "+key.Namespace+" in its cache",
+				"cache.Options.ByObject, --service-account-namespaces of latchkey manager, tenants of the chart")
 		}
 		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
 	}
@@ -256,6 +260,10 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	r.credential(id, &resolved)
 	return resolved, nil
 }
+
+// unknownNamespace is in the errors of a cache whose options name other namespaces only: in those of
+// controller-runtime, which have no type, and of scopedcache.
+const unknownNamespace = "unknown namespace for the cache"
 
 func contentOf(object client.Object) (map[string]any, error) {
 	if u, ok := object.(*unstructured.Unstructured); ok {

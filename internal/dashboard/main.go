@@ -74,7 +74,7 @@ func fleet() []panel {
 		{kind: "stat", title: "Replicas that lead", width: 4,
 			description: "One. Only the leader has connections.",
 			queries: []query{{
-				`sum(leader_election_master_status{job=~"$job"} and on (job, instance) latchkey_objects{` + selector + `})`, ""}}},
+				`sum(latchkey_leading{` + selector + `})`, ""}}},
 		{kind: "stat", title: "Informers", width: 4, queries: []query{{`sum(latchkey_informers{` + selector + `})`, ""}}},
 		{kind: "stat", title: "Objects", width: 4, queries: []query{{`sum(latchkey_objects{` + selector + `})`, ""}}},
 		{kind: "stat", title: "Alerts", width: 4,
@@ -184,8 +184,8 @@ func dashboard() object {
 		"panels": panels,
 		"templating": object{"list": []object{
 			{"name": "datasource", "type": "datasource", "query": "prometheus"},
-			variable("job", "label_values(latchkey_objects, job)"),
-			variable("cache", `label_values(latchkey_objects{job=~"$job"}, cache)`),
+			variable("job", "label_values(latchkey_leading, job)"),
+			variable("cache", `label_values(latchkey_leading{job=~"$job"}, cache)`),
 			variable("namespace", "label_values("+perExtension+", exported_namespace)"),
 			variable("name", "label_values("+perExtension+", name)"),
 		}},

@@ -45,6 +45,7 @@ func histograms(name, help string, buckets []float64) *prometheus.HistogramVec {
 }
 
 var (
+	leading     = gauge("latchkey_leading", "1 if this replica has the connections of the cache, 0 if it waits to lead.")
 	connections = gauge("latchkey_connections",
 		"Extensions by phase of their connection and reason for not being connected.", "phase", "reason")
 	watches   = gauge("latchkey_watches", "Watches of other controllers, by informer that they need.")
@@ -73,6 +74,15 @@ type Cache struct {
 
 // New returns the metrics of a ClusterCache of that name. Caches of one name add up.
 func New(name string) *Cache { return &Cache{name: name} }
+
+// Announce makes every collection report whether this process leads with a cache of that name, until
+// end is called. Replicas that do not lead have no other metrics of a ClusterCache.
+func (c *Cache) Announce() (end func()) {
+	if c == nil {
+		return func() {}
+	}
+	return all.announce(c.name)
+}
 
 // Results that alerts are about.
 const (
@@ -177,6 +187,8 @@ type collector struct {
 	mu       sync.Mutex
 	next     int
 	exported map[int]exported // guarded by mu
+
+	announced map[string]int // how often, by name; guarded by mu
 }
 
 // exported is a cache of some name, which other caches may share.
@@ -185,7 +197,7 @@ type exported struct {
 	snapshot func() Snapshot
 }
 
-var all = &collector{exported: map[int]exported{}}
+var all = &collector{exported: map[int]exported{}, announced: map[string]int{}}
 
 // counting lists the families that count events.
 var counting = []interface {
@@ -224,9 +236,22 @@ func (c *collector) add(name string, snapshot func() Snapshot) (remove func()) {
 	}
 }
 
+func (c *collector) announce(name string) (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.announced[name]++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.announced[name]--; c.announced[name] == 0 {
+			delete(c.announced, name)
+		}
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{connections, watches, informers, objects, extensionConnected,
+	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, extensionConnected,
 		extensionSuccess} {
 		ch <- desc
 	}
@@ -236,6 +261,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	caches := slices.Collect(maps.Values(c.exported))
+	announced := slices.Collect(maps.Keys(c.announced))
 	c.mu.Unlock()
 	byName := map[string]*Snapshot{}
 	for _, cache := range caches {
@@ -246,6 +272,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for name, sum := range byName {
 		sum.collect(name, ch)
+	}
+	for _, name := range announced {
+		leads := 0.0
+		if sum := byName[name]; sum != nil && sum.Connections != nil {
+			leads = 1
+		}
+		ch <- prometheus.MustNewConstMetric(leading, prometheus.GaugeValue, leads, name)
 	}
 }
 

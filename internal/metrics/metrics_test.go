@@ -48,7 +48,7 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 // ended.
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
-	c := &collector{exported: map[int]exported{}}
+	c := &collector{exported: map[int]exported{}, announced: map[string]int{}}
 	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5,
 		Informers: map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
@@ -80,6 +80,41 @@ func TestCollect(t *testing.T) {
 	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_objects two": 7}))
 	removeInformers()
 	g.Expect(gather()).To(BeEmpty())
+}
+
+// A replica that does not lead says so, until its manager ends.
+func TestLeading(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(all)
+	leads := func() map[string]float64 {
+		families, err := registry.Gather()
+		g.Expect(err).NotTo(HaveOccurred())
+		values := map[string]float64{}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				if family.GetName() == "latchkey_leading" {
+					values[metric.GetLabel()[0].GetValue()] = metric.GetGauge().GetValue()
+				}
+			}
+		}
+		return values
+	}
+	one, same, other := New("one"), New("one"), New("other")
+	endOne, endSame, endOther := one.Announce(), same.Announce(), other.Announce()
+	g.Expect(leads()).To(Equal(map[string]float64{"one": 0, "other": 0}))
+	end := one.Export(func() Snapshot { return Snapshot{Connections: map[Connection]int{}} })
+	g.Expect(leads()).To(Equal(map[string]float64{"one": 1, "other": 0}))
+	end()
+	informers := ExportInformers("other", func() Snapshot { return Snapshot{Informers: map[string]int{}} })
+	g.Expect(leads()).To(Equal(map[string]float64{"one": 0, "other": 0}))
+	informers()
+	endOne()
+	g.Expect(leads()).To(HaveKey("one"), "the other cache of the name is still there")
+	endSame()
+	endOther()
+	g.Expect(leads()).To(BeEmpty())
+	(*Cache)(nil).Announce()()
 }
 
 // The counters of a name are gone with the last cache of that name, and what comes late is dropped.

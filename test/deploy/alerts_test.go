@@ -346,7 +346,7 @@ func TestAlertsOfTheManager(t *testing.T) {
 
 	p.fires(t, "LatchkeyNoMetrics", func(Gomega) { p.manager.Stop() }, p.start)
 	p.fires(t, "LatchkeyNoLeader", func(g Gomega) {
-		g.Eventually(func() ([]sample, error) { return p.query(t, "leader_election_master_status == 1") }).
+		g.Eventually(func() ([]sample, error) { return p.query(t, "latchkey_leading == 1") }).
 			WithTimeout(patience).Should(HaveLen(1))
 		p.manager.Kill() // and so it keeps the lease for 15 s
 		p.start(g)

@@ -88,7 +88,8 @@ func TestRBACExamples(t *testing.T) {
 				}).start(t)
 			o.waitConnected(t, "blue")
 			refused := func(s clustercache.ConnectionState) bool {
-				return s.Phase == clustercache.PhaseDisconnected && strings.Contains(s.Message, tc.refusal)
+				return s.Phase == clustercache.PhaseDisconnected && strings.Contains(s.Message, tc.refusal) &&
+					(!tc.oneNamespace || s.Reason == clustercache.ReasonOperatorForbidden)
 			}
 			if tc.oneNamespace {
 				o.waitConnected(t, "green")
