@@ -176,6 +176,8 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet -C test/deploy .
 	go vet -C tools/release .
 	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	go build -C tools/actionlint -o $(CURDIR)/bin/actionlint github.com/rhysd/actionlint/cmd/actionlint
+	bin/actionlint
 	bin/golangci-lint run ./...
 	cd $(CONTROLPLANE) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
