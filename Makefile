@@ -83,7 +83,7 @@ image: ## the image of latchkey manager, with buildah: latchkey:VERSION of the c
 
 .PHONY: test-release
 test-release: bin/helm ## make release twice gives the same bytes, and make image the same digest
-	go test -C tools/release -count=1 .
+	go test -C tools/release -count=1 -timeout 60m .
 
 .PHONY: bin/prometheus
 bin/prometheus:

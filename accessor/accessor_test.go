@@ -166,7 +166,7 @@ func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait
 			base.BearerToken = "secret-" + d.newToken(object.GetName())
 		}
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{}, nil)
+	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{}, nil, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	d.Set = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
@@ -657,7 +657,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		base *rest.Config) (*rest.Config, error) {
 		base.BearerToken = "token"
 		return base, nil
-	}).Bind(host{config: &rest.Config{Host: r.URL}}, identity.Kind{}, nil)
+	}).Bind(host{config: &rest.Config{Host: r.URL}}, identity.Kind{}, nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	var s *Set
 	reconcile := func(name string) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
@@ -15,6 +16,7 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -55,10 +57,41 @@ func (t *attempt) submit() {
 		if t.ctx.Err() != nil {
 			return // cancelled while the attempt waited for its turn
 		}
+		span := t.startSpan()
 		finished, conn := run()
 		finished.Attempt = t.Attempt
+		endSpan(span, finished.Answer, t.ctx.Err() != nil)
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
+}
+
+// startSpan starts the span of the attempt. The requests of the attempt are below it.
+func (t *attempt) startSpan() (span trace.Span) {
+	name := map[lifecycle.AttemptKind]string{
+		lifecycle.Connect: tracing.Connect, lifecycle.Probe: tracing.Probe, lifecycle.Verify: tracing.Rotate,
+	}[t.Kind]
+	t.ctx, span = t.accessor.set.options.Tracer.Start(t.ctx, name)
+	if span.IsRecording() {
+		epoch := t.Epoch
+		if t.Kind != lifecycle.Connect {
+			epoch = t.conn.Epoch()
+		}
+		span.SetAttributes(tracing.Extension.String(connstate.KeyString(t.extension.Key)), tracing.Epoch.Int64(epoch),
+			tracing.Target.String(t.membership.Host()), tracing.Wait.Float64(time.Since(t.createdAt).Seconds()))
+	}
+	return span
+}
+
+// endSpan ends the span of an attempt or a review with its answer.
+func endSpan(span trace.Span, answer lifecycle.Answer, cancelled bool) {
+	result := answer.Verdict.String()
+	if answer.NotSent != "" {
+		result = string(answer.NotSent)
+	}
+	if cancelled {
+		result = "Cancelled"
+	}
+	tracing.End(span, result, answer.Verdict != healthprobe.Valid)
 }
 
 // connect obtains a credential and asks the API server which identity the credential belongs to.
@@ -162,22 +195,26 @@ func ask(ctx context.Context, conn *connection.Connection, clients connection.Pr
 // asking sends reviews, each within timeout.
 type asking struct {
 	logger  logr.Logger
+	tracer  *tracing.Tracer
 	timeout time.Duration
 }
 
 func (a *identityAccessor) asking() asking {
-	return asking{a.set.options.Logger, a.set.options.HealthProbe.Timeout}
+	return asking{a.set.options.Logger, a.set.options.Tracer, a.set.options.HealthProbe.Timeout}
 }
 
 // once sends one review. A request that failed because no credential was available was never sent.
 // The error of such a request may have a status, which is not the answer of the target's API server.
-func (a asking) once(ctx context.Context, conn *connection.Connection, httpClient *http.Client) lifecycle.Answer {
+func (a asking) once(ctx context.Context, conn *connection.Connection,
+	httpClient *http.Client) (answer lifecycle.Answer) {
+	ctx, span := a.tracer.Start(ctx, tracing.Review)
+	defer func() { endSpan(span, answer, ctx.Err() != nil) }()
 	config := conn.RESTConfig()
 	config.RateLimiter, config.QPS = nil, -1 // a probe never waits behind the identity's own requests
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
 	got := healthprobe.Ask(ctx, config, &limited, a.timeout)
-	answer := lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err}
+	answer = lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err}
 	var none *credential.NoTokenError
 	switch reason := reasonOf(got.Err); {
 	case got.Err == nil:

@@ -10,6 +10,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -34,8 +35,9 @@ type Options struct {
 	PerExtension   bool                     // metrics have series for every extension
 	RBACWatcher    *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
 	Logger         logr.Logger
-	Metrics        *metrics.Cache // may be nil
-	Shared         *Shared        // what the sets of a manager use together; nil if there is one set only
+	Metrics        *metrics.Cache  // may be nil
+	Tracer         *tracing.Tracer // may be nil
+	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)

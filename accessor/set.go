@@ -63,7 +63,7 @@ func NewSet(options Options) *Set {
 		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor]()},
 		options:  &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
-			RBACWatcher: options.RBACWatcher, Logger: options.Logger},
+			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider()},
 		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
 		policy:    targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}

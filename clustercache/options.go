@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/pkg/errors"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -111,6 +112,10 @@ type Options struct {
 	// Metrics enables Prometheus series in addition to the sums, on controller-runtime's registry;
 	// see docs/operations.md.
 	Metrics MetricsOptions
+	// TracerProvider, if set, receives OpenTelemetry spans of connects, probes, rotations and their
+	// requests; docs/operations.md lists them. No span contains a secret or the text of an error. The
+	// provider must not block.
+	TracerProvider trace.TracerProvider
 }
 
 // WatchLabel is the label whose value is compared with WatchFilterValue. Cluster API uses the same

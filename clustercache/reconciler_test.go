@@ -30,7 +30,7 @@ func TestPanickingMapper(t *testing.T) {
 	resolver, err := credential.FromRESTConfigMapper(func(context.Context, client.Object, *rest.Config) (*rest.Config,
 		error) {
 		panic("no")
-	}).Bind(host{}, identity.Kind{}, nil)
+	}).Bind(host{}, identity.Kind{}, nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	r := &reconciler{resolver: resolver}
 	_, err = r.resolve(t.Context(), &corev1.ConfigMap{})

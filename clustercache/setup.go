@@ -17,6 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -60,8 +61,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if err != nil {
 		return nil, err
 	}
-	counts := metrics.New(o.Name)
-	resolver, err := o.Credentials.Bind(o.Cluster, kind, counts)
+	counts, tracer := metrics.New(o.Name), tracing.New(o.TracerProvider, o.Name)
+	resolver, err := o.Credentials.Bind(o.Cluster, kind, counts, tracer)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Credentials")
 	}
@@ -94,7 +95,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Scheme: o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
-		Logger: logger, Metrics: counts, Shared: shared,
+		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared,
 		Wake: r.wake, Changed: hub.Changed, States: states,
 	})
 	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -43,7 +44,8 @@ type chosen struct {
 
 func (chosen) sealed() {}
 
-func (c chosen) Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver, error) {
+func (c chosen) Bind(host cluster.Cluster, kind identity.Kind,
+	counts *metrics.Cache, tracer *tracing.Tracer) (identity.Resolver, error) {
 	switch {
 	case c.choose == nil:
 		return nil, errors.New("Choose needs a function")
@@ -55,7 +57,7 @@ func (c chosen) Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.C
 		if c.providers[name] == nil {
 			return nil, errors.Errorf("the provider %q of Choose is nil", name)
 		}
-		resolver, err := c.providers[name].Bind(host, kind, counts)
+		resolver, err := c.providers[name].Bind(host, kind, counts, tracer)
 		if err != nil {
 			return nil, errors.WithMessagef(err, "the provider %q of Choose", name)
 		}

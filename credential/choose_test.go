@@ -17,6 +17,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 )
 
 // provided is a Provider, and its Resolver, that resolves every object to the same credential.
@@ -30,7 +31,7 @@ type provided struct {
 }
 
 func (*provided) sealed() {}
-func (p *provided) Bind(cluster.Cluster, identity.Kind, *metrics.Cache) (identity.Resolver, error) {
+func (p *provided) Bind(cluster.Cluster, identity.Kind, *metrics.Cache, *tracing.Tracer) (identity.Resolver, error) {
 	return p, p.bindErr
 }
 func (p *provided) ServiceAccount(client.Object) (types.NamespacedName, error) { return p.account, nil }
@@ -70,7 +71,7 @@ func TestChoose(t *testing.T) {
 		reference: identity.Reference{Name: "serviceaccount ns/sa"}}
 	mapped := &provided{reference: identity.Reference{WholeObject: true}}
 	resolver, err := Choose(byLabel, map[string]Provider{"accounts": accounts, "mapped": mapped}).
-		Bind(host{}, identity.Kind{}, nil)
+		Bind(host{}, identity.Kind{}, nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
 	red := client.ObjectKey{Namespace: "ns", Name: "red"}
@@ -134,7 +135,7 @@ func TestChoose(t *testing.T) {
 func TestChooseThatCannotWork(t *testing.T) {
 	g := NewWithT(t)
 	kubeconfigs := &provided{reference: identity.Reference{Name: "secret"}}
-	resolver, err := Choose(byLabel, map[string]Provider{"x": kubeconfigs}).Bind(host{}, identity.Kind{}, nil)
+	resolver, err := Choose(byLabel, map[string]Provider{"x": kubeconfigs}).Bind(host{}, identity.Kind{}, nil, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resolver.UsesServiceAccounts()).To(BeFalse())
 	for problem, provider := range map[string]Provider{
@@ -150,7 +151,7 @@ func TestChooseThatCannotWork(t *testing.T) {
 			map[string]Provider{"y": Impersonation(ImpersonationOptions{NamePath: "x", Reference: accountByLabel})}),
 	} {
 		_, err := provider.Bind(hostOf{config: everythingButImpersonation(t), transport: http.DefaultTransport},
-			identity.Kind{}, nil)
+			identity.Kind{}, nil, nil)
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))
 	}
 }

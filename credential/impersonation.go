@@ -15,6 +15,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 )
 
 // ImpersonationOptions configure Impersonation. The zero value is for ClusterExtensions.
@@ -57,7 +58,8 @@ type impersonation ImpersonationOptions
 
 func (impersonation) sealed() {}
 
-func (o impersonation) Bind(host cluster.Cluster, kind identity.Kind, _ *metrics.Cache) (identity.Resolver, error) {
+func (o impersonation) Bind(host cluster.Cluster, kind identity.Kind,
+	_ *metrics.Cache, _ *tracing.Tracer) (identity.Resolver, error) {
 	if configured := host.GetConfig().Impersonate; configured.UserName != "" || configured.UID != "" ||
 		len(configured.Groups)+len(configured.Extra) > 0 {
 		return nil,

@@ -51,7 +51,7 @@ func TestImpersonation(t *testing.T) {
 	})
 	headers := func(options ImpersonationOptions) http.Header {
 		resolver, err := Impersonation(options).Bind(hostOf{config: everythingButImpersonation(t), transport: transport},
-			identity.Kind{}, nil)
+			identity.Kind{}, nil, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resolver.UsesServiceAccounts()).To(BeTrue())
 		resolved, err := resolver.Resolve(t.Context(), &unstructured.Unstructured{Object: map[string]any{
@@ -92,10 +92,10 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(sent).To(BeNil(), "no request is sent")
 
 	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everything(t), transport: transport},
-		identity.Kind{}, nil)
+		identity.Kind{}, nil, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("config impersonates a user")))
 	_, err = Impersonation(ImpersonationOptions{}).Bind(hostOf{config: everythingButImpersonation(t)}, identity.Kind{},
-		nil)
+		nil, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("no transport")))
 }
 

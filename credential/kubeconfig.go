@@ -13,6 +13,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -130,7 +131,8 @@ type kubeconfigSecrets KubeconfigOptions
 
 func (kubeconfigSecrets) sealed() {}
 
-func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver,
+func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind,
+	counts *metrics.Cache, tracer *tracing.Tracer) (identity.Resolver,
 	error) {
 	r := &kubeconfigResolver{options: o}
 	if o.NamePath != "" {

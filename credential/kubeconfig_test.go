@@ -220,7 +220,7 @@ func TestSecretReference(t *testing.T) {
 	}
 	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
 		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			identity.Kind{Namespaced: true}, nil)
+			identity.Kind{Namespaced: true}, nil, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		return resolver.(*kubeconfigResolver).reference(object)
 	}
@@ -260,7 +260,7 @@ func TestSecretReference(t *testing.T) {
 		{Key: "k", Reference: func(client.Object) (SecretReference, error) { return SecretReference{}, nil }},
 	} {
 		_, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			identity.Kind{Namespaced: true}, nil)
+			identity.Kind{Namespaced: true}, nil, nil)
 		g.Expect(err).To(HaveOccurred())
 	}
 }
@@ -271,7 +271,7 @@ func TestWhoMayUseWhichKubeconfig(t *testing.T) {
 	g := NewWithT(t)
 	resolve := func(options KubeconfigOptions) error {
 		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			identity.Kind{Namespaced: true}, nil)
+			identity.Kind{Namespaced: true}, nil, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = resolver.Resolve(t.Context(),
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "red"}})
@@ -319,7 +319,7 @@ func TestRemoteImpersonation(t *testing.T) {
 	}
 	bind := func(options KubeconfigOptions) (identity.Resolver, error) {
 		return KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
-			identity.Kind{Namespaced: true}, nil)
+			identity.Kind{Namespaced: true}, nil, nil)
 	}
 	resolver, err := bind(options)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -5,6 +5,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 )
 
 // Provider is the configuration for one source of credentials, for clustercache.Options. The
@@ -13,7 +14,8 @@ type Provider interface {
 	// Bind returns the source of credentials for the extensions of the given kind on the host
 	// cluster, or an error for options with which no extension could be resolved. Bind does no I/O.
 	// Only clustercache calls Bind.
-	Bind(host cluster.Cluster, kind identity.Kind, counts *metrics.Cache) (identity.Resolver, error)
+	Bind(host cluster.Cluster, kind identity.Kind,
+		counts *metrics.Cache, tracer *tracing.Tracer) (identity.Resolver, error)
 
 	sealed()
 }

@@ -105,7 +105,7 @@ func TestRESTConfigMapper(t *testing.T) {
 			error) {
 			NewWithT(t).Expect(got).To(BeIdenticalTo(client.Object(object)))
 			return m(base)
-		}).Bind(host{config: everything(t)}, identity.Kind{}, nil)
+		}).Bind(host{config: everything(t)}, identity.Kind{}, nil, nil)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		return resolver.Resolve(t.Context(), object)
 	}
@@ -179,7 +179,7 @@ func TestRESTConfigMapper(t *testing.T) {
 				error) {
 				set(base)
 				return base, nil
-			}).Bind(host{config: hostConfig}, identity.Kind{}, nil)
+			}).Bind(host{config: hostConfig}, identity.Kind{}, nil, nil)
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = resolver.Resolve(t.Context(), object)
 			g.Expect(err).To(MatchError(ContainSubstring("host operator's own credential")))
@@ -317,7 +317,7 @@ func TestLongReferences(t *testing.T) {
 func TestServiceAccountOptions(t *testing.T) {
 	g := NewWithT(t)
 	bind := func(options ServiceAccountOptions) error {
-		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}}, identity.Kind{}, nil)
+		_, err := ServiceAccountTokens(options).Bind(host{config: &rest.Config{}}, identity.Kind{}, nil, nil)
 		return err
 	}
 	g.Expect(bind(ServiceAccountOptions{Lifetime: time.Minute})).

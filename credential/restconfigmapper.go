@@ -19,6 +19,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 )
 
 // FromRESTConfigMapper is the provider for credentials that no other provider supports. mapper sets
@@ -52,7 +53,8 @@ type restConfigMapper func(context.Context, client.Object, *rest.Config) (*rest.
 
 func (restConfigMapper) sealed() {}
 
-func (m restConfigMapper) Bind(host cluster.Cluster, _ identity.Kind, _ *metrics.Cache) (identity.Resolver, error) {
+func (m restConfigMapper) Bind(host cluster.Cluster, _ identity.Kind,
+	_ *metrics.Cache, _ *tracing.Tracer) (identity.Resolver, error) {
 	if m == nil {
 		return nil, errors.New("FromRESTConfigMapper needs a function")
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -72,7 +73,7 @@ type serviceAccountTokens ServiceAccountOptions
 func (serviceAccountTokens) sealed() {}
 
 func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
-	counts *metrics.Cache) (identity.Resolver, error) {
+	counts *metrics.Cache, tracer *tracing.Tracer) (identity.Resolver, error) {
 	if o.Lifetime == 0 {
 		o.Lifetime = time.Hour
 	}
@@ -88,7 +89,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
 	if err != nil {
 		return nil, err
 	}
-	all := &tokens{issue: issuer.issue, counts: counts, turns: semaphore.NewWeighted(requestsAtOnce)}
+	all := &tokens{issue: issuer.issue, counts: counts, tracer: tracer, turns: semaphore.NewWeighted(requestsAtOnce)}
 	resolver.credential = func(id tokenID, resolved *identity.Resolution) {
 		resolved.Expected.UID = id.uid
 		resolved.OpenFunc = func() identity.Credential { return all.open(id) }

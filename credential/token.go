@@ -14,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 )
 
 const (
@@ -72,6 +73,7 @@ type tokens struct {
 	issue  func(context.Context, tokenID) (issuedToken, error)
 	turns  *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
 	counts *metrics.Cache
+	tracer *tracing.Tracer
 
 	mu   sync.Mutex
 	byID map[tokenID]*token // guarded by mu; only tokens with users
@@ -83,7 +85,7 @@ func (t *tokens) open(id tokenID) identity.Credential {
 	shared, ok := t.byID[id]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		shared = &token{id: id, issue: t.issueInTurn, counts: t.counts, ctx: ctx, cancel: cancel}
+		shared = &token{id: id, issue: t.issueInTurn, counts: t.counts, tracer: t.tracer, ctx: ctx, cancel: cancel}
 		if t.byID == nil {
 			t.byID = map[tokenID]*token{}
 		}
@@ -123,6 +125,7 @@ type token struct {
 	id     tokenID
 	issue  func(context.Context, tokenID) (issuedToken, error)
 	counts *metrics.Cache
+	tracer *tracing.Tracer
 	users  int // guarded by tokens.mu
 
 	ctx    context.Context // context of renewals: no single caller can cancel them, only the last user's Close
@@ -162,8 +165,8 @@ func (t *token) get(ctx context.Context, insist bool) (*issuedToken, error) {
 	case valid && (current.age(now) < current.renew || !due):
 		return current, nil
 	case valid:
-		t.renew(current)
-		return current, nil // the token is still valid, so no caller waits for the renewal
+		t.renew(context.Background(), current) // its span is its own: the caller does not wait
+		return current, nil                    // the token is still valid, so no caller waits for the renewal
 	case !due && !insist:
 		return nil, t.noTokenError(current, failed.err)
 	}
@@ -192,7 +195,7 @@ func (t *token) replacement(ctx context.Context, used *issuedToken) *issuedToken
 // done.
 func (t *token) await(ctx context.Context, stale *issuedToken) (*issuedToken, error) {
 	select {
-	case result := <-t.renew(stale):
+	case result := <-t.renew(ctx, stale):
 		if result.Err != nil {
 			return nil, t.noTokenError(stale, result.Err)
 		}
@@ -203,15 +206,18 @@ func (t *token) await(ctx context.Context, stale *issuedToken) (*issuedToken, er
 }
 
 // renew sends a TokenRequest, unless one is in progress or the current token is already newer than
-// stale.
-func (t *token) renew(stale *issuedToken) <-chan singleflight.Result {
+// stale. Of ctx, only the span is used.
+func (t *token) renew(ctx context.Context, stale *issuedToken) <-chan singleflight.Result {
 	return t.flight.DoChan("", func() (any, error) {
 		if current := t.current.Load(); current != stale && current.valid(time.Now()) {
 			return current, nil
 		}
-		ctx, cancel := context.WithTimeout(t.ctx, issueTimeout)
+		ctx, cancel := context.WithTimeout(tracing.Detach(t.ctx, ctx), issueTimeout)
 		defer cancel()
+		ctx, span := t.tracer.Start(ctx, tracing.TokenRequest)
+		span.SetAttributes(tracing.ServiceAccount.String(t.id.serviceAccount.String()))
 		fresh, err := t.issue(ctx, t.id)
+		tracing.End(span, resultOf(err), err != nil)
 		t.counts.RequestedToken(resultOf(err))
 		if err != nil {
 			t.lastFailure.Store(afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64()))

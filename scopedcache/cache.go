@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
@@ -45,7 +46,8 @@ type scopedCache struct {
 	options      Options
 	reviewer     *access.Reviewer
 	clients      *listwatch.Clients // of informers
-	rbacWatcher  *RBACWatcher       // of this cache alone; nil without WatchRBAC
+	tracer       *tracing.Tracer
+	rbacWatcher  *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
 }
 
@@ -75,6 +77,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 			failOnMissing: opts.ReaderFailOnMissingInformer,
 		},
 		cacheOptions: opts, options: options, reviewer: reviewer,
+		tracer:  tracing.New(options.TracerProvider, options.Name),
 		clients: listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},

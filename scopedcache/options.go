@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -74,6 +75,9 @@ type Options struct {
 	// ObjectPool, if not nil, makes the cache keep objects that equal those of other caches only once.
 	// Use one pool for all caches of one API server.
 	ObjectPool *ObjectPool
+	// TracerProvider, if not nil, receives OpenTelemetry spans of informers that start and of access
+	// reviews. The provider must not block.
+	TracerProvider trace.TracerProvider
 	// Logger logs when a scope becomes Forbidden or NotServed, and when the scope is served after
 	// that. At verbosity 1 it also logs when a scope fails. Defaults to controller-runtime's
 	// logger.

@@ -3,8 +3,10 @@ package scopedcache
 import (
 	"context"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
@@ -28,7 +30,9 @@ func displayError(err error, hideText bool) error {
 
 // review asks whether the identity has access with all verbs. If access is denied and OrListOnly is
 // set, review asks whether the identity may list.
-func (r *run) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed {
+func (r *run) review(ctx context.Context, e monitor.AskReview) (answer monitor.Reviewed) {
+	ctx, span := r.startSpan(ctx, tracing.AccessReview)
+	defer func() { tracing.End(span, reviewResults[answer.Verdict], answer.Verdict != monitor.Allowed) }()
 	q := r.question(e.Mapping)
 	verdict, err := r.cache.reviewer.Review(ctx, q, e.Verbs...)
 	if verdict.IsDenial() && e.OrListOnly {
@@ -37,6 +41,21 @@ func (r *run) review(ctx context.Context, e monitor.AskReview) monitor.Reviewed 
 		}
 	}
 	return monitor.Reviewed{Question: e.Question, Verdict: verdict, Err: err}
+}
+
+// reviewResults are the results of reviews in spans.
+var reviewResults = map[monitor.Verdict]string{monitor.Allowed: "Allowed", monitor.Denied: "Denied",
+	monitor.DeniedReadinessUnknown: "Denied", monitor.DeniedUnready: "DeniedUnready", monitor.Unaskable: "Unaskable",
+	monitor.Unanswered: "Unanswered"}
+
+// startSpan starts a span about the scope.
+func (r *run) startSpan(ctx context.Context, name string) (context.Context, trace.Span) {
+	ctx, span := r.cache.tracer.Start(ctx, name)
+	if span.IsRecording() {
+		span.SetAttributes(tracing.Kind.String(r.kind.gvk.String()), tracing.Scope.String(r.scope.String()),
+			tracing.Username.String(r.cache.options.Username))
+	}
+	return ctx, span
 }
 
 // discover returns the kind's resource. discover sends a request if the resource is not known, or

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -175,12 +176,14 @@ func (r *run) ask(question func(context.Context) monitor.Event) {
 // startInformer starts an informer. StartInformer is the last effect of its step.
 func (r *run) startInformer(e monitor.StartInformer) {
 	r.life = e.Life
+	_, span := r.startSpan(r.ctx, tracing.Informer)
 	i, err := r.newInformer(e.Mapping, e.Poll, e.Life)
 	r.informer = i
 	if err == nil {
 		err = r.start(i)
 	}
 	if err != nil {
+		tracing.End(span, "Failing", true)
 		r.step(monitor.InformerStartFailed{Life: e.Life, Err: err})
 		return
 	}
@@ -189,8 +192,10 @@ func (r *run) startInformer(e monitor.StartInformer) {
 	r.cache.running.Go(func() { // this goroutine is counted in running
 		select {
 		case <-synced:
+			tracing.End(span, string(StateSynced), false)
 			r.mail.wake()
 		case <-i.life.Done():
+			tracing.End(span, "Stopped", true)
 		}
 	})
 }

@@ -49,6 +49,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACWatcher:          rbacWatcher(c),
 		ObjectPool:           c.objects,
+		TracerProvider:       c.options.TracerProvider,
 		Username:             c.statedIdentity.Username,
 		Groups:               c.statedIdentity.Groups,
 		OnStateChange:        notifyAccessChanged(c.observers.AccessChanged),

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -19,6 +20,8 @@ type Options struct {
 	Client      ClientOptions
 	RBACWatcher *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
 	Logger      logr.Logger
+	// TracerProvider receives the spans of informers; nil for none.
+	TracerProvider trace.TracerProvider
 }
 
 // CacheOptions are the part of clustercache.CacheOptions that a connection needs.
