@@ -17,7 +17,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi stateapi/v1alpha1 stateapi/extension \
+PUBLIC := clustercache credential scopedcache healthprobe fake config stateapi stateapi/v1alpha1 stateapi/extension statuspage \
 	serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
@@ -93,6 +93,12 @@ bin/prometheus:
 test-deploy: bin/helm bin/prometheus controlplane ## the chart with Helm, and the alerts with Prometheus, on real control planes; 20 minutes, and 8 once for the tools
 	go vet -C test/deploy .
 	go test -C test/deploy -timeout 40m -count=1 .
+
+.PHONY: test-statuspage
+test-statuspage: controlplane ## the status page in headless Chromium (apt-get install chromium), checked by axe (npm); a minute
+	npm ci --prefix test/statuspage --no-audit --no-fund
+	go vet -C test/statuspage .
+	go test -C test/statuspage -timeout 20m -count=1 .
 
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
@@ -174,6 +180,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet -C $(CONTROLPLANE) .
 	go vet -C $(BENCH) ./...
 	go vet -C test/deploy .
+	go vet -C test/statuspage .
 	go vet -C tools/release .
 	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	go build -C tools/actionlint -o $(CURDIR)/bin/actionlint github.com/rhysd/actionlint/cmd/actionlint
@@ -182,6 +189,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	cd $(CONTROLPLANE) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	cd test/deploy && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
+	cd test/statuspage && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd tools/release && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 
 .PHONY: vuln

@@ -21,6 +21,7 @@ type comparedState struct {
 	source       string
 	target       string
 	tokenExpires time.Time
+	credential   time.Time
 	healthy      bool
 	failures     int
 	probeError   string
@@ -35,7 +36,8 @@ func (a *identityAccessor) reportIfChangedLocked() {
 	now := comparedState{
 		uid: state.UID, generation: state.ObservedGeneration, phase: state.Phase, reason: state.Reason,
 		message: state.Message, since: state.Since, epoch: state.Epoch, source: state.Source, target: state.Target,
-		tokenExpires: state.TokenExpires, healthy: state.Healthy, failures: state.Health.ConsecutiveFailures,
+		tokenExpires: state.TokenExpires, credential: state.CredentialSince,
+		healthy: state.Healthy, failures: state.Health.ConsecutiveFailures,
 		probeError: connstate.ErrorText(state.Health.LastError),
 	}
 	if now != a.compared {

@@ -2,6 +2,7 @@ package accessor
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -23,6 +24,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.credentials.open(e.Credential, payload.resolution, a.membership.Target)
 	case lifecycle.UseCredential:
 		previous.conn.Use(a.credentials.get(e.Credential))
+		a.credentialSince = time.Now()
 	case lifecycle.CreateAttempt:
 		a.attempt = a.newAttemptLocked(e)
 	case lifecycle.CancelAttempt:
@@ -33,8 +35,9 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
 		if e.Phase == connstate.PhaseConnected {
-			next.conn = payload.conn
+			next.conn, a.credentialSince = payload.conn, e.Since
 		} else {
+			a.credentialSince = time.Time{}
 			next.err = &connstate.NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince,
 				Err: e.Cause}
 		}

@@ -55,7 +55,10 @@ type ConnectionState struct {
 	Source       string
 	Epoch        int64     // number of connects so far
 	TokenExpires time.Time // zero if the token does not expire
-	Health       connstate.Health
+	// CredentialSince is since when the connection uses its credential, zero while not connected. A
+	// renewed token is the same credential.
+	CredentialSince time.Time
+	Health          connstate.Health
 	// Healthy reports whether there is a connection and its last probe succeeded. HealthSince is
 	// since when Healthy is what it is.
 	Healthy     bool
@@ -115,7 +118,7 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 	snap := a.machine.Snapshot(a.observedLocked())
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
 		Since: snap.Since, DisconnectedSince: snap.DisconnectedSince, Epoch: snap.Epoch, Health: snap.Health,
-		Healthy: snap.Healthy, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
+		Healthy: snap.Healthy, CredentialSince: a.credentialSince, Message: connstate.ErrorText(snap.Err), ObservedGeneration: snap.Generation}
 	if a.object != nil {
 		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time
 	}

@@ -101,6 +101,7 @@ type stateJSON struct {
 	Source             string      `json:"source,omitempty"`
 	Epoch              int64       `json:"epoch,omitempty"`
 	TokenExpires       time.Time   `json:"tokenExpires,omitzero"`
+	CredentialSince    time.Time   `json:"credentialSince,omitzero"`
 	LastProbe          time.Time   `json:"lastProbe,omitzero"`
 	LastProbeSuccess   time.Time   `json:"lastProbeSuccess,omitzero"`
 	ProbeFailures      int         `json:"probeFailures,omitempty"`
@@ -147,7 +148,7 @@ func jsonOf(state ConnectionState) stateJSON {
 		Since: state.Since, DisconnectedSince: state.DisconnectedSince, Username: state.Identity.Username,
 		Groups: state.Identity.Groups, UserUID: state.Identity.UID,
 		Target: state.Target,
-		Source: state.Source, Epoch: state.Epoch, TokenExpires: state.TokenExpires,
+		Source: state.Source, Epoch: state.Epoch, TokenExpires: state.TokenExpires, CredentialSince: state.CredentialSince,
 		LastProbe: state.Health.LastProbeTime, LastProbeSuccess: state.Health.LastProbeSuccessTime,
 		ProbeFailures: state.Health.ConsecutiveFailures, ProbeError: connstate.ErrorText(state.Health.LastError),
 		Healthy: state.Healthy, HealthSince: state.HealthSince,

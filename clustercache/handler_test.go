@@ -40,7 +40,7 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"healthSince": "2026-01-01T00:06:00Z", "phase": "Disconnected", "reason": "Unreachable",
 	"message": "first line\n\tsecond <line>",
 	"since": "2026-01-01T00:00:00Z", "username": "system:serviceaccount:ns:sa", "groups": ["g"], "userUID": "user-uid",
-	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
+	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z", "credentialSince": "2026-01-01T00:07:00Z",
 	"lastProbe": "2026-01-01T00:02:00Z", "lastProbeSuccess": "2026-01-01T00:03:00Z", "probeFailures": 1,
 	"probeError": "down",
 	"watches": [{"name": "w", "kind": "latchkey.dev/v1alpha1, Kind=ClusterExtension", "scope": "namespace ns",
@@ -59,7 +59,7 @@ func everyField(t *testing.T) ConnectionState {
 		ObservedGeneration: 3, DisconnectedSince: at(5), Healthy: true, HealthSince: at(6),
 		Phase: PhaseDisconnected, Since: now, Reason: ReasonUnreachable, Message: "first line\n\tsecond <line>",
 		Identity: Identity{Username: "system:serviceaccount:ns:sa", UID: "user-uid", Groups: []string{"g"}},
-		Target:   "https://server", Source: "serviceaccount ns/sa", Epoch: 2, TokenExpires: at(1),
+		Target:   "https://server", Source: "serviceaccount ns/sa", Epoch: 2, TokenExpires: at(1), CredentialSince: at(7),
 		Health: HealthCheckingState{LastProbeTime: at(2), LastProbeSuccessTime: at(3), ConsecutiveFailures: 1,
 			LastError: errors.New("down")},
 		Watches: []WatchState{{Name: "w", Kind: ClusterExtensionGVK, Scope: Scope{Namespace: "ns"},
@@ -68,7 +68,7 @@ func everyField(t *testing.T) ConnectionState {
 			LastError:      errors.New("denied"),
 			Representation: "Metadata", Scope: Scope{Namespace: "ns"}, Objects: 5}},
 	}
-	NewWithT(t).Expect(reflect.TypeOf(state).NumField()).To(Equal(19), "show a new field in stateJSON")
+	NewWithT(t).Expect(reflect.TypeOf(state).NumField()).To(Equal(20), "show a new field in stateJSON")
 	for i := range reflect.TypeOf(state).NumField() {
 		NewWithT(t).Expect(reflect.ValueOf(state).Field(i).IsZero()).To(BeFalse(), reflect.TypeOf(state).Field(i).Name)
 	}

@@ -51,6 +51,10 @@ type ConnectionState struct {
 	Epoch int64
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
 	TokenExpires time.Time
+	// CredentialSince is since when the connection uses its current credential: since the connect, or
+	// since a rotation to another one. It is zero while not connected. A renewed token of a
+	// ServiceAccount is the same credential.
+	CredentialSince time.Time
 	// Health has the results of the probes.
 	Health HealthCheckingState
 	// Healthy reports whether there is a connection and its last probe succeeded. HealthSince is
@@ -84,8 +88,8 @@ func connectionStateOf(state accessor.ConnectionState) ConnectionState {
 		Phase: state.Phase, Since: state.Since, DisconnectedSince: state.DisconnectedSince, Reason: state.Reason,
 		Message:  state.Message,
 		Identity: Identity(state.Identity), Target: state.Target, Source: state.Source, Epoch: state.Epoch,
-		TokenExpires: state.TokenExpires, Health: HealthCheckingState(state.Health), Healthy: state.Healthy,
-		HealthSince: state.HealthSince, Scopes: state.Scopes,
+		TokenExpires: state.TokenExpires, CredentialSince: state.CredentialSince,
+		Health: HealthCheckingState(state.Health), Healthy: state.Healthy, HealthSince: state.HealthSince, Scopes: state.Scopes,
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))

@@ -48,6 +48,7 @@ type managerFlags struct {
 	userAgent               string
 	health                  healthprobe.Options
 	state                   stateFlags
+	status                  statusFlags
 	zap                     zap.Options
 }
 
@@ -97,6 +98,7 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the lease; required outside of a cluster")
 	m.state.bind(flags)
+	m.status.bind(flags)
 	m.zap.BindFlags(flags)
 }
 
@@ -233,6 +235,9 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err != nil {
 		return err
 	}
+	if err := m.status.validate(); err != nil {
+		return err
+	}
 	mgr, err := ctrl.NewManager(restConfig, manager.Options{
 		Metrics:                       metrics,
 		HealthProbeBindAddress:        m.probeAddress,
@@ -272,6 +277,9 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		return err
 	}
 	if err := m.state.setUp(mgr, connections, options.Object.GetObjectKind().GroupVersionKind()); err != nil {
+		return err
+	}
+	if err := m.status.setUp(ctx, mgr, connections); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)

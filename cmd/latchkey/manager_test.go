@@ -216,7 +216,13 @@ func TestManagerFlags(t *testing.T) {
 		"--leader-elect outside of a cluster needs --leader-election-namespace": {"--leader-elect"},
 		`--user-agent "a\nb" must be one line`:                                  {"--user-agent=a\nb"},
 		"--metrics-cert-dir needs --metrics-secure":                             {"--metrics-cert-dir=/tmp"},
-		`"Team" is not a namespace`:                                             {"--service-account-namespaces=a,Team"},
+		"--status-address must be host:port":                                    {"--status-address=8082"},
+		"--status-address :8082 is not on loopback: set --status-secure":        {"--status-address=:8082"},
+		"--status-address 10.0.0.1:8082 is not on loopback":                     {"--status-address=10.0.0.1:8082"},
+		"--status-cert-dir needs --status-secure": {"--status-address=localhost:0",
+			"--status-cert-dir=/tmp"},
+		"--status-secure and --status-cert-dir need --status-address": {"--status-secure"},
+		`"Team" is not a namespace`:                                   {"--service-account-namespaces=a,Team"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			g := NewWithT(t)

@@ -20,7 +20,7 @@ import (
 
 // public lists the packages that users import. Their exported names are what a version promises.
 var public = []string{"clustercache", "credential", "scopedcache", "healthprobe", "fake", "config",
-	"stateapi", "stateapi/v1alpha1", "stateapi/extension", "serviceprovider",
+	"stateapi", "stateapi/v1alpha1", "stateapi/extension", "serviceprovider", "statuspage",
 	"serviceprovider/clustersv1alpha1"}
 
 // travelling lists the structs of internal packages that public packages give a name with an alias.

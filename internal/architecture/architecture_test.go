@@ -23,11 +23,11 @@ const module = "github.com/latchkey-dev/latchkey"
 // may import. No other package may exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
-		"healthprobe", "stateapi"},
+		"healthprobe", "stateapi", "statuspage"},
 	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
 	"internal/advice":      {},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",
-		"stateapi", "stateapi/extension"},
+		"stateapi", "stateapi/extension", "statuspage"},
 
 	"examples/contentoperator":                     {"clustercache"},
 	"examples/fluxlike":                            {"clustercache", "credential"},
@@ -49,6 +49,7 @@ var mayImport = map[string][]string{
 	"examples/extensionapi/v1alpha1": {},
 	"stateapi": {"clustercache", "stateapi/extension", "stateapi/internal/aggregation",
 		"stateapi/v1alpha1"},
+	"statuspage":                    {"clustercache", "internal/advice", "internal/connstate"},
 	"stateapi/internal/aggregation": {"internal/certs"},
 	"stateapi/v1alpha1":             {},
 	"stateapi/extension":            {},

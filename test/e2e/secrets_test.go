@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/statuspage"
 )
 
 // capture records log lines while it is on.
@@ -222,6 +224,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 		}
 		o := newOperatorAt(t, config, options)
 		o.also = append(o.also, f.quiet)
+		page := statuspage.New(o.ClusterCache, statuspage.Options{})
+		g.Expect(o.mgr.Add(page)).To(Succeed())
 		o.start(t)
 		for _, extension := range provider.broken {
 			o.waitFor(t, extension, func(s clustercache.ConnectionState) bool {
@@ -287,6 +291,13 @@ func TestSecretsAreNotShown(t *testing.T) {
 			_, err := o.GetClient(t.Context(), key(extension))
 			seeAll(state, err, errors.Unwrap(err))
 			see("%s", err)
+		}
+		for _, path := range []string{"view?size=500&extension=" + provider.use[0], "connections",
+			"connections?format=json"} {
+			answer := httptest.NewRecorder()
+			page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/status/"+path, http.NoBody))
+			g.Expect(answer.Body.String()).To(ContainSubstring(provider.use[0]))
+			see("%s", answer.Body)
 		}
 		f.answer.Store(nil)
 		o.end(t)

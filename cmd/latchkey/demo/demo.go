@@ -80,6 +80,11 @@ func Run(ctx context.Context, options Options) (err error) {
 		return errors.Wrap(err, "listening for the state API")
 	}
 	defer listener.Close()
+	status, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Wrap(err, "listening for the status page")
+	}
+	defer status.Close()
 	if err := install(ctx, cp, listener.Addr()); err != nil {
 		return err
 	}
@@ -94,7 +99,7 @@ func Run(ctx context.Context, options Options) (err error) {
 	}
 	t := &tour{narrator: output, cp: cp, admin: admin, broken: options.Break}
 	managerErr := make(chan error, 1)
-	if t.connections, err = startOperator(ctx, cp, listener, managerErr); err != nil {
+	if t.connections, err = startOperator(ctx, cp, listener, status, managerErr); err != nil {
 		cancel()
 		return err
 	}
@@ -112,7 +117,7 @@ func Run(ctx context.Context, options Options) (err error) {
 		return err
 	}
 	if !options.Once {
-		t.showAround(log.Name())
+		t.showAround(log.Name(), status.Addr())
 		<-ctx.Done()
 	}
 	return nil
@@ -137,7 +142,7 @@ func install(ctx context.Context, cp *controlplane.ControlPlane, stateAPI net.Ad
 
 // startOperator starts a manager with a ClusterCache and the content operator. When the manager
 // returns, startOperator's goroutine sends the manager's error, or nil, to managerErr.
-func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener net.Listener,
+func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener, status net.Listener,
 	managerErr chan<- error) (clustercache.ClusterCache, error) {
 	restConfig, err := cp.UserConfig(operatorUser)
 	if err != nil {
@@ -166,14 +171,21 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener 
 	if err := addStateAPI(mgr, connections, listener); err != nil {
 		return nil, err
 	}
+	if err := addStatusPage(mgr, connections, status); err != nil {
+		return nil, err
+	}
 	go func() { managerErr <- mgr.Start(ctx) }()
 	return connections, nil
 }
 
 // showAround prints commands to try while the demo stays up.
-func (t *tour) showAround(log string) {
+func (t *tour) showAround(log string, status net.Addr) {
 	t.line("")
-	t.line("The demo stays up until you press Ctrl-C. Commands to try:")
+	t.line("The demo stays up until you press Ctrl-C. The operator's status page, live:")
+	t.line("")
+	t.line("  http://%s/status/", status)
+	t.line("")
+	t.line("Commands to try:")
 	t.line("")
 	t.line("  export KUBECONFIG=%s", t.cp.Kubeconfig())
 	t.line("  export PATH=%s:$PATH                      # has a kubectl, if you have none", t.cp.Programs())

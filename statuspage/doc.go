@@ -1,0 +1,33 @@
+// Package statuspage shows the connections of a ClusterCache to people, in a browser: the state of
+// the fleet, a table to filter and sort, and for one extension what happened to it, what its
+// connection reads and what to do.
+//
+// # Setup
+//
+//	page := statuspage.New(connections, statuspage.Options{Name: "team-operator"})
+//	err := mgr.Add(page)
+//	err = mgr.AddMetricsServerExtraHandler("/status/", page)
+//
+// The page must be served below a path that ends in a slash, on any server. A metrics server with a
+// FilterProvider authenticates the requests, but a browser cannot send it a token. On a server of
+// your own, Guard authenticates them, and shows people a form to sign in with a token.
+//
+// # Usage
+//
+// Open the path. Everything on the page follows the connections by itself. The address of the page
+// contains the filter and the selected extension, so that it can be passed on. Programs get the same
+// as JSON from view below the path, and every change of it as server-sent events from live; both
+// take the parameters of the page's own address. Below connections is clustercache.Handler.
+//
+// # Considerations
+//
+//   - The page changes nothing, and contains no secret. It does name identities, API servers, Secrets
+//     and watched kinds of all tenants: serve it without authentication on loopback only, through
+//     Local, which refuses requests that other web sites make through a browser.
+//   - Only the replica that leads has connections. The page of another one says so.
+//   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all. They begin
+//     when the process begins to lead. Changes that follow each other within milliseconds can be one
+//     entry.
+//   - At most 32 browsers follow the page at a time. A stream ends after five minutes and the page
+//     opens another, so that permissions are checked again.
+package statuspage

@@ -1,0 +1,377 @@
+"use strict";
+// The page asks the server for what the address selects, and shows what comes. Nothing is inserted
+// as HTML: texts of servers and tenants stay texts.
+(() => {
+  const byID = (id) => document.getElementById(id);
+  const columns = [
+    ["extension", "Extension"], ["state", "State"], ["reason", "Reason"], ["since", "Since"], ["identity", "Identity"],
+    ["server", "API server"], ["connects", "Connects"], ["scopes", "Scopes"],
+  ];
+  const marks = { Connected: ["\u25cf", "good"], Connecting: ["\u25d0", "wait"], Disconnected: ["\u25b2", "bad"] };
+  const selection = Object.fromEntries(new URLSearchParams(location.search));
+  let token = ""; // in this page's memory only
+  let stream = null; // the request under way
+  let clockOffset = 0; // of the server's clock from ours
+  let detailsOf = ""; // the details on the page: extension and what changed last
+  let wasLost = false;
+
+  const element = (name, text, className) => {
+    const e = document.createElement(name);
+    if (text !== undefined) e.textContent = text;
+    if (className) e.className = className;
+    return e;
+  };
+  // setText changes the text only if it differs, so that screen readers and selections are left alone.
+  const setText = (e, text) => { if (e.textContent !== text) e.textContent = text; };
+
+  const parameters = () => {
+    const p = new URLSearchParams();
+    for (const name of ["q", "state", "reason", "problems", "sort", "page", "extension"]) {
+      if (selection[name]) p.set(name, selection[name]);
+    }
+    return p;
+  };
+  const headers = () => (token ? { Authorization: "Bearer " + token } : {});
+
+  const select = (changes, { keepPage = false } = {}) => {
+    if (!keepPage) delete selection.page;
+    for (const [name, value] of Object.entries(changes)) {
+      if (value) selection[name] = String(value); else delete selection[name];
+    }
+    const text = parameters().toString();
+    history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
+    showSelection();
+    follow();
+  };
+
+  const ages = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
+  const age = (time) => {
+    let seconds = Math.max(0, Math.round((Date.now() + clockOffset - Date.parse(time)) / 1000));
+    for (const [size, unit] of ages) {
+      if (seconds >= size || size === 1) return Math.floor(seconds / size) + unit;
+    }
+  };
+  const timeElement = (time, text) => {
+    const e = element("time", text);
+    e.dateTime = time;
+    e.title = new Date(time).toLocaleString();
+    return e;
+  };
+  const sinceElement = (time) => {
+    const e = timeElement(time, age(time));
+    e.dataset.age = "";
+    return e;
+  };
+  const clockTime = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
+  const showAges = () => {
+    for (const e of document.querySelectorAll("time[data-age]")) setText(e, age(e.dateTime));
+  };
+
+  const follow = async () => {
+    if (stream) stream.abort();
+    const own = stream = new AbortController();
+    for (;;) {
+      let problem = "the stream ended";
+      try {
+        const answer = await fetch("live?" + parameters(), { headers: headers(), signal: own.signal, cache: "no-store" });
+        if (answer.status === 401 || answer.status === 403) {
+          askForToken(answer.status === 401 ? "The server does not know this token." :
+            "This user may not \"get\" the nonResourceURL of this page.");
+          return;
+        }
+        if (!answer.ok) throw new Error((await answer.text()).trim());
+        await receive(answer.body.getReader());
+        if (own.signal.aborted) return;
+        problem = "";
+      } catch (e) {
+        if (own.signal.aborted) return;
+        problem = e.message;
+      }
+      if (problem) showLive("Not live: " + problem + ". Trying again.", true);
+      await new Promise((done) => setTimeout(done, problem ? 2000 : 0));
+      if (own.signal.aborted) return;
+    }
+  };
+  // receive shows each view of a stream of server-sent events, until it ends.
+  const receive = async (reader) => {
+    const decoder = new TextDecoder();
+    let text = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      text += decoder.decode(value, { stream: true });
+      for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+        const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
+        text = text.slice(end + 2);
+        if (data.length > 0) show(JSON.parse(data.join("\n")));
+      }
+    }
+  };
+
+  const showLive = (text, lost) => {
+    setText(byID("live"), text);
+    byID("live").classList.toggle("lost", lost);
+    wasLost = lost;
+  };
+
+  const askForToken = (error) => {
+    byID("content").hidden = true;
+    byID("sign-in").hidden = false;
+    byID("sign-in-error").textContent = token ? error : "";
+    token = "";
+    showLive("Not signed in", false);
+    byID("token").focus();
+  };
+
+  // what the address selects, on the controls
+  const showSelection = () => {
+    if (document.activeElement !== byID("q")) byID("q").value = selection.q || "";
+    byID("state").value = selection.state || "";
+    byID("problems").checked = selection.problems === "true";
+    const sort = selection.sort || "extension";
+    for (const heading of byID("columns").children) {
+      const direction = sort === heading.dataset.name ? "ascending" : sort === "-" + heading.dataset.name ? "descending" : "none";
+      heading.setAttribute("aria-sort", direction);
+      heading.querySelector("span").textContent = { ascending: " \u2191", descending: " \u2193", none: "" }[direction];
+    }
+  };
+
+  const show = (view) => {
+    clockOffset = Date.parse(view.time) - Date.now();
+    byID("sign-in").hidden = true;
+    byID("content").hidden = false;
+    byID("notice").hidden = view.ready;
+    if (wasLost || byID("live").textContent !== "Live") showLive("Live", false);
+    showSummary(view.fleet);
+    showRows(view.page);
+    showDetails(view.extension);
+  };
+
+  const showPairs = (list, pairs) => {
+    while (list.children.length > pairs.length) list.lastChild.remove();
+    pairs.forEach(([name, value, className], i) => {
+      let group = list.children[i];
+      if (!group) {
+        group = element("div");
+        group.append(element("dt"), element("dd"));
+        list.append(group);
+      }
+      setText(group.children[0], name);
+      group.children[1].className = className || "";
+      if (value instanceof Node) group.children[1].replaceChildren(value);
+      else setText(group.children[1], String(value));
+    });
+  };
+
+  const showSummary = (fleet) => {
+    const state = (name) => fleet.states[name] || 0;
+    showPairs(byID("summary"), [
+      ["Extensions", fleet.extensions], ["Connected", state("Connected")],
+      ["Connecting", state("Connecting")],
+      ["Disconnected", state("Disconnected"), state("Disconnected") ? "bad" : ""],
+      ["Last probe failed", fleet.unhealthy, fleet.unhealthy ? "bad" : ""],
+      ["Scopes", fleet.scopes], ["Scopes that deliver nothing", fleet.troubledScopes, fleet.troubledScopes ? "wait" : ""],
+    ]);
+    const reasons = Object.keys(fleet.reasons).sort();
+    if (selection.reason && !reasons.includes(selection.reason)) reasons.push(selection.reason);
+    const group = byID("reasons");
+    const buttons = new Map([...group.children].map((b) => [b.dataset.reason, b]));
+    for (const [reason, button] of buttons) if (!reasons.includes(reason)) button.remove();
+    for (const reason of reasons) {
+      let button = buttons.get(reason);
+      if (!button) {
+        button = element("button");
+        button.type = "button";
+        button.dataset.reason = reason;
+        button.addEventListener("click", () => select({ reason: selection.reason === reason ? "" : reason }));
+        group.append(button);
+      }
+      setText(button, reason + ": " + (fleet.reasons[reason] || 0));
+      button.setAttribute("aria-pressed", String(selection.reason === reason));
+    }
+  };
+
+  const rowElement = () => {
+    const tr = element("tr");
+    const heading = element("th");
+    heading.scope = "row";
+    const button = element("button", "", "link");
+    button.type = "button";
+    button.addEventListener("click", () => open(tr.dataset.extension));
+    heading.append(button);
+    tr.append(heading, element("td"), element("td", "", "long"), element("td", "", "when"), element("td", "", "long"),
+      element("td", "", "long"), element("td", "", "number"), element("td", "", "number"));
+    return tr;
+  };
+  const fillRow = (tr, row) => {
+    const [heading, state, reason, since, identity, server, connects, scopes] = tr.children;
+    tr.dataset.extension = row.extension;
+    tr.setAttribute("aria-current", String(row.extension === selection.extension));
+    setText(heading.firstChild, row.extension);
+    const [mark, className] = marks[row.state];
+    const unhealthy = row.state === "Connected" && !row.healthy;
+    setText(state, mark + " " + row.state + (unhealthy ? ", last probe failed" : ""));
+    state.className = unhealthy ? "bad" : className;
+    const why = [row.reason, row.message].filter(Boolean).join(": ");
+    setText(reason, why);
+    reason.title = why;
+    if (!since.firstChild || since.firstChild.dateTime !== row.since) {
+      since.replaceChildren(row.since ? sinceElement(row.since) : "");
+    }
+    setText(identity, row.username || "");
+    identity.title = row.username || "";
+    setText(server, row.target || "");
+    server.title = row.target || "";
+    setText(connects, String(row.connects));
+    setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " deliver nothing)" : ""));
+    scopes.className = "number" + (row.troubled ? " wait" : "");
+  };
+  const showRows = (page) => {
+    const body = byID("rows");
+    // A row that stays keeps its element, and so its focus.
+    const old = new Map([...body.children].map((tr) => [tr.dataset.extension, tr]));
+    let place = body.firstChild;
+    for (const row of page.rows) {
+      const tr = old.get(row.extension) || rowElement();
+      old.delete(row.extension);
+      fillRow(tr, row);
+      if (tr === place) place = place.nextSibling;
+      else body.insertBefore(tr, place);
+    }
+    for (const tr of old.values()) tr.remove();
+    setText(byID("matching"), page.matching === 1 ? "1 extension" : page.matching + " extensions");
+    setText(byID("page"), page.matching === 0 ? "No rows" :
+      "Rows " + page.first + " to " + (page.first + page.rows.length - 1) + " of " + page.matching);
+    byID("previous").disabled = page.number <= 1;
+    byID("next").disabled = page.number >= page.pages;
+    byID("previous").onclick = () => select({ page: page.number - 1 }, { keepPage: true });
+    byID("next").onclick = () => select({ page: page.number + 1 }, { keepPage: true });
+  };
+
+  const showPanel = (shown) => {
+    byID("details").hidden = !shown;
+    byID("content").classList.toggle("beside", shown);
+  };
+  const open = (extension) => {
+    select({ extension }, { keepPage: true });
+    showPanel(true);
+    setText(byID("details-heading"), extension);
+    byID("details-heading").focus();
+  };
+
+  const showDetails = (extension) => {
+    showPanel(Boolean(extension));
+    if (!extension) { detailsOf = ""; return; }
+    setText(byID("details-heading"), extension.extension);
+    const row = extension.row;
+    setText(byID("message"), !row ? "This extension is not known here: it was deleted, or is not selected." :
+      row.message || (row.state === "Connected" ? "" : row.reason || ""));
+    byID("advice").hidden = !extension.advice;
+    setText(byID("advice"), extension.advice ? "What to do: " + extension.advice : "");
+    showTimeline(extension.timeline);
+    const version = JSON.stringify([extension.extension, row, extension.timeline[0]]);
+    if (version !== detailsOf) {
+      detailsOf = version;
+      requestDetails();
+    }
+  };
+
+  const showTimeline = (entries) => {
+    const list = byID("timeline");
+    const version = JSON.stringify(entries);
+    if (list.dataset.version === version) return;
+    list.dataset.version = version;
+    list.replaceChildren(...entries.map((entry) => {
+      const item = element("li");
+      const good = ["Connected", "ProbeSucceeded", "Rotated", "CredentialUsed"].includes(entry.what) || entry.reason === "Synced";
+      item.append(timeElement(entry.time, clockTime(entry.time)),
+        element("strong", entry.what + (entry.reason ? " (" + entry.reason + ")" : ""), good ? "good" : "bad"));
+      if (entry.message) item.append(" " + entry.message);
+      return item;
+    }));
+    if (entries.length === 0) list.append(element("li", "Nothing has happened since this process began to lead."));
+  };
+
+  // requestDetails shows what the stream does not have: numbers of objects and times of probes.
+  const requestDetails = async () => {
+    const extension = selection.extension;
+    if (!extension) return;
+    try {
+      const query = new URLSearchParams({ format: "json", extension });
+      if (byID("message").textContent.startsWith("This extension is not known")) { showState(null); return; }
+      const answer = await fetch("connections?" + query, { headers: headers(), cache: "no-store" });
+      if (!answer.ok || selection.extension !== extension) return;
+      showState((await answer.json()).connections[0]);
+    } catch {
+      // The stream says that the server is gone.
+    }
+  };
+
+  const showState = (state) => {
+    const facts = [];
+    const scopes = (state && state.scopes) || [];
+    const fact = (name, value) => { if (value) facts.push([name, value]); };
+    if (state) {
+      fact("State", state.phase + (state.since ? " since " + new Date(state.since).toLocaleString() : ""));
+      fact("Identity", state.username);
+      fact("Credential", state.source);
+      fact("API server", state.target);
+      fact("Token or certificate valid until", state.tokenExpires && new Date(state.tokenExpires).toLocaleString());
+      fact("Last successful request", state.lastProbeSuccess && new Date(state.lastProbeSuccess).toLocaleString());
+      fact("Probe error", state.probeError);
+      fact("Watches", (state.watches || []).map((w) => w.name + ": " + w.kind.split(", Kind=").reverse().join(" of ") + ", " + w.scope).join("; "));
+    }
+    showPairs(byID("facts"), facts);
+    const objects = scopes.reduce((sum, scope) => sum + scope.objects, 0);
+    setText(byID("cost"), scopes.length === 0 ? "Nothing." : scopes.length + (scopes.length === 1 ? " informer with " : " informers with ") +
+      objects + (objects === 1 ? " object in memory." : " objects in memory."));
+    byID("scopes").parentElement.hidden = scopes.length === 0;
+    byID("scopes").tBodies[0].replaceChildren(...scopes.map((scope) => {
+      const tr = element("tr");
+      const heading = element("th", scope.kind.split(", Kind=").reverse().join(" of "));
+      heading.scope = "row";
+      const bad = scope.state !== "Synced" && scope.state !== "Syncing";
+      tr.append(heading, element("td", scope.scope), element("td", scope.representation),
+        element("td", scope.state + (scope.error ? ": " + scope.error : ""), bad ? "bad" : "good"),
+        element("td", String(scope.objects), "number"), element("td", (scope.dependents || []).join(", ")));
+      return tr;
+    }));
+  };
+
+  for (const [name, title] of columns) {
+    const heading = element("th");
+    heading.scope = "col";
+    heading.dataset.name = name;
+    const button = element("button", title);
+    button.type = "button";
+    button.append(element("span"));
+    button.addEventListener("click", () => select({ sort: (selection.sort || "extension") === name ? "-" + name : name }));
+    heading.append(button);
+    byID("columns").append(heading);
+  }
+  let typing = 0;
+  byID("q").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => select({ q: byID("q").value.trim() }), 200);
+  });
+  byID("filters").addEventListener("submit", (event) => event.preventDefault());
+  byID("state").addEventListener("change", () => select({ state: byID("state").value }));
+  byID("problems").addEventListener("change", () => select({ problems: byID("problems").checked ? "true" : "" }));
+  byID("close").addEventListener("click", () => {
+    const extension = selection.extension;
+    select({ extension: "" }, { keepPage: true });
+    showPanel(false);
+    const row = [...byID("rows").children].find((tr) => tr.dataset.extension === extension);
+    (row ? row.querySelector("button") : byID("q")).focus();
+  });
+  byID("sign-in").addEventListener("submit", (event) => {
+    event.preventDefault();
+    token = byID("token").value.trim();
+    byID("token").value = "";
+    follow();
+  });
+  setInterval(showAges, 1000);
+  setInterval(() => { if (!document.hidden && !byID("details").hidden) requestDetails(); }, 5000);
+  showSelection();
+  if (document.body.dataset.access === "token") askForToken(""); else follow();
+})();

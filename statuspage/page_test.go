@@ -1,0 +1,433 @@
+package statuspage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	"go.uber.org/goleak"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeCache is a ClusterCache whose states a test sets.
+type fakeCache struct {
+	clustercache.ClusterCache
+	changes chan []client.ObjectKey
+
+	mu     sync.Mutex
+	states map[client.ObjectKey]clustercache.ConnectionState // guarded by mu
+}
+
+func (f *fakeCache) SubscribeStates(ctx context.Context, report func([]client.ObjectKey)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case keys := <-f.changes:
+			report(keys)
+		}
+	}
+}
+
+func (f *fakeCache) GetConnectionState(_ context.Context, key client.ObjectKey) (clustercache.ConnectionState, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state, known := f.states[key]
+	return state, known
+}
+
+func (f *fakeCache) ListConnectionStates(context.Context) (states []clustercache.ConnectionState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, state := range f.states {
+		states = append(states, state)
+	}
+	return states
+}
+
+// set sets states and reports them.
+func (f *fakeCache) set(states ...clustercache.ConnectionState) {
+	var keys []client.ObjectKey
+	f.mu.Lock()
+	for _, state := range states {
+		f.states[state.Extension] = state
+		keys = append(keys, state.Extension)
+	}
+	f.mu.Unlock()
+	f.changes <- keys
+}
+
+// startPage starts a page over states. It ends when end is called.
+func startPage(t *testing.T, states ...clustercache.ConnectionState) (page *Page, cache *fakeCache, end func()) {
+	t.Helper()
+	cache = &fakeCache{changes: make(chan []client.ObjectKey),
+		states: map[client.ObjectKey]clustercache.ConnectionState{}}
+	page = New(cache, Options{Name: "<team>"})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- page.Start(ctx) }()
+	if states != nil {
+		cache.set(states...)
+		cache.set() // so that the former has been taken over
+	}
+	return page, cache, func() {
+		cancel()
+		NewWithT(t).Expect(<-done).To(Succeed())
+	}
+}
+
+func get(handler http.Handler, path string) *httptest.ResponseRecorder {
+	recorder := httptest.NewRecorder()
+	handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+	return recorder
+}
+
+func viewAt(t *testing.T, page *Page, parameters string) (v view) {
+	t.Helper()
+	got := get(page, "/status/view?"+parameters)
+	NewWithT(t).Expect(got.Code).To(Equal(http.StatusOK), "%s", got.Body)
+	NewWithT(t).Expect(json.Unmarshal(got.Body.Bytes(), &v)).To(Succeed())
+	return v
+}
+
+func named(name string, state clustercache.ConnectionState) clustercache.ConnectionState {
+	state.Extension = keyOf(name)
+	return state
+}
+
+func names(v view) (list []string) {
+	for _, r := range v.Page.Rows {
+		list = append(list, r.Extension)
+	}
+	return list
+}
+
+func TestView(t *testing.T) {
+	g := NewWithT(t)
+	page, cache, end := startPage(t, named("b", connected()), named("ns/a", disconnected("Unauthorized", "401 of Server")),
+		named("c", connected(func(s *clustercache.ConnectionState) {
+			s.Healthy, s.Epoch = false, 7
+			s.Scopes = append(s.Scopes, scope("Secret", clustercache.StateForbidden, "denied"))
+		})))
+	defer end()
+	v := viewAt(t, page, "")
+	g.Expect(v.Name).To(Equal("<team>"))
+	g.Expect(v.Ready).To(BeTrue())
+	g.Expect(v.Fleet).To(Equal(summary{Extensions: 3, States: map[string]int{"Connected": 2, "Disconnected": 1},
+		Reasons: map[string]int{"Unauthorized": 1}, Unhealthy: 1, Scopes: 3, Troubled: 1}))
+	g.Expect(names(v)).To(Equal([]string{"b", "c", "ns/a"}))
+	g.Expect(v.Extension).To(BeNil())
+	g.Expect(v.Page.Rows[2].Since).To(Equal(at(5)), "the time of the disconnect, not that of the last retry")
+
+	for parameters, want := range map[string][]string{
+		"sort=-extension": {"ns/a", "c", "b"}, "sort=connects": {"b", "ns/a", "c"}, "sort=-scopes": {"c", "b", "ns/a"},
+		"sort=state": {"b", "c", "ns/a"}, "sort=-reason": {"ns/a", "b", "c"}, "sort=since": {"b", "c", "ns/a"},
+		"sort=identity": {"ns/a", "b", "c"}, "sort=server": {"b", "c", "ns/a"},
+		"state=Disconnected": {"ns/a"}, "reason=Unauthorized": {"ns/a"}, "problems=true": {"c", "ns/a"},
+		"q=SERVER": {"b", "c", "ns/a"}, "q=ns/A": {"ns/a"}, "q=server+401": {"ns/a"}, "q=server+402": nil,
+		"q=connected&state=Connected": {"b", "c"},
+	} {
+		g.Expect(names(viewAt(t, page, parameters))).To(Equal(want), parameters)
+	}
+	v = viewAt(t, page, "size=2&page=2")
+	g.Expect(names(v)).To(Equal([]string{"ns/a"}))
+	g.Expect(v.Page.First).To(Equal(3))
+	g.Expect([]int{v.Page.Number, v.Page.Pages, v.Page.Matching}).To(Equal([]int{2, 2, 3}))
+	g.Expect(viewAt(t, page, "size=2&page=9").Page.Number).To(Equal(2), "beyond the end is the end")
+	g.Expect(viewAt(t, page, "q=none").Page.Rows).To(Equal([]*row{}))
+	for parameters, part := range map[string]string{"page=0": "page", "size=x": "size", "sort=colour": "sort"} {
+		got := get(page, "/status/view?"+parameters)
+		g.Expect(got.Code).To(Equal(http.StatusBadRequest))
+		g.Expect(got.Body.String()).To(HavePrefix(part + ": "))
+		g.Expect(get(page, "/status/live?"+parameters).Code).To(Equal(http.StatusBadRequest))
+	}
+
+	selection := viewAt(t, page, "q=none&extension="+url.QueryEscape("ns/a")).Extension
+	g.Expect(selection.Row.Reason).To(Equal("Unauthorized"))
+	g.Expect(selection.Advice).To(ContainSubstring("audiences"))
+	g.Expect(selection.Timeline).To(HaveLen(1))
+	cache.mu.Lock()
+	delete(cache.states, keyOf("ns/a"))
+	cache.mu.Unlock()
+	cache.changes <- []client.ObjectKey{keyOf("ns/a"), keyOf("never/known")}
+	cache.set()
+	selection = viewAt(t, page, "extension=ns/a").Extension
+	g.Expect(selection.Row).To(BeNil())
+	g.Expect(selection.Timeline[0].What).To(Equal(entryRemoved), "the timeline stays")
+	g.Expect(viewAt(t, page, "extension=never/known").Extension.Timeline).To(Equal([]entry{}))
+}
+
+func TestPage(t *testing.T) {
+	g := NewWithT(t)
+	page, _, end := startPage(t, named("red", connected()))
+	defer end()
+	for _, path := range []string{"/status/", "/", "/a/b/"} {
+		document := get(page, path)
+		g.Expect(document.Code).To(Equal(http.StatusOK))
+		g.Expect(document.Body.String()).To(And(ContainSubstring("<title>&lt;team&gt;: connections</title>"),
+			ContainSubstring(pageJS), ContainSubstring(pageCSS), Not(ContainSubstring("{{")),
+			Not(ContainSubstring("system:serviceaccount"))))
+		g.Expect(document.Header().Get("Content-Security-Policy")).To(And(ContainSubstring("default-src 'none'"),
+			ContainSubstring("script-src 'sha256-"), Not(ContainSubstring("unsafe"))))
+	}
+	details := get(page, "/status/connections?extension=red&format=json")
+	g.Expect(details.Body.String()).To(ContainSubstring("system:serviceaccount"))
+	g.Expect(get(page, "/status/other").Code).To(Equal(http.StatusNotFound))
+	post := httptest.NewRecorder()
+	page.ServeHTTP(post, httptest.NewRequest(http.MethodPost, "/status/", http.NoBody))
+	g.Expect(post.Code).To(Equal(http.StatusMethodNotAllowed))
+	head := httptest.NewRecorder()
+	page.ServeHTTP(head, httptest.NewRequest(http.MethodHead, "/status/live", http.NoBody))
+	g.Expect(head.Header().Get("Content-Type")).To(Equal("text/event-stream"))
+	g.Expect(head.Body.Len()).To(BeZero())
+	g.Expect(page.NeedLeaderElection()).To(BeFalse())
+	g.Expect(New(nil, Options{}).name).To(Equal("latchkey"))
+}
+
+// A page that shows nothing yet says so.
+func TestReplicaThatDoesNotLead(t *testing.T) {
+	page, cache, end := startPage(t)
+	defer end()
+	NewWithT(t).Expect(viewAt(t, page, "").Ready).To(BeFalse())
+	cache.set()
+	cache.set()
+	NewWithT(t).Expect(viewAt(t, page, "").Ready).To(BeTrue(), "no extensions is a state too")
+}
+
+// events is an http.ResponseWriter that keeps what a stream sends.
+type events struct {
+	mu      sync.Mutex
+	header  http.Header
+	text    strings.Builder // guarded by mu
+	refuses bool            // guarded by mu
+}
+
+func (e *events) Header() http.Header { return e.header }
+func (e *events) WriteHeader(int)     {}
+func (e *events) Flush()              {}
+func (e *events) Write(content []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.refuses {
+		return 0, http.ErrHandlerTimeout
+	}
+	return e.text.Write(content)
+}
+
+// count returns how many views, and how many comments, were sent.
+func (e *events) count() (views, comments int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Count(e.text.String(), "event: view\n"), strings.Count(e.text.String(), ": nothing new\n")
+}
+
+// A stream sends the view, and again after changes of it, merged.
+func TestLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		page, cache, end := startPage(t, named("a", connected()), named("b", connected()))
+		answer := &events{header: http.Header{}}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/status/live?q=a&state=", http.NoBody))
+		}()
+		expect := func(views, comments int) {
+			t.Helper()
+			synctest.Wait()
+			gotViews, gotComments := answer.count()
+			g.Expect([]int{gotViews, gotComments}).To(Equal([]int{views, comments}))
+		}
+		expect(1, 0)
+		for i := range 10 {
+			cache.set(named("a", connected(func(s *clustercache.ConnectionState) { s.Epoch = int64(2 + i) })))
+		}
+		expect(1, 0)
+		time.Sleep(liveInterval)
+		expect(2, 0)
+		time.Sleep(keepAlive + time.Second)
+		expect(2, 1)
+		cache.set(named("b", connected())) // nothing that the view shows
+		time.Sleep(liveInterval)
+		expect(2, 1)
+		cache.set(named("b", disconnected("Unauthorized", ""))) // the summary shows it
+		expect(3, 1)
+		time.Sleep(streamTime)
+		<-done
+		end()
+	})
+}
+
+// Streams end with the page, with the browser, and when the browser takes nothing; there are only so
+// many.
+func TestLiveEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		page, cache, end := startPage(t, named("a", connected()))
+		var streams sync.WaitGroup
+		var answers []*events
+		ctx, leave := context.WithCancel(t.Context())
+		for range maxViewers {
+			answer := &events{header: http.Header{}}
+			answers = append(answers, answer)
+			streams.Go(func() {
+				page.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodGet, "/live", http.NoBody))
+			})
+		}
+		synctest.Wait()
+		refused := get(page, "/live")
+		g.Expect(refused.Code).To(Equal(http.StatusServiceUnavailable))
+		g.Expect(refused.Header().Get("Retry-After")).NotTo(BeEmpty())
+		answers[0].mu.Lock()
+		answers[0].refuses = true
+		answers[0].mu.Unlock()
+		time.Sleep(time.Second)
+		cache.set(named("b", connected()))
+		synctest.Wait()
+		g.Expect(page.viewers).To(HaveLen(maxViewers - 1))
+		leave()
+		streams.Wait()
+		g.Expect(page.viewers).To(BeEmpty())
+		for range 2 { // one in its pause, one that waits
+			streams.Go(func() {
+				page.ServeHTTP(&events{header: http.Header{}}, httptest.NewRequest(http.MethodGet, "/live", http.NoBody))
+			})
+			synctest.Wait()
+			time.Sleep(liveInterval - time.Millisecond)
+		}
+		end()
+		streams.Wait()
+	})
+}
+
+func TestLocal(t *testing.T) {
+	g := NewWithT(t)
+	handler := Local(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
+	for host, want := range map[string]int{
+		"localhost": http.StatusOK, "localhost:8082": http.StatusOK, "127.0.0.1:8082": http.StatusOK,
+		"127.1.2.3": http.StatusOK, "[::1]:8082": http.StatusOK, "[::1]": http.StatusOK, "::1": http.StatusOK,
+		"": http.StatusForbidden, "evil.example.com": http.StatusForbidden, "evil.example.com:8082": http.StatusForbidden,
+		"localhost.example.com": http.StatusForbidden, "127.0.0.1.example.com": http.StatusForbidden,
+		"10.0.0.1:8082": http.StatusForbidden, "[": http.StatusForbidden, "[]": http.StatusForbidden,
+	} {
+		request := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+		request.Host = host
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, request)
+		g.Expect(answer.Code).To(Equal(want), host)
+	}
+}
+
+// reviewer is an API server's answers to reviews.
+type reviewer struct {
+	client.Client
+	err   map[string]error // by kind
+	paths []string
+}
+
+func (r *reviewer) Create(_ context.Context, object client.Object, _ ...client.CreateOption) error {
+	switch o := object.(type) {
+	case *authenticationv1.TokenReview:
+		o.Status.Authenticated = o.Spec.Token != "secret-bad"
+		o.Status.User = authenticationv1.UserInfo{Username: strings.TrimPrefix(o.Spec.Token, "secret-"), UID: "1",
+			Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}
+		return r.err["TokenReview"]
+	case *authorizationv1.SubjectAccessReview:
+		r.paths = append(r.paths, o.Spec.NonResourceAttributes.Verb+" "+o.Spec.NonResourceAttributes.Path)
+		complete := o.Spec.UID == "1" && o.Spec.Groups[0] == "g" && o.Spec.Extra["k"][0] == "v"
+		o.Status.Allowed = complete && o.Spec.User != "nobody"
+		o.Status.Denied = o.Spec.User == "denied"
+		return r.err["SubjectAccessReview"]
+	}
+	return errors.Errorf("unexpected %T", object)
+}
+
+// Guard shows people without a token a form, and data to users who may get the path.
+func TestGuard(t *testing.T) {
+	g := NewWithT(t)
+	page, _, end := startPage(t, named("red", connected()))
+	defer end()
+	server := &reviewer{}
+	handler := page.Guard(server)
+	with := func(path, authorization string) *httptest.ResponseRecorder {
+		request := httptest.NewRequest(http.MethodGet, "/status/"+path, http.NoBody)
+		if authorization != "" {
+			request.Header.Set("Authorization", authorization)
+		}
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, request)
+		return answer
+	}
+	form := with("", "")
+	g.Expect(form.Code).To(Equal(http.StatusUnauthorized))
+	g.Expect(form.Body.String()).To(ContainSubstring(`data-access="token"`))
+	for _, path := range []string{"", "view", "connections", "other"} {
+		for authorization, want := range map[string]int{"": 401, "Bearer": 401, "Bearer ": 401, "Basic secret-good": 401,
+			"Bearer secret-bad": 401, "Bearer secret-nobody": 403, "Bearer secret-denied": 403} {
+			got := with(path, authorization)
+			g.Expect(got.Code).To(Equal(want), path+authorization)
+			g.Expect(got.Body.String()).NotTo(Or(ContainSubstring("secret-"), ContainSubstring("system:serviceaccount")))
+		}
+	}
+	server.paths = nil
+	g.Expect(with("", "Bearer secret-good").Body.String()).To(ContainSubstring(`data-access="open"`))
+	g.Expect(with("view", "Bearer secret-good").Body.String()).To(ContainSubstring(`"red"`))
+	g.Expect(server.paths).To(Equal([]string{"get /status/", "get /status/view"}))
+	for _, kind := range []string{"TokenReview", "SubjectAccessReview"} {
+		server.err = map[string]error{kind: errors.New("connection refused, secret-good")}
+		g.Expect(with("view", "Bearer secret-good").Code).To(Equal(http.StatusServiceUnavailable))
+		g.Expect(with("view", "Bearer secret-good").Body.String()).NotTo(ContainSubstring("secret-"))
+		server.err[kind] = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+		g.Expect(with("view", "Bearer secret-good").Code).To(Equal(http.StatusInternalServerError))
+		g.Expect(with("view", "Bearer secret-good").Body.String()).To(ContainSubstring("system:auth-delegator"))
+	}
+}
+
+// BenchmarkView is one view of a large fleet, as JSON.
+func BenchmarkView(b *testing.B) {
+	for _, n := range []int{1000, 10_000} {
+		f := newFleet()
+		var keys []client.ObjectKey
+		for i := range n {
+			keys = append(keys, client.ObjectKey{Name: fmt.Sprintf("extension-%05d", i)})
+		}
+		f.update(keys, func(key client.ObjectKey) (clustercache.ConnectionState, bool) {
+			return named(key.Name, connected()), true
+		}, t0)
+		page := &Page{fleet: f}
+		for _, parameters := range []string{"", "sort=-since", "q=extension-09"} {
+			b.Run(fmt.Sprintf("extensions=%d/%s", n, parameters), func(b *testing.B) {
+				values, _ := url.ParseQuery(parameters)
+				q, err := queryOf(values)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					v, _ := page.view(q)
+					if _, err := json.Marshal(v); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package statuspage
+
+import (
+	"cmp"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/internal/advice"
+)
+
+const (
+	// pageSize is how many rows a page of the table has by default, and maxPageSize how many at most.
+	pageSize    = 50
+	maxPageSize = 500
+)
+
+// query is what a viewer wants to see.
+type query struct {
+	search        string // in lower case; each word must occur
+	state, reason string
+	troubled      bool // only those with a problem
+	sort          string
+	descending    bool
+	page, size    int
+	extension     string
+}
+
+// columns has the comparison of each column to sort by.
+var columns = map[string]func(x, y *row) int{
+	"extension": func(x, y *row) int { return strings.Compare(x.Extension, y.Extension) },
+	"state":     func(x, y *row) int { return strings.Compare(x.State, y.State) },
+	"reason":    func(x, y *row) int { return strings.Compare(x.Reason, y.Reason) },
+	"since":     func(x, y *row) int { return x.Since.Compare(y.Since) },
+	"identity":  func(x, y *row) int { return strings.Compare(x.Username, y.Username) },
+	"server":    func(x, y *row) int { return strings.Compare(x.Target, y.Target) },
+	"connects":  func(x, y *row) int { return cmp.Compare(x.Connects, y.Connects) },
+	"scopes": func(x, y *row) int {
+		return cmp.Or(cmp.Compare(x.Troubled, y.Troubled), cmp.Compare(x.Scopes, y.Scopes))
+	},
+}
+
+// queryOf returns the query in the parameters of a request. The error names the wrong parameter.
+func queryOf(values url.Values) (query, error) {
+	q := query{search: strings.ToLower(values.Get("q")), state: values.Get("state"), reason: values.Get("reason"),
+		troubled: values.Get("problems") == "true", extension: values.Get("extension"), sort: "extension", page: 1,
+		size: pageSize}
+	if text := values.Get("sort"); text != "" {
+		q.sort, q.descending = strings.CutPrefix(text, "-")
+	}
+	if columns[q.sort] == nil {
+		return q, errors.Errorf("sort: there is no column %q", q.sort)
+	}
+	for name, field := range map[string]*int{"page": &q.page, "size": &q.size} {
+		text := values.Get(name)
+		if text == "" {
+			continue
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return q, errors.Errorf("%s: %q is not a positive number", name, text)
+		}
+		*field = n
+	}
+	q.size = min(q.size, maxPageSize)
+	return q, nil
+}
+
+// view is what a viewer sees.
+type view struct {
+	Name  string    `json:"name"`
+	Ready bool      `json:"ready"`
+	Time  time.Time `json:"time"`
+	Fleet summary   `json:"fleet"`
+	Page  tablePage `json:"page"`
+	// Extension is the one that the viewer has selected, nil if none.
+	Extension *selected `json:"extension,omitempty"`
+}
+
+// summary counts all extensions, whatever the filter.
+type summary struct {
+	Extensions int            `json:"extensions"`
+	States     map[string]int `json:"states"`
+	Reasons    map[string]int `json:"reasons"`
+	Unhealthy  int            `json:"unhealthy"` // connected, but the last probe failed
+	Scopes     int            `json:"scopes"`
+	Troubled   int            `json:"troubledScopes"`
+}
+
+// tablePage is a page of the table.
+type tablePage struct {
+	Number   int    `json:"number"`
+	Pages    int    `json:"pages"`
+	Matching int    `json:"matching"`
+	First    int    `json:"first"` // number of the first row, from 1; 0 without rows
+	Rows     []*row `json:"rows"`
+}
+
+// selected is the extension whose details the viewer sees.
+type selected struct {
+	Extension string  `json:"extension"`
+	Row       *row    `json:"row,omitempty"` // nil if the extension is not known
+	Advice    string  `json:"advice,omitempty"`
+	Timeline  []entry `json:"timeline"`
+}
+
+// viewOf returns what the query selects.
+func viewOf(q query, rows []*row) (summary, tablePage) {
+	fleet := summary{Extensions: len(rows), States: map[string]int{}, Reasons: map[string]int{}}
+	words := strings.Fields(q.search)
+	var matching []*row
+	for _, r := range rows {
+		fleet.States[r.State]++
+		if r.Reason != "" {
+			fleet.Reasons[r.Reason]++
+		}
+		if isUnhealthy(r) {
+			fleet.Unhealthy++
+		}
+		fleet.Scopes += r.Scopes
+		fleet.Troubled += r.Troubled
+		if matches(q, words, r) {
+			matching = append(matching, r)
+		}
+	}
+	column := columns[q.sort]
+	slices.SortFunc(matching, func(x, y *row) int {
+		order := column(x, y)
+		if q.descending {
+			order = -order
+		}
+		return cmp.Or(order, strings.Compare(x.Extension, y.Extension))
+	})
+	pages := max(1, (len(matching)+q.size-1)/q.size)
+	page := tablePage{Number: min(q.page, pages), Pages: pages, Matching: len(matching), Rows: []*row{}}
+	if len(matching) > 0 {
+		first := (page.Number - 1) * q.size
+		page.First, page.Rows = first+1, matching[first:min(first+q.size, len(matching))]
+	}
+	return fleet, page
+}
+
+func isUnhealthy(r *row) bool { return r.State == stateConnected && !r.Healthy }
+
+func matches(q query, words []string, r *row) bool {
+	if q.state != "" && q.state != r.State || q.reason != "" && q.reason != r.Reason {
+		return false
+	}
+	if q.troubled && r.State == stateConnected && r.Healthy && r.Troubled == 0 && r.Message == "" {
+		return false
+	}
+	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.search, word) })
+}
+
+// selectedOf returns the details of an extension, nil if none is selected.
+func selectedOf(f *fleet, extension string) *selected {
+	if extension == "" {
+		return nil
+	}
+	timeline, r := f.timeline(keyOf(extension))
+	s := &selected{Extension: extension, Row: r, Timeline: timeline}
+	if r != nil && r.State != stateConnected {
+		s.Advice = advice.For(r.Reason)
+	}
+	return s
+}

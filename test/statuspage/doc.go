@@ -1,0 +1,3 @@
+// Package statuspage has the tests of the status page in Chromium. "make test-statuspage" installs axe
+// and runs them.
+package statuspage
