@@ -53,11 +53,13 @@ func (t *attempt) submit() {
 	}[t.Kind]
 	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
-		t.accessor.set.options.Metrics.WaitedForTurn(time.Since(t.createdAt))
-		if t.ctx.Err() != nil {
-			return // cancelled while the attempt waited for its turn
+		waited := time.Since(t.createdAt)
+		if t.ctx.Err() != nil { // cancelled while the attempt waited for its turn
+			t.accessor.set.options.Metrics.WaitedForTurn(t.ctx, waited)
+			return
 		}
-		span := t.startSpan()
+		span := t.startSpan(waited)
+		t.accessor.set.options.Metrics.WaitedForTurn(t.ctx, waited)
 		finished, conn := run()
 		finished.Attempt = t.Attempt
 		endSpan(span, finished.Answer, t.ctx.Err() != nil)
@@ -66,7 +68,7 @@ func (t *attempt) submit() {
 }
 
 // startSpan starts the span of the attempt. The requests of the attempt are below it.
-func (t *attempt) startSpan() (span trace.Span) {
+func (t *attempt) startSpan(waited time.Duration) (span trace.Span) {
 	name := map[lifecycle.AttemptKind]string{
 		lifecycle.Connect: tracing.Connect, lifecycle.Probe: tracing.Probe, lifecycle.Verify: tracing.Rotate,
 	}[t.Kind]
@@ -77,7 +79,7 @@ func (t *attempt) startSpan() (span trace.Span) {
 			epoch = t.conn.Epoch()
 		}
 		span.SetAttributes(tracing.Extension.String(connstate.KeyString(t.extension.Key)), tracing.Epoch.Int64(epoch),
-			tracing.Target.String(t.membership.Host()), tracing.Wait.Float64(time.Since(t.createdAt).Seconds()))
+			tracing.Target.String(t.membership.Host()), tracing.Wait.Float64(waited.Seconds()))
 	}
 	return span
 }
@@ -100,7 +102,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 	startedAt := time.Now()
 	defer func() {
 		if t.ctx.Err() == nil {
-			t.accessor.set.options.Metrics.ConnectTook(time.Since(startedAt))
+			t.accessor.set.options.Metrics.ConnectTook(t.ctx, time.Since(startedAt))
 		}
 	}()
 	if err := t.prepare(); err != nil {
@@ -128,7 +130,7 @@ func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	timeout := t.accessor.set.options.HealthProbe.Timeout
 	answer := ask(t.ctx, t.conn, t.conn.ProbeClients(t.membership.RoundTripper(), timeout), t.accessor.asking().once)
 	if t.ctx.Err() == nil {
-		t.accessor.set.options.Metrics.ProbeTook(time.Since(sentAt))
+		t.accessor.set.options.Metrics.ProbeTook(t.ctx, time.Since(sentAt))
 	}
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }

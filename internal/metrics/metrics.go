@@ -1,12 +1,14 @@
 package metrics
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
@@ -135,15 +137,27 @@ func (c *Cache) count(counter *prometheus.CounterVec, labels ...string) {
 	c.unlessEnded(func() { counter.WithLabelValues(append([]string{c.name}, labels...)...).Inc() })
 }
 
-func (c *Cache) observe(histogram *prometheus.HistogramVec, duration time.Duration) {
-	c.unlessEnded(func() { histogram.WithLabelValues(c.name).Observe(duration.Seconds()) })
+// observe records a duration. If the span of ctx is sampled, the duration is its exemplar.
+func (c *Cache) observe(ctx context.Context, histogram *prometheus.HistogramVec, duration time.Duration) {
+	c.unlessEnded(func() {
+		observer := histogram.WithLabelValues(c.name)
+		span := trace.SpanContextFromContext(ctx)
+		if exemplars, ok := observer.(prometheus.ExemplarObserver); ok && span.IsSampled() {
+			exemplars.ObserveWithExemplar(duration.Seconds(), prometheus.Labels{"trace_id": span.TraceID().String(),
+				"span_id": span.SpanID().String()})
+			return
+		}
+		observer.Observe(duration.Seconds())
+	})
 }
 
 // Connected counts a finished connect. The result is Connected, or the reason of the failure.
 func (c *Cache) Connected(result string) { c.count(connects, result) }
 
 // ConnectTook records how long a connect took, without the wait for its turn in the pool.
-func (c *Cache) ConnectTook(duration time.Duration) { c.observe(connectDuration, duration) }
+func (c *Cache) ConnectTook(ctx context.Context, duration time.Duration) {
+	c.observe(ctx, connectDuration, duration)
+}
 
 // Rotated counts the check of a connection's newer credential, by result.
 func (c *Cache) Rotated(result string) { c.count(rotations, result) }
@@ -152,10 +166,14 @@ func (c *Cache) Rotated(result string) { c.count(rotations, result) }
 func (c *Cache) Probed(result string) { c.count(probes, result) }
 
 // ProbeTook records how long a probe took, without the wait for its turn in the pool.
-func (c *Cache) ProbeTook(duration time.Duration) { c.observe(probeDuration, duration) }
+func (c *Cache) ProbeTook(ctx context.Context, duration time.Duration) {
+	c.observe(ctx, probeDuration, duration)
+}
 
 // WaitedForTurn records how long a connect or probe waited for its turn in the pool.
-func (c *Cache) WaitedForTurn(duration time.Duration) { c.observe(poolWait, duration) }
+func (c *Cache) WaitedForTurn(ctx context.Context, duration time.Duration) {
+	c.observe(ctx, poolWait, duration)
+}
 
 // RequestedToken counts a finished TokenRequest, by result.
 func (c *Cache) RequestedToken(result string) { c.count(tokenRequests, result) }

@@ -3,12 +3,14 @@ package metrics
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // described parses a description, because Prometheus has no other way to read one.
@@ -136,11 +138,11 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	}
 	count := func(c *Cache) {
 		c.Connected("Connected")
-		c.ConnectTook(time.Second)
+		c.ConnectTook(t.Context(), time.Second)
 		c.Rotated("TakenUp")
 		c.Probed("Valid")
-		c.ProbeTook(time.Second)
-		c.WaitedForTurn(time.Second)
+		c.ProbeTook(t.Context(), time.Second)
+		c.WaitedForTurn(t.Context(), time.Second)
 		c.RequestedToken("Issued")
 		c.HandlerPanicked()
 	}
@@ -164,4 +166,45 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	g.Expect(families("ending")).To(BeEmpty())
 	g.Expect(families("staying")).To(HaveLen(len(counting) + 4))
 	count(nil)
+}
+
+// A duration that was recorded under a sampled span has the span as its exemplar, and others have none.
+func TestExemplars(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(everything()...)
+	c := New("traced")
+	defer c.Export(func() Snapshot { return Snapshot{} })()
+	exemplars := func() map[string]string {
+		found := map[string]string{}
+		families, err := registry.Gather()
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				for _, bucket := range metric.GetHistogram().GetBucket() {
+					var labels []string
+					for _, label := range bucket.GetExemplar().GetLabel() {
+						labels = append(labels, label.GetName()+"="+label.GetValue())
+					}
+					if slices.Sort(labels); labels != nil && metric.GetLabel()[0].GetValue() == "traced" {
+						found[family.GetName()] += strings.Join(labels, " ")
+					}
+				}
+			}
+		}
+		return found
+	}
+	record := func(flags trace.TraceFlags) {
+		ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+			TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: flags}))
+		c.ConnectTook(ctx, time.Second)
+		c.ProbeTook(ctx, time.Second)
+		c.WaitedForTurn(ctx, time.Second)
+	}
+	record(0)
+	g.Expect(exemplars()).To(BeEmpty())
+	record(trace.FlagsSampled)
+	span := "span_id=0200000000000000 trace_id=01000000000000000000000000000000"
+	g.Expect(exemplars()).To(Equal(map[string]string{"latchkey_connect_duration_seconds": span,
+		"latchkey_probe_duration_seconds": span, "latchkey_pool_wait_seconds": span}))
 }

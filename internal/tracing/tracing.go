@@ -81,7 +81,11 @@ func (t *Tracer) Start(ctx context.Context, name string) (context.Context, trace
 
 // Detach returns base with the span of ctx: for work that outlives the one who began it.
 func Detach(base, ctx context.Context) context.Context {
-	return trace.ContextWithSpan(base, trace.SpanFromContext(ctx))
+	span := trace.SpanFromContext(ctx)
+	if !span.SpanContext().IsValid() {
+		return base
+	}
+	return trace.ContextWithSpan(base, span)
 }
 
 // End ends a span with its result.

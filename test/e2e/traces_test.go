@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	corev1 "k8s.io/api/core/v1"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
@@ -70,6 +71,28 @@ func (r recorder) checkSecrets(t *testing.T, secrets ...string) {
 	}
 }
 
+// exemplars returns the IDs of the traces that a histogram has as exemplars.
+func exemplars(t *testing.T, name string) (ids []string) {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			for _, bucket := range metric.GetHistogram().GetBucket() {
+				for _, label := range bucket.GetExemplar().GetLabel() {
+					if label.GetName() == "trace_id" {
+						ids = append(ids, label.GetValue())
+					}
+				}
+			}
+		}
+	}
+	return ids
+}
+
 // With a TracerProvider, connects, reconnects, probes, informers and reviews are spans, with what
 // came of them, and without secrets. docs/operations.md shows the trace of a connect.
 func TestTraces(t *testing.T) {
@@ -87,6 +110,12 @@ func TestTraces(t *testing.T) {
 		"  latchkey.review cache=clustercache result=Valid",
 	}
 	g.Eventually(func() []string { return spans.tree("latchkey.connect") }).WithTimeout(patience).Should(Equal(connect))
+	ids := map[string]bool{}
+	for _, span := range spans.Ended() {
+		ids[span.SpanContext().TraceID().String()] = true
+	}
+	g.Expect(exemplars(t, "latchkey_connect_duration_seconds")).To(ContainElement(BeKeyOf(ids)))
+	g.Expect(exemplars(t, "latchkey_pool_wait_seconds")).To(ContainElement(BeKeyOf(ids)))
 	page, err := os.ReadFile("../../docs/operations.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(page)).To(ContainSubstring("```\n" +
