@@ -50,6 +50,7 @@ generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from
 			--output-file zz_generated.openapi.go --output-model-name-file zz_generated.model_name.go ./$$p || exit 1; \
 	done
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+	go run ./internal/reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
 # render,<folder of deploy/kustomize>,<flags of helm template>
 render = bin/helm template latchkey deploy/helm/latchkey --namespace latchkey-system --kube-version 1.36 \
@@ -100,6 +101,11 @@ test-statuspage: controlplane ## the status page in headless Chromium (apt-get i
 	go vet -C test/statuspage .
 	go test -C test/statuspage -timeout 20m -count=1 .
 
+.PHONY: site
+site: ## the documentation as a static site, in dist/site
+	@go build -C tools/site -o $(CURDIR)/bin/site .
+	@bin/site && echo "dist/site/index.html"
+
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
 	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./internal/terminalpicture < .picture.log > docs/run.svg; \
@@ -125,6 +131,7 @@ test-docs: controlplane ## the commands of the documentation that "make test" do
 	make verify-api
 	make lint
 	make generate
+	go test -C tools/site . # every link leads somewhere
 	go run ./cmd/latchkey manager -h
 	go test -race ./test/e2e -run TestWatch -operator-log
 	go test ./accessor/internal/lifecycle -run Scenarios -update
@@ -182,6 +189,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet -C test/deploy .
 	go vet -C test/statuspage .
 	go vet -C tools/release .
+	go vet -C tools/site .
 	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	go build -C tools/actionlint -o $(CURDIR)/bin/actionlint github.com/rhysd/actionlint/cmd/actionlint
 	bin/actionlint
@@ -190,6 +198,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	cd test/deploy && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd test/statuspage && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
+	cd tools/site && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd tools/release && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 
 .PHONY: vuln

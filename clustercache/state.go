@@ -89,7 +89,8 @@ func connectionStateOf(state accessor.ConnectionState) ConnectionState {
 		Message:  state.Message,
 		Identity: Identity(state.Identity), Target: state.Target, Source: state.Source, Epoch: state.Epoch,
 		TokenExpires: state.TokenExpires, CredentialSince: state.CredentialSince,
-		Health: HealthCheckingState(state.Health), Healthy: state.Healthy, HealthSince: state.HealthSince, Scopes: state.Scopes,
+		Health: HealthCheckingState(state.Health), Healthy: state.Healthy, HealthSince: state.HealthSince,
+		Scopes: state.Scopes,
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))

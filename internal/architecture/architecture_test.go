@@ -109,6 +109,7 @@ var mayImport = map[string][]string{
 	"internal/replay":              {"internal/latch"},
 	"internal/metrics":             {},
 	"internal/tracing":             {},
+	"internal/reference":           {"internal/advice", "internal/metrics"},
 	"internal/mutants":             {},
 	"internal/statediagram":        {},
 	"internal/terminalpicture":     {},

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// docs/get-started.md works as it is written, on the demo's control plane: the status page has a
+// tenant of one's own, and shows how it is broken and repaired.
+func TestGetStarted(t *testing.T) {
+	g := NewWithT(t)
+	page, err := os.ReadFile("../../docs/get-started.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	var parts [][]string // the commands of each block but the first, which is make run
+	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(page), -1)[1:] {
+		var commands []string
+		for line := range strings.Lines(block[1]) {
+			commands = append(commands, strings.TrimPrefix(strings.TrimSpace(line), "$ "))
+		}
+		parts = append(parts, commands)
+	}
+	g.Expect(parts).To(HaveLen(2))
+
+	demo := latchkey(t, "demo")
+	out, err := demo.StdoutPipe()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(demo.Start()).To(Succeed())
+	var exports []string
+	var status string
+	lines := bufio.NewScanner(out)
+	for status == "" || len(exports) < 2 {
+		g.Expect(lines.Scan()).To(BeTrue(), "the demo ended")
+		line := strings.TrimSpace(lines.Text())
+		switch {
+		case strings.HasPrefix(line, "export "):
+			exports = append(exports, line)
+		case strings.HasPrefix(line, "http://") && strings.HasSuffix(line, "/status/"):
+			status = line
+		}
+	}
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		_, _ = io.Copy(io.Discard, out)
+	}()
+	defer func() {
+		g.Expect(demo.Process.Signal(syscall.SIGINT)).To(Succeed())
+		<-drained
+		_ = demo.Wait() // an interrupt is its regular end
+	}()
+
+	run := func(commands []string) {
+		t.Helper()
+		script := exec.CommandContext(t.Context(), "bash", "-eux")
+		script.Dir = "../.."
+		script.Stdin = strings.NewReader(strings.Join(append(exports, commands...), "\n"))
+		out, err := script.CombinedOutput()
+		g.Expect(err).NotTo(HaveOccurred(), "%s", out)
+	}
+	type view struct {
+		Extension struct {
+			Row struct {
+				State, Username string
+				Connects        int
+			}
+			Timeline []struct{ What, Reason string }
+		}
+	}
+	mine := func() (v view) {
+		resp, err := http.Get(status + "view?extension=mine")
+		g.Expect(err).NotTo(HaveOccurred())
+		defer resp.Body.Close()
+		g.Expect(json.NewDecoder(resp.Body).Decode(&v)).To(Succeed())
+		return v
+	}
+	run(parts[0])
+	row := mine().Extension.Row
+	g.Expect(row.State).To(Equal("Connected"))
+	g.Expect(row.Username).To(Equal("system:serviceaccount:team-mine:mine"))
+	run(parts[1])
+	now := mine().Extension
+	g.Expect(now.Row.Connects).To(Equal(2))
+	var reasons []string
+	for _, e := range now.Timeline {
+		reasons = append(reasons, e.What+" "+e.Reason)
+	}
+	g.Expect(reasons).To(ContainElements("Disconnected ServiceAccountNotFound", "Connected "))
+}
