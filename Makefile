@@ -138,13 +138,28 @@ test-docs: controlplane ## the commands of the documentation that "make test" do
 	git diff --exit-code # what is generated is what is committed
 
 .PHONY: test-matrix
-test-matrix: controlplane ## the tests with the lowest controller-runtime that passes (go.mod's) and with the newest of its minor version; an hour
+test-matrix: controlplane ## the tests with the lowest controller-runtime that passes (go.mod's) and with the newest of its minor version, then test-kubernetes; three hours
 	cp go.mod .newest.mod && cp go.sum .newest.sum
 	go get -modfile=.newest.mod sigs.k8s.io/controller-runtime@v0.25 k8s.io/client-go@v0.37 k8s.io/api@v0.37 k8s.io/apimachinery@v0.37 k8s.io/streaming@v0.37
 	@for mod in go.mod .newest.mod; do \
 		echo "$$mod: controller-runtime $$(go list -modfile=$$mod -m -f '{{.Version}}' sigs.k8s.io/controller-runtime)"; \
 		go vet -modfile=$$mod ./... && go test -modfile=$$mod -count=1 -p 1 -timeout 40m ./... || exit 1; \
 	done; rm -f .newest.mod .newest.sum
+	$(MAKE) test-kubernetes
+
+# The other versions of Kubernetes that "make test-kubernetes" tests with: the newest of each minor version.
+KUBERNETES ?= 1.34.4 1.35.4 1.37.2
+# What runs on another version: the tests whose subject is the API server's behaviour.
+ON_KUBERNETES := ./test/e2e/... ./accessor/... ./credential/... ./scopedcache/... ./clustercache/... ./cmd/latchkey/... ./examples/...
+
+.PHONY: test-kubernetes
+test-kubernetes: ## the end-to-end tests on other versions of Kubernetes: KUBERNETES="1.34.4 1.35.4 1.37.2"; 6 minutes each to build once, and 30 to run
+	@for version in $(KUBERNETES); do \
+		dir="$${XDG_CACHE_HOME:-$$HOME/.cache}/latchkey/controlplane/kubernetes-v$$version-$$(go env GOOS)-$$(go env GOARCH)"; \
+		go run -C $(CONTROLPLANE) . -kubernetes v$$version -o "$$dir" || exit 1; \
+		echo "Kubernetes $$version"; \
+		KUBEBUILDER_ASSETS="$$dir" go test -count=1 -p 1 -timeout 60m $(ON_KUBERNETES) || exit 1; \
+	done
 
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache

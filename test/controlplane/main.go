@@ -1,7 +1,7 @@
 // Command controlplane builds programs of a Kubernetes control plane from Go modules into one
 // directory: those named, or kube-apiserver, etcd, kube-controller-manager and kubectl.
 //
-//	go run . -o DIR [PROGRAM...]
+//	go run . -o DIR [-kubernetes v1.34.4] [PROGRAM...]
 //
 // DIR appears whole or not at all: everything is built beside DIR and renamed into place. Builds of
 // the same DIR wait for each other (a file lock), so that the second finds the work done, and what
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -24,6 +25,7 @@ import (
 
 func main() {
 	dir := flag.String("o", "", "directory to build into; it must not exist or be complete")
+	version := flag.String("kubernetes", kubernetesVersion, "version of Kubernetes")
 	flag.Parse()
 	wanted := programs
 	if flag.NArg() > 0 {
@@ -38,10 +40,21 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	b := builder{compile: goBuild, out: os.Stderr, now: time.Now}
-	if err := b.build(ctx, *dir, wanted); err != nil {
+	err := run(ctx, *dir, *version, wanted)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		stop()
 		os.Exit(1)
 	}
+}
+
+func run(ctx context.Context, dir, version string, programs []string) error {
+	if version == kubernetesVersion {
+		return builder{compile: goBuild, out: os.Stderr, now: time.Now}.build(ctx, dir, programs)
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	return retargeted(ctx, version, append([]string{"-o", dir}, programs...)...)
 }
