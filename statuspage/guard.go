@@ -21,14 +21,15 @@ const (
 	reviewTimeout = 10 * time.Second
 )
 
-// Guard returns a handler that serves the page to the users who may "get" its path as a
-// nonResourceURL, such as /status/*. A request proves its user with a token that the API server takes.
+// Guard returns a handler that serves the page to the users who may "get" what is below path as a
+// nonResourceURL: for path /status/ that is /status/*. Path must end in a slash, and counts for every
+// request, wherever the handler is. A request proves its user with a token that the API server takes.
 // Without one the answer is 401, and for others 403; a browser then receives a form for a token, which
 // the page keeps in its memory only. Serve the handler with TLS.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
 // system:auth-delegator grants it. Each request is reviewed; streams again after five minutes.
-func (p *Page) Guard(c client.Client) http.Handler {
+func (p *Page) Guard(c client.Client, path string) http.Handler {
 	reviews := make(chan struct{}, maxReviews)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
@@ -50,7 +51,7 @@ func (p *Page) Guard(c client.Client) http.Handler {
 			http.Error(w, "too many requests wait for their review; try again", http.StatusServiceUnavailable)
 			return
 		}
-		status, text := review(ctx, c, token, r.URL.Path)
+		status, text := review(ctx, c, token, path+lastElement(r.URL.Path))
 		<-reviews
 		if status != http.StatusOK {
 			http.Error(w, text, status)

@@ -253,6 +253,13 @@
     byID("content").classList.toggle("beside", shown);
   };
   const open = (extension) => {
+    if (extension !== selection.extension) { // nothing of another extension stays below the new heading
+      byID("timeline").replaceChildren();
+      byID("timeline").dataset.version = "";
+      byID("advice").hidden = true;
+      setText(byID("message"), "");
+      showState(null);
+    }
     select({ extension }, { keepPage: true });
     showPanel(true);
     setText(byID("details-heading"), extension);

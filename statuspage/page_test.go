@@ -366,7 +366,7 @@ func TestGuard(t *testing.T) {
 	page, _, end := startPage(t, named("red", connected()))
 	defer end()
 	server := &reviewer{}
-	handler := page.Guard(server)
+	handler := page.Guard(server, "/status/")
 	with := func(path, authorization string) *httptest.ResponseRecorder {
 		request := httptest.NewRequest(http.MethodGet, "/status/"+path, http.NoBody)
 		if authorization != "" {
@@ -391,6 +391,10 @@ func TestGuard(t *testing.T) {
 	g.Expect(with("", "Bearer secret-good").Body.String()).To(ContainSubstring(`data-access="open"`))
 	g.Expect(with("view", "Bearer secret-good").Body.String()).To(ContainSubstring(`"red"`))
 	g.Expect(server.paths).To(Equal([]string{"get /status/", "get /status/view"}))
+	server.paths = nil
+	with("../healthz/view", "Bearer secret-good")
+	with("a//b/view", "Bearer secret-good")
+	g.Expect(server.paths).To(Equal([]string{"get /status/view", "get /status/view"}), "wherever the handler is")
 	for _, kind := range []string{"TokenReview", "SubjectAccessReview"} {
 		server.err = map[string]error{kind: errors.New("connection refused, secret-good")}
 		g.Expect(with("view", "Bearer secret-good").Code).To(Equal(http.StatusServiceUnavailable))

@@ -79,7 +79,7 @@ func (s *statusFlags) setUp(ctx context.Context, mgr manager.Manager, connection
 	handler := statuspage.Local(page)
 	var tlsConfig *tls.Config
 	if s.secure {
-		handler = page.Guard(mgr.GetClient())
+		handler = page.Guard(mgr.GetClient(), statusPath)
 		if tlsConfig, err = s.tlsConfig(mgr); err != nil {
 			_ = listener.Close() // its error would hide the one to report
 			return err
