@@ -313,8 +313,10 @@ func TestLiveEnds(t *testing.T) {
 			synctest.Wait()
 			time.Sleep(liveInterval - time.Millisecond)
 		}
+		ended := time.Now()
 		end()
 		streams.Wait()
+		g.Expect(time.Since(ended)).To(BeZero(), "both end at once")
 	})
 }
 

@@ -169,10 +169,14 @@ func TestTimelinesAreBounded(t *testing.T) {
 	g.Expect(lines.of(busy)[0].Message).To(Equal("999"))
 	g.Expect(lines.of(busy)[maxEntries-1].Message).To(Equal(fmt.Sprint(1000 - maxEntries)))
 	g.Expect(lines.of(first)).To(HaveLen(1))
+	for n := range maxAllEntries - 500 {
+		lines.add(client.ObjectKey{Name: fmt.Sprint("other", n)}, entry{})
+	}
+	g.Expect(lines.of(first)).To(BeEmpty())
+	g.Expect(lines.of(busy)).To(HaveLen(maxEntries), "what is gone already takes nothing else with it")
 	for n := range maxAllEntries {
 		lines.add(client.ObjectKey{Name: fmt.Sprint(n)}, entry{}, entry{})
 	}
-	g.Expect(lines.of(first)).To(BeEmpty())
 	g.Expect(lines.of(busy)).To(BeEmpty())
 	g.Expect(len(lines.order)).To(Equal(maxAllEntries))
 	all := 0
