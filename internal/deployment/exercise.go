@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -58,7 +59,7 @@ func CreateExtensions(ctx context.Context, cp *controlplane.ControlPlane) error 
 
 // Exercise runs the manager of the objects three times, with Pods of different addresses. Each time
 // all tenants connect, the readiness probe succeeds, prometheus of namespace monitoring reads the
-// metrics if the manager serves them, and an administrator the state API. An error says which of
+// metrics if the manager serves them, somebody the status page, and an administrator the state API. An error says which of
 // these did not happen within the patience, and has the manager's log.
 func Exercise(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstructured.Unstructured,
 	options Options, patience time.Duration) error {
@@ -93,8 +94,33 @@ func (m *Manager) exercise(ctx context.Context, cp *controlplane.ControlPlane, p
 			return err
 		}
 	}
+	if m.servesStatusPage() {
+		if err := m.exerciseStatusPage(ctx); err != nil {
+			return err
+		}
+	}
 	if m.servesStateAPI() {
 		return m.exerciseStateAPI(ctx, cp)
+	}
+	return nil
+}
+
+// exerciseStatusPage reads the status page, as one does who may forward the Pod's port.
+func (m *Manager) exerciseStatusPage(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.StatusAddress+"/status/view", http.NoBody)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return errors.Wrap(err, "reading the status page")
+	}
+	defer resp.Body.Close()
+	var view struct {
+		Fleet struct{ States map[string]int }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&view); err != nil || view.Fleet.States["Connected"] != len(Tenants) {
+		return errors.Errorf("the status page: %s, %v, %v", resp.Status, view, err)
 	}
 	return nil
 }

@@ -82,8 +82,8 @@ type Manager struct {
 	Namespace, Name string
 	// User is the name by which the API server knows the manager.
 	User string
-	// MetricsAddress, ProbesAddress and StateAddress are where the process listens.
-	MetricsAddress, ProbesAddress, StateAddress string
+	// MetricsAddress, ProbesAddress, StateAddress and StatusAddress are where the process listens.
+	MetricsAddress, ProbesAddress, StateAddress, StatusAddress string
 
 	cmd   *exec.Cmd
 	log   output
@@ -117,7 +117,8 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 	}
 	m := &Manager{Namespace: deployment.Namespace, Name: deployment.Name,
 		User: "system:serviceaccount:" + deployment.Namespace + ":" + account, ended: make(chan struct{})}
-	for _, address := range []*string{&m.MetricsAddress, &m.ProbesAddress, &m.StateAddress} {
+	for _, address := range []*string{&m.MetricsAddress, &m.ProbesAddress, &m.StateAddress,
+		&m.StatusAddress} {
 		if *address, err = freeAddress(); err != nil {
 			return nil, err
 		}
@@ -130,6 +131,9 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 	}
 	if m.servesStateAPI() {
 		m.cmd.Args = append(m.cmd.Args, "--state-api-bind-address="+m.StateAddress)
+	}
+	if m.servesStatusPage() {
+		m.cmd.Args = append(m.cmd.Args, "--status-address="+m.StatusAddress)
 	}
 	m.cmd.Args = append(m.cmd.Args, options.Args...)
 	m.cmd.Env = []string{"HOME=" + options.Dir, "PATH=" + os.Getenv("PATH"), "LATCHKEY_TEST_MAIN=1"}
@@ -296,8 +300,9 @@ func (m *Manager) hasFlag(prefix string) bool {
 	return false
 }
 
-func (m *Manager) servesMetrics() bool  { return m.hasFlag("--metrics-secure") }
-func (m *Manager) servesStateAPI() bool { return m.hasFlag("--state-api-group") }
+func (m *Manager) servesMetrics() bool    { return m.hasFlag("--metrics-secure") }
+func (m *Manager) servesStateAPI() bool   { return m.hasFlag("--state-api-group") }
+func (m *Manager) servesStatusPage() bool { return m.hasFlag("--status-address") }
 
 // Pod returns a Pod of the only Deployment of the objects.
 func Pod(objects []*unstructured.Unstructured) (*corev1.Pod, error) {

@@ -98,8 +98,14 @@ func TestRefusedValues(t *testing.T) {
 		"serviceAccount.create=false":     "serviceAccount.name: name the existing ServiceAccount",
 		"admission=external,credentials.type=kubeconfigs,tenants[0].namespace=a": "missing property 'names'",
 		"admission=external,credentials.type=kubeconfigs,allNamespaces=true":     "allNamespaces",
-		"allNamespaces=true,tenants[0].namespace=a":                              "tenants",
-		"tenants[0].namespace=a,tenants[1].namespace=a":                          "namespace a is listed twice",
+		"metrics.port=8081":                             "metrics.port: 8081 is the port of the probes",
+		"stateAPI.enabled=true,stateAPI.port=8443":      "stateAPI.port: 8443 is the port of metrics",
+		"statusPage.enabled=true,statusPage.port=8443":  "statusPage.port: 8443 is the port of metrics",
+		`podLabels.app\.kubernetes\.io/name=x`:          "podLabels",
+		"extraArgs[0]=--leader-elect=false":             "extraArgs/0",
+		"extraArgs[0]=--status-address=:80":             "extraArgs/0",
+		"allNamespaces=true,tenants[0].namespace=a":     "tenants",
+		"tenants[0].namespace=a,tenants[1].namespace=a": "namespace a is listed twice",
 	} {
 		t.Run(value, func(t *testing.T) {
 			_, err := render(t, "--set", value)

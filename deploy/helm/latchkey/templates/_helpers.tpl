@@ -71,3 +71,18 @@ subjects:
 {{ include "latchkey.object" (dict "object" (fromYaml $document) "context" $.context "annotations" $.annotations) }}
 {{- end }}
 {{- end }}
+
+{{/* Two servers of the manager cannot have one port. */}}
+{{- define "latchkey.checkPorts" -}}
+{{- $ports := dict "8081" "the probes" }}
+{{- range $name := list "metrics" "stateAPI" "statusPage" }}
+{{- $server := index $.Values $name }}
+{{- if $server.enabled }}
+{{- $port := toString $server.port }}
+{{- with index $ports $port }}
+{{- fail (printf "%s.port: %s is the port of %s" $name $port .) }}
+{{- end }}
+{{- $_ := set $ports $port $name }}
+{{- end }}
+{{- end }}
+{{- end }}
