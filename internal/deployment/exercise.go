@@ -59,8 +59,8 @@ func CreateExtensions(ctx context.Context, cp *controlplane.ControlPlane) error 
 
 // Exercise runs the manager of the objects three times, with Pods of different addresses. Each time
 // all tenants connect, the readiness probe succeeds, prometheus of namespace monitoring reads the
-// metrics if the manager serves them, somebody the status page, and an administrator the state API. An error says which of
-// these did not happen within the patience, and has the manager's log.
+// metrics if the manager serves them, somebody the status page, and an administrator the state API.
+// An error says which of these did not happen within the patience, and has the manager's log.
 func Exercise(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstructured.Unstructured,
 	options Options, patience time.Duration) error {
 	for _, options.PodIP = range []string{"192.0.2.1", "192.0.2.2", "2001:db8::1"} {
