@@ -122,6 +122,8 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	after, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(after.Since).To(Equal(previous.Since))
+	g.Expect(previous.CredentialSince).To(Equal(previous.Since))
+	g.Expect(after.CredentialSince).To(BeTemporally(">", previous.CredentialSince))
 	g.Expect(after.Message).To(BeEmpty())
 	g.Expect(conn.Err()).NotTo(HaveOccurred())
 	g.Expect(p.count("red-2")).To(Equal(1), "one review, before any other request with the token")
@@ -155,7 +157,13 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
 	after := d.eventually("red", func(s ConnectionState) bool { return s.Message == "" })
 	g.Expect(after.Epoch).To(Equal(previous.Epoch))
+	g.Expect(after.CredentialSince).To(BeTemporally(">", previous.CredentialSince))
 	g.Expect(d.disconnectReasons()).To(BeEmpty())
+	p.revoke("red-2")
+	d.extension("red", "red-4")
+	g.Expect(d.eventually("red", func(s ConnectionState) bool {
+		return s.Phase == connstate.PhaseDisconnected
+	}).CredentialSince).To(BeZero())
 }
 
 // When the earlier token stops working, the connection ends, and the next connect uses the newest
