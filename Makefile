@@ -73,7 +73,7 @@ bin/helm:
 .PHONY: release
 release: ## what a release consists of, in dist/: binaries, SBOMs, the chart, notes, checksums; publishes nothing
 	@go build -C tools/release -o $(CURDIR)/bin/release .
-	@bin/release $(if $(VERSION),-version $(VERSION)) $(if $(PLATFORMS),-platforms $(PLATFORMS))
+	@bin/release $(if $(VERSION),-version '$(VERSION)') $(if $(PLATFORMS),-platforms '$(PLATFORMS)')
 
 .PHONY: image
 image: ## the image of latchkey manager, with buildah: latchkey:VERSION of the chart, for linux/ARCH (amd64)

@@ -719,3 +719,21 @@ func TestMembersAreCounted(t *testing.T) {
 	d.deleteExtension("blue")
 	g.Eventually(members).WithTimeout(patience).Should(Equal(1))
 }
+
+// A getter allocates nothing: host operators ask for the client in each Reconcile.
+func TestGettersAllocateNothing(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := drive(t, r.URL, fastProbes, noRetry)
+	d.extension("red", "red")
+	d.eventually("red", connectedAs("user-of-red"))
+	red := client.ObjectKey{Name: "red"}
+	for name, get := range map[string]func() error{
+		"GetClient":         func() error { _, err := d.At(red).GetClient(); return err },
+		"GetReader":         func() error { _, err := d.At(red).GetReader(); return err },
+		"GetUncachedClient": func() error { _, err := d.At(red).GetUncachedClient(); return err },
+	} {
+		g.Expect(get()).To(Succeed())
+		g.Expect(testing.AllocsPerRun(100, func() { _ = get() })).To(BeZero(), name)
+	}
+}

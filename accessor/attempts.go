@@ -48,9 +48,13 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 
 // submit passes the attempt to the pool, which runs it.
 func (t *attempt) submit() {
-	run := map[lifecycle.AttemptKind]func() (lifecycle.AttemptFinished, *connection.Connection){
-		lifecycle.Connect: t.connect, lifecycle.Probe: t.probe, lifecycle.Verify: t.verify,
-	}[t.Kind]
+	run := t.connect
+	switch t.Kind {
+	case lifecycle.Probe:
+		run = t.probe
+	case lifecycle.Verify:
+		run = t.verify
+	}
 	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
 		waited := time.Since(t.createdAt)
@@ -69,9 +73,13 @@ func (t *attempt) submit() {
 
 // startSpan starts the span of the attempt. The requests of the attempt are below it.
 func (t *attempt) startSpan(waited time.Duration) (span trace.Span) {
-	name := map[lifecycle.AttemptKind]string{
-		lifecycle.Connect: tracing.Connect, lifecycle.Probe: tracing.Probe, lifecycle.Verify: tracing.Rotate,
-	}[t.Kind]
+	name := tracing.Connect
+	switch t.Kind {
+	case lifecycle.Probe:
+		name = tracing.Probe
+	case lifecycle.Verify:
+		name = tracing.Rotate
+	}
 	t.ctx, span = t.accessor.set.options.Tracer.Start(t.ctx, name)
 	if span.IsRecording() {
 		epoch := t.Epoch

@@ -33,7 +33,7 @@ func Handler(cc ClusterCache) http.Handler {
 			http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
 			return
 		}
-		states := cc.ListConnectionStates(r.Context())
+		var states []ConnectionState
 		if wanted := r.URL.Query().Get("extension"); wanted != "" {
 			state, known := cc.GetConnectionState(r.Context(), parseKey(wanted))
 			if !known {
@@ -41,6 +41,8 @@ func Handler(cc ClusterCache) http.Handler {
 				return
 			}
 			states = []ConnectionState{state}
+		} else {
+			states = cc.ListConnectionStates(r.Context())
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {

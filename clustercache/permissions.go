@@ -29,8 +29,8 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
 			err = errors.WithMessagef(err,
-				"the host operator needs list and watch on %s (ClusterRole latchkey-operator in config/rbac, or a "+
-					"similar role for another kind)", r.kind)
+				"the host operator needs list and watch on %s (as the chart's ClusterRole grants them, and ClusterRole "+
+					"latchkey-operator in config/rbac)", r.kind)
 			r.set.MayNotRead(err)
 			if !lacking {
 				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", ReasonOperatorForbidden, "error", err.Error())

@@ -103,11 +103,11 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }
 	}
-	if err := mgr.Add(announcement{counts}); err != nil {
-		return nil, errors.WithStack(err)
-	}
 	if err := r.addTo(mgr, o.Cluster, o.Name, controllerOptions); err != nil {
 		return nil, errors.WithMessagef(err, "adding the controller %q to the manager (Options.Name is its name)", o.Name)
+	}
+	if err := mgr.Add(announcement{counts}); err != nil { // last, so that a call that fails announces nothing
+		return nil, errors.WithStack(err)
 	}
 	return cc, nil
 }

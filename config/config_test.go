@@ -63,4 +63,12 @@ func TestCopiesOfTheChart(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(string(copied)).To(Equal(string(want)), `run "make deploy"`)
 	}
+	for _, name := range []string{"rules.yaml", "dashboard.json"} {
+		g := NewWithT(t)
+		want, err := os.ReadFile("../deploy/observability/" + name)
+		g.Expect(err).NotTo(HaveOccurred())
+		copied, err := os.ReadFile("../deploy/helm/latchkey/files/" + name)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(copied)).To(Equal(string(want)), `run "make deploy"`)
+	}
 }

@@ -243,7 +243,8 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		switch {
 		case apierrors.IsForbidden(err):
 			err = operatorForbidden(err, "list and watch on serviceaccounts",
-				"ClusterRole latchkey-operator in config/rbac, or a role of config/rbac-examples")
+				"tenants of the chart, a role of config/rbac-examples, or, for every namespace, ClusterRole "+
+					"latchkey-operator in config/rbac")
 		case strings.Contains(err.Error(), unknownNamespace):
 			err = operatorForbidden(err, "ServiceAccounts of namespace "+key.Namespace+" in its cache",
 				"cache.Options.ByObject, --service-account-namespaces of latchkey manager, tenants of the chart")

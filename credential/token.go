@@ -215,7 +215,9 @@ func (t *token) renew(ctx context.Context, stale *issuedToken) <-chan singleflig
 		ctx, cancel := context.WithTimeout(tracing.Detach(t.ctx, ctx), issueTimeout)
 		defer cancel()
 		ctx, span := t.tracer.Start(ctx, tracing.TokenRequest)
-		span.SetAttributes(tracing.ServiceAccount.String(t.id.serviceAccount.String()))
+		if span.IsRecording() {
+			span.SetAttributes(tracing.ServiceAccount.String(t.id.serviceAccount.String()))
+		}
 		fresh, err := t.issue(ctx, t.id)
 		tracing.End(span, resultOf(err), err != nil)
 		t.counts.RequestedToken(resultOf(err))

@@ -57,8 +57,9 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 	if err != nil {
 		what := "requesting a token"
 		if apierrors.IsForbidden(err) {
-			what = "the host operator needs create on serviceaccounts/token (ClusterRole latchkey-operator in " +
-				"config/rbac, or config/rbac-examples/tokens-by-name.yaml): " + what
+			what = "the host operator needs create on serviceaccounts/token (tenants of the chart, " +
+				"config/rbac-examples/tokens-by-name.yaml, or, for every ServiceAccount, ClusterRole latchkey-operator in " +
+				"config/rbac): " + what
 		}
 		return issuedToken{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
 	}

@@ -6,11 +6,17 @@
 //
 //	page := statuspage.New(connections, statuspage.Options{Name: "team-operator"})
 //	err := mgr.Add(page)
-//	err = mgr.AddMetricsServerExtraHandler("/status/", page)
+//	mux := http.NewServeMux()
+//	mux.Handle("/status/", statuspage.Local(page))
+//	err = mgr.Add(&manager.Server{Listener: listener, Server: &http.Server{Handler: mux}})
 //
-// The page must be served below a path that ends in a slash, on any server. A metrics server with a
-// FilterProvider authenticates the requests, but a browser cannot send it a token. On a server of
-// your own, Guard authenticates them, and shows people a form to sign in with a token.
+// where the listener is one on 127.0.0.1: people reach the page through kubectl port-forward. On the
+// network, serve page.Guard(mgr.GetClient(), "/status/") instead, with TLS: Guard authenticates
+// requests, and shows people a form to sign in with a token. The page must be served below a path that
+// ends in a slash.
+//
+// Do not add the page to the manager's metrics server. Without a FilterProvider that server shows the
+// page to everyone who reaches its port, and with one a browser cannot send it a token.
 //
 // # Usage
 //
@@ -25,9 +31,9 @@
 //     and watched kinds of all tenants: serve it without authentication on loopback only, through
 //     Local, which refuses requests that other web sites make through a browser.
 //   - Only the replica that leads has connections. The page of another one says so.
-//   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all. They begin
-//     when the process begins to lead. Changes that follow each other within milliseconds can be one
-//     entry.
+//   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all, those of a
+//     removed extension for an hour. They begin when the process begins to lead. Changes that follow
+//     each other within milliseconds can be one entry.
 //   - At most 32 browsers follow the page at a time. A stream ends after five minutes and the page
 //     opens another, so that permissions are checked again.
 package statuspage

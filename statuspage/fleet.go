@@ -84,18 +84,20 @@ func keyOf(text string) client.ObjectKey {
 // fleet has the rows and timelines of all extensions. Its methods may be called from any goroutine.
 type fleet struct {
 	mu        sync.Mutex
-	changed   chan struct{} // guarded by mu; closed at the next change
-	ready     bool          // guarded by mu; the states were reported once
-	rows      map[client.ObjectKey]*row
-	seen      map[client.ObjectKey]*seen
-	timelines timelines
+	changed   chan struct{}             // guarded by mu; closed at the next change
+	ready     bool                      // guarded by mu; the states were reported once
+	rows      map[client.ObjectKey]*row // guarded by mu
+	timelines timelines                 // guarded by mu
+
+	seen map[client.ObjectKey]*seen // of rows; only update reads and writes it, in one goroutine
 }
 
 func newFleet() *fleet {
 	return &fleet{changed: make(chan struct{}), rows: map[client.ObjectKey]*row{}, seen: map[client.ObjectKey]*seen{}}
 }
 
-// update takes over the states of extensions. get returns false for an extension that is gone.
+// update takes over the states of extensions. get returns false for an extension that is gone. Only
+// one goroutine may call update.
 func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
 	now time.Time) {
 	for chunk := range slices.Chunk(keys, 256) { // so that no reader waits for a large fleet
@@ -108,24 +110,36 @@ func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clus
 	f.changed = make(chan struct{})
 }
 
+// updateChunk computes what is new before it locks: get is code of others, and takes locks of its own.
 func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
 	now time.Time) {
+	type change struct {
+		row     *row // nil if the extension is gone
+		entries []entry
+	}
+	changes := make([]change, len(keys))
+	for i, key := range keys {
+		if state, known := get(key); known {
+			next := seenOf(f.seen[key], state)
+			changes[i] = change{rowOf(state), entriesBetween(f.seen[key], next, state, now)}
+			f.seen[key] = &next
+		} else {
+			if f.seen[key] != nil {
+				changes[i].entries = []entry{{Time: now, What: entryRemoved, Message: "deleted, or not selected any more"}}
+			}
+			delete(f.seen, key)
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, key := range keys {
-		state, known := get(key)
-		if !known {
-			if f.rows[key] != nil {
-				f.timelines.add(key, entry{Time: now, What: entryRemoved, Message: "deleted, or not selected any more"})
-			}
+	for i, key := range keys {
+		f.timelines.add(key, changes[i].entries...)
+		if f.rows[key] = changes[i].row; changes[i].row == nil {
 			delete(f.rows, key)
-			delete(f.seen, key)
-			continue
+			f.timelines.removed(key, now)
 		}
-		next := seenOf(f.seen[key], state)
-		f.timelines.add(key, entriesBetween(f.seen[key], next, state, now)...)
-		f.rows[key], f.seen[key] = rowOf(state), &next
 	}
+	f.timelines.expire(now)
 }
 
 // fleetState is the state of a fleet at a time.

@@ -2,37 +2,58 @@ package statuspage
 
 import (
 	"context"
+	"crypto/sha256"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/singleflight"
+	"golang.org/x/time/rate"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
 	// maxReviews is how many requests are reviewed at the same time. Others wait.
 	maxReviews = 8
+	// reviewsPerSecond is how many requests are reviewed on average, so that a flood of invalid tokens
+	// does not become a flood at the API server. reviewBurst is how many may come at once.
+	reviewsPerSecond, reviewBurst = 20, 40
 	// reviewTimeout bounds the reviews of a request, and the wait for them.
 	reviewTimeout = 10 * time.Second
+	// verdictTime is how long a verdict counts for the same token and path, and maxVerdicts how many
+	// are kept. Streams and the details of an extension ask for the same again and again.
+	verdictTime = 10 * time.Second
+	maxVerdicts = 1024
+	// maxToken is how many bytes a token has at most.
+	maxToken = 16 << 10
 )
 
 // Guard returns a handler that serves the page to the users who may "get" what is below path as a
 // nonResourceURL: for path /status/ that is /status/*. Path must end in a slash, and counts for every
 // request, wherever the handler is. A request proves its user with a token that the API server takes.
 // Without one the answer is 401, and for others 403; a browser then receives a form for a token, which
-// the page keeps in its memory only. Serve the handler with TLS.
+// the page keeps in its memory only. Serve the handler with TLS, and with a certificate that browsers
+// can verify: people give their tokens to whoever answers.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
-// system:auth-delegator grants it. Each request is reviewed; streams again after five minutes.
+// system:auth-delegator grants it. Guard reviews at most 20 requests a second, and answers 429 beyond
+// that. A verdict counts for 10 s, and for a stream for five minutes.
 func (p *Page) Guard(c client.Client, path string) http.Handler {
-	reviews := make(chan struct{}, maxReviews)
+	reviews := &reviews{client: c, slots: make(chan struct{}, maxReviews),
+		limiter: rate.NewLimiter(reviewsPerSecond, reviewBurst), verdicts: cache.NewLRUExpireCache(maxVerdicts)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
+		if refusesBody(w, r) {
+			return
+		}
 		token, isBearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if token = strings.TrimSpace(token); !isBearer || token == "" {
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -43,27 +64,84 @@ func (p *Page) Guard(c client.Client, path string) http.Handler {
 			http.Error(w, "a token is needed: Authorization: Bearer TOKEN", http.StatusUnauthorized)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
-		defer cancel()
-		select {
-		case reviews <- struct{}{}:
-		case <-ctx.Done():
-			http.Error(w, "too many requests wait for their review; try again", http.StatusServiceUnavailable)
-			return
-		}
-		status, text := review(ctx, c, token, path+lastElement(r.URL.Path))
-		<-reviews
-		if status != http.StatusOK {
-			http.Error(w, text, status)
+		verdict := reviews.of(r.Context(), token, path+lastElement(r.URL.Path))
+		if verdict.status != http.StatusOK {
+			if verdict.status == http.StatusTooManyRequests || verdict.status == http.StatusServiceUnavailable {
+				w.Header().Set("Retry-After", retryAfter)
+			}
+			http.Error(w, verdict.text, verdict.status)
 			return
 		}
 		p.ServeHTTP(w, r)
 	})
 }
 
+// reviews asks the API server about tokens, and remembers the answers for a while. Its methods may be
+// called from any goroutine.
+type reviews struct {
+	client   client.Client
+	slots    chan struct{} // holds a token for each request that is being reviewed
+	limiter  *rate.Limiter
+	verdicts *cache.LRUExpireCache // verdict by question
+	flight   singleflight.Group    // by question
+}
+
+// question is a token's hash and a path. The token itself is not kept.
+type question [sha256.Size]byte
+
+// verdict is the answer to a request: http.StatusOK if it is allowed, or else a status and a text.
+type verdict struct {
+	status int
+	text   string
+}
+
+// isFinal reports whether the verdict is about the token, so that the same question would get it again.
+func (v verdict) isFinal() bool {
+	return v.status == http.StatusOK || v.status == http.StatusUnauthorized || v.status == http.StatusForbidden
+}
+
+// of returns the verdict about a request for path with the token.
+func (r *reviews) of(ctx context.Context, token, path string) verdict {
+	if len(token) > maxToken {
+		return verdict{http.StatusUnauthorized, "the token is too long"}
+	}
+	key := question(sha256.Sum256([]byte(path + "\x00" + token)))
+	if known, ok := r.verdicts.Get(key); ok {
+		return known.(verdict)
+	}
+	answer, _, _ := r.flight.Do(string(key[:]), func() (any, error) {
+		// on a context of its own, because several requests may wait for the answer
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
+		defer cancel()
+		v := r.ask(ctx, token, path)
+		if v.isFinal() {
+			r.verdicts.Add(key, v, verdictTime)
+		}
+		return v, nil
+	})
+	return answer.(verdict)
+}
+
+// ask asks the API server, unless too many others ask.
+func (r *reviews) ask(ctx context.Context, token, path string) verdict {
+	if !r.limiter.Allow() {
+		return verdict{http.StatusTooManyRequests, "too many requests with different tokens; try again"}
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return verdict{http.StatusServiceUnavailable, "too many requests wait for their review; try again"}
+	}
+	status, text := review(ctx, r.client, token, path)
+	return verdict{status, text}
+}
+
 // review asks the API server whose the token is, and whether that user may get the path. The answers
 // contain nothing of the token.
 func review(ctx context.Context, c client.Client, token, path string) (status int, text string) {
+	// client-go logs the bodies of requests and answers at high verbosity, and these have the token.
+	ctx = klog.NewContext(ctx, logr.Discard())
 	whose := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
 	if err := c.Create(ctx, whose); err != nil {
 		return reviewFailed(err, "tokenreviews")

@@ -19,8 +19,10 @@ const (
 	// streamTime is how long a stream lasts. The page then opens another one, whose permission is
 	// checked again.
 	streamTime = 5 * time.Minute
-	// writeTimeout is how long a browser may take to receive a view.
+	// writeTimeout is how long a browser may take to receive a view of a stream.
 	writeTimeout = 10 * time.Second
+	// retryAfter is what a browser is told to wait before it asks for another stream.
+	retryAfter = "10"
 )
 
 // serveLive sends the view, and again after each change, as server-sent events. The permission was
@@ -32,10 +34,17 @@ func (p *Page) serveLive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	select {
+	case <-p.ended:
+		w.Header().Set("Retry-After", retryAfter)
+		http.Error(w, "this process is about to end", http.StatusServiceUnavailable)
+		return
+	default:
+	}
+	select {
 	case p.viewers <- struct{}{}:
 		defer func() { <-p.viewers }()
 	default:
-		w.Header().Set("Retry-After", "10")
+		w.Header().Set("Retry-After", retryAfter)
 		http.Error(w, fmt.Sprintf("%d browsers follow this page already; close some", maxViewers),
 			http.StatusServiceUnavailable)
 		return
@@ -118,10 +127,23 @@ func (s *stream) send(v view) error {
 }
 
 func (s *stream) write(content []byte) error {
+	return within(s.response, writeTimeout, func() error {
+		_, err := s.w.Write(content)
+		return err
+	})
+}
+
+// within calls write, and sends what it wrote, within timeout. Afterwards the response has no
+// deadline: with HTTP/2 a deadline that passes ends the stream, although nothing is being written.
+func within(response *http.ResponseController, timeout time.Duration, write func() error) error {
 	// A server without deadlines, such as a recorder of a test, is none that can hang.
-	_ = s.response.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if _, err := s.w.Write(content); err != nil {
+	_ = response.SetWriteDeadline(time.Now().Add(timeout))
+	if err := write(); err != nil {
 		return err
 	}
-	return s.response.Flush()
+	if err := response.Flush(); err != nil {
+		return err
+	}
+	_ = response.SetWriteDeadline(time.Time{})
+	return nil
 }

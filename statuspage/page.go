@@ -54,23 +54,51 @@ func (p *Page) NeedLeaderElection() bool { return false }
 // ServeHTTP serves the page, below any path that ends in a slash.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setSecurityHeaders(w.Header())
+	if refusesBody(w, r) {
+		return
+	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
 		return
 	}
-	switch lastElement(r.URL.Path) {
-	case "":
-		p.writeDocument(w, http.StatusOK, false)
-	case "view":
-		p.serveView(w, r)
-	case "live":
+	if lastElement(r.URL.Path) == "live" {
 		p.serveLive(w, r)
-	case "connections":
-		p.text.ServeHTTP(w, r)
-	default:
-		http.Error(w, "the page has only the paths view, live and connections below it", http.StatusNotFound)
+		return
 	}
+	// An error is that of the client's connection.
+	_ = within(http.NewResponseController(w), answerTimeout, func() error {
+		switch lastElement(r.URL.Path) {
+		case "":
+			p.writeDocument(w, http.StatusOK, false)
+		case "view":
+			p.serveView(w, r)
+		case "connections":
+			p.text.ServeHTTP(w, r)
+		default:
+			http.Error(w, "the page has only the paths view, live and connections below it", http.StatusNotFound)
+		}
+		return nil
+	})
+}
+
+const (
+	// answerTimeout is how long a client may take to receive an answer that is not a stream.
+	answerTimeout = 30 * time.Second
+	// bodyTimeout is how long a body that nobody reads may take to come.
+	bodyTimeout = time.Second
+)
+
+// refusesBody answers a request that has a body, and reports whether it did. net/http would wait for
+// the body before it sends any answer, as long as the client likes.
+func refusesBody(w http.ResponseWriter, r *http.Request) bool {
+	if r.ContentLength == 0 {
+		return false
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // a recorder of a test has none
+	w.Header().Set("Connection", "close")
+	http.Error(w, "the page takes no request bodies", http.StatusRequestEntityTooLarge)
+	return true
 }
 
 // lastElement returns what follows the last slash of a path.

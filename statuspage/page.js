@@ -72,6 +72,8 @@
     const own = stream = new AbortController();
     for (;;) {
       let problem = "the stream ended";
+      let pause = 2000;
+      const begun = Date.now();
       try {
         const answer = await fetch("live?" + parameters(), { headers: headers(), signal: own.signal, cache: "no-store" });
         if (answer.status === 401 || answer.status === 403) {
@@ -79,7 +81,10 @@
             "This user may not \"get\" the nonResourceURL of this page.");
           return;
         }
-        if (!answer.ok) throw new Error((await answer.text()).trim());
+        if (!answer.ok) {
+          pause = Math.max(pause, 1000 * Number(answer.headers.get("Retry-After")) || 0);
+          throw new Error((await answer.text()).trim());
+        }
         await receive(answer.body.getReader());
         if (own.signal.aborted) return;
         problem = "";
@@ -88,7 +93,8 @@
         problem = e.message;
       }
       if (problem) showLive("Not live: " + problem + ". Trying again.", true);
-      await new Promise((done) => setTimeout(done, problem ? 2000 : 0));
+      else if (Date.now() - begun > 5000) pause = 0; // a stream that ends early would begin again and again
+      await new Promise((done) => setTimeout(done, pause));
       if (own.signal.aborted) return;
     }
   };
@@ -96,15 +102,19 @@
   const receive = async (reader) => {
     const decoder = new TextDecoder();
     let text = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      text += decoder.decode(value, { stream: true });
-      for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
-        const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
-        text = text.slice(end + 2);
-        if (data.length > 0) show(JSON.parse(data.join("\n")));
+    try {
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        text += decoder.decode(value, { stream: true });
+        for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+          const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
+          text = text.slice(end + 2);
+          if (data.length > 0) show(JSON.parse(data.join("\n")));
+        }
       }
+    } finally {
+      reader.cancel().catch(() => {}); // so that the server ends the stream, too
     }
   };
 
@@ -300,9 +310,11 @@
   };
 
   // requestDetails shows what the stream does not have: numbers of objects and times of probes.
+  let requesting = ""; // the extension whose details are under way; one request at a time
   const requestDetails = async () => {
     const extension = selection.extension;
-    if (!extension) return;
+    if (!extension || requesting === extension) return;
+    requesting = extension;
     try {
       const query = new URLSearchParams({ format: "json", extension });
       if (byID("message").textContent.startsWith("This extension is not known")) { showState(null); return; }
@@ -311,6 +323,8 @@
       showState((await answer.json()).connections[0]);
     } catch {
       // The stream says that the server is gone.
+    } finally {
+      if (requesting === extension) requesting = "";
     }
   };
 
@@ -376,6 +390,12 @@
     token = byID("token").value.trim();
     byID("token").value = "";
     follow();
+  });
+  // A hidden page follows nothing: browsers allow few connections to a server, and the server few streams.
+  document.addEventListener("visibilitychange", () => {
+    if (!byID("sign-in").hidden) return;
+    if (document.hidden && stream) stream.abort();
+    else if (!document.hidden) follow();
   });
   setInterval(showAges, 1000);
   setInterval(() => { if (!document.hidden && !byID("details").hidden) requestDetails(); }, 5000);

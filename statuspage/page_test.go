@@ -1,14 +1,18 @@
 package statuspage
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,7 +147,7 @@ func TestView(t *testing.T) {
 		"sort=identity": {"ns/a", "b", "c"}, "sort=server": {"b", "c", "ns/a"},
 		"state=Disconnected": {"ns/a"}, "reason=Unauthorized": {"ns/a"}, "problems=true": {"c", "ns/a"},
 		"q=SERVER": {"b", "c", "ns/a"}, "q=ns/A": {"ns/a"}, "q=server+401": {"ns/a"}, "q=server+402": nil,
-		"q=connected&state=Connected": {"b", "c"},
+		"q=connected&state=Connected": {"b", "c"}, "q=" + strings.Repeat("b+", 100): {"b"},
 	} {
 		g.Expect(names(viewAt(t, page, parameters))).To(Equal(want), parameters)
 	}
@@ -153,7 +157,8 @@ func TestView(t *testing.T) {
 	g.Expect([]int{v.Page.Number, v.Page.Pages, v.Page.Matching}).To(Equal([]int{2, 2, 3}))
 	g.Expect(viewAt(t, page, "size=2&page=9").Page.Number).To(Equal(2), "beyond the end is the end")
 	g.Expect(viewAt(t, page, "q=none").Page.Rows).To(Equal([]*row{}))
-	for parameters, part := range map[string]string{"page=0": "page", "size=x": "size", "sort=colour": "sort"} {
+	for parameters, part := range map[string]string{"page=0": "page", "size=x": "size", "sort=colour": "sort",
+		"q=" + strings.Repeat("x", 257): "q", "q=a+b+c+d+e+f+g+h+i+j+k+l+m+n+o+p+q": "q"} {
 		got := get(page, "/status/view?"+parameters)
 		g.Expect(got.Code).To(Equal(http.StatusBadRequest))
 		g.Expect(got.Body.String()).To(HavePrefix(part + ": "))
@@ -173,6 +178,63 @@ func TestView(t *testing.T) {
 	g.Expect(selection.Row).To(BeNil())
 	g.Expect(selection.Timeline[0].What).To(Equal(entryRemoved), "the timeline stays")
 	g.Expect(viewAt(t, page, "extension=never/known").Extension.Timeline).To(Equal([]entry{}))
+}
+
+// Each problem alone is one, and each column has an order of its own.
+func TestProblemsAndColumns(t *testing.T) {
+	g := NewWithT(t)
+	change := func(name string, f func(*clustercache.ConnectionState)) clustercache.ConnectionState {
+		return named(name, connected(f))
+	}
+	states := []clustercache.ConnectionState{
+		named("fine", connected()),
+		change("unhealthy", func(s *clustercache.ConnectionState) { s.Healthy = false }),
+		change("troubled", func(s *clustercache.ConnectionState) {
+			s.Scopes = []clustercache.ScopeState{scope("Secret", clustercache.StateForbidden, "denied")}
+		}),
+		change("message", func(s *clustercache.ConnectionState) { s.Message = "the newest credential is not used" }),
+		named("disconnected", disconnected(clustercache.ReasonUnauthorized, "")),
+		named("beginning", disconnected(clustercache.ReasonNotStarted, "")),
+	}
+	for n := range maxPageSize {
+		states = append(states, change(fmt.Sprintf("x%03d", n), func(s *clustercache.ConnectionState) {
+			s.Since, s.Epoch = at(1000-n), int64(10+n)
+		}))
+	}
+	page, _, end := startPage(t, states...)
+	defer end()
+	v := viewAt(t, page, "problems=true")
+	g.Expect(names(v)).To(Equal([]string{"beginning", "disconnected", "message", "troubled", "unhealthy"}))
+	g.Expect(v.Page.Rows[0].State).To(Equal(stateConnecting))
+	g.Expect(viewAt(t, page, "size=100000").Page.Rows).To(HaveLen(maxPageSize))
+	for column, want := range map[string]string{"state": "beginning", "-state": "disconnected", "-since": "x000",
+		"-connects": "x499", "-reason": "disconnected", "-scopes": "troubled"} {
+		g.Expect(names(viewAt(t, page, "sort="+column))[0]).To(Or(Equal(want), Equal("fine")), column)
+		if column[0] == '-' {
+			g.Expect(names(viewAt(t, page, "sort="+column))[0]).To(Equal(want), column)
+		}
+	}
+	g.Expect(viewAt(t, page, "extension=fine").Extension.Advice).To(BeEmpty())
+	g.Expect(viewAt(t, page, "q=serviceaccount+ns/sa+fine").Page.Matching).To(Equal(1), "the source is searched, too")
+}
+
+// Every answer has the headers that keep it from being kept, framed, or taken for something else.
+func TestSecurityHeaders(t *testing.T) {
+	g := NewWithT(t)
+	page, _, end := startPage(t, named("red", connected()))
+	defer end()
+	guarded := page.Guard(&reviewer{}, "/status/")
+	for _, answer := range []*httptest.ResponseRecorder{get(page, "/status/"), get(page, "/status/view"),
+		get(page, "/status/connections"), get(page, "/status/none"), get(guarded, "/status/"), get(guarded, "/status/view")} {
+		header := answer.Header()
+		g.Expect(header.Get("X-Content-Type-Options")).To(Equal("nosniff"))
+		g.Expect(header.Get("Cache-Control")).To(Equal("no-store"))
+		g.Expect(header.Get("Referrer-Policy")).To(Equal("no-referrer"))
+		csp := strings.Split(header.Get("Content-Security-Policy"), "; ")
+		g.Expect(csp).To(ContainElements("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'",
+			"form-action 'none'", "base-uri 'none'"))
+	}
+	g.Expect(get(guarded, "/status/view").Header().Get("WWW-Authenticate")).To(Equal("Bearer"))
 }
 
 func TestPage(t *testing.T) {
@@ -200,6 +262,127 @@ func TestPage(t *testing.T) {
 	g.Expect(head.Body.Len()).To(BeZero())
 	g.Expect(page.NeedLeaderElection()).To(BeFalse())
 	g.Expect(New(nil, Options{}).name).To(Equal("latchkey"))
+}
+
+// A stream over HTTP/2 stays open although nothing changes: the deadline of a write ends with the write.
+func TestQuietStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		page, cache, end := startPage(t, named("a", connected()))
+		listener := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+		http2 := new(http.Protocols)
+		http2.SetUnencryptedHTTP2(true)
+		server := &http.Server{Handler: page, Protocols: http2, ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		transport := &http.Transport{Protocols: http2, DialContext: listener.dial}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://page/status/live", http.NoBody)
+		g.Expect(err).NotTo(HaveOccurred())
+		resp, err := transport.RoundTrip(req)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(resp.ProtoMajor).To(Equal(2))
+		received, ended := make(chan string, 100), make(chan error, 1)
+		go func() {
+			for lines := bufio.NewReader(resp.Body); ; {
+				line, err := lines.ReadString('\n')
+				if err != nil {
+					ended <- err
+					return
+				}
+				if strings.HasPrefix(line, "event:") {
+					received <- line
+				}
+			}
+		}()
+		<-received
+		time.Sleep(3 * time.Minute)
+		cache.set(named("b", connected()))
+		<-received // the stream is the first one, and goes on
+		time.Sleep(streamTime)
+		g.Expect(<-ended).To(Equal(io.EOF), "the end is a clean one")
+		_ = resp.Body.Close()
+		transport.CloseIdleConnections()
+		end()
+		g.Expect(server.Shutdown(t.Context())).To(Succeed())
+		g.Expect(<-served).To(Equal(http.ErrServerClosed))
+	})
+}
+
+// pipeListener makes connections in memory.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{} }
+
+func (l *pipeListener) dial(context.Context, string, string) (net.Conn, error) {
+	client, server := net.Pipe()
+	l.conns <- server
+	return client, nil
+}
+
+// A page whose process ends begins no stream, and says when to ask again.
+func TestStreamAfterTheEnd(t *testing.T) {
+	g := NewWithT(t)
+	page, _, end := startPage(t, named("a", connected()))
+	end()
+	got := get(page, "/status/live")
+	g.Expect(got.Code).To(Equal(http.StatusServiceUnavailable))
+	g.Expect(got.Header().Get("Retry-After")).To(Equal("10"))
+}
+
+// A client that sends no body, or reads no answer, ends with its connection: within a second, and half
+// a minute.
+func TestSlowClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		states := make([]clustercache.ConnectionState, 1000)
+		for i := range states {
+			states[i] = named(fmt.Sprint("extension-", i), connected())
+		}
+		page, _, end := startPage(t, states...)
+		listener := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+		server := &http.Server{Handler: page.Guard(&reviewer{}, "/status/"), ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		send := func(request string) net.Conn {
+			conn, err := listener.dial(t.Context(), "", "")
+			g.Expect(err).NotTo(HaveOccurred())
+			_, err = conn.Write([]byte(request))
+			g.Expect(err).NotTo(HaveOccurred())
+			return conn
+		}
+		conn := send("GET /status/ HTTP/1.1\r\nHost: page\r\nContent-Length: 100\r\n\r\n")
+		begun := time.Now()
+		answer, err := io.ReadAll(conn)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(answer)).To(HavePrefix("HTTP/1.1 413 "))
+		g.Expect(time.Since(begun)).To(BeNumerically("<=", 2*time.Second))
+
+		unread := send("GET /status/connections HTTP/1.1\r\nHost: page\r\nAuthorization: Bearer secret-good\r\n\r\n")
+		time.Sleep(answerTimeout + time.Second)
+		_, err = io.ReadAll(unread)
+		g.Expect(err).NotTo(HaveOccurred(), "the server has closed the connection")
+		end()
+		g.Expect(server.Shutdown(t.Context())).To(Succeed())
+		g.Expect(<-served).To(Equal(http.ErrServerClosed))
+	})
 }
 
 // A page that shows nothing yet says so.
@@ -341,18 +524,28 @@ func TestLocal(t *testing.T) {
 // reviewer is an API server's answers to reviews.
 type reviewer struct {
 	client.Client
-	err   map[string]error // by kind
-	paths []string
+	err     map[string]error // by kind
+	reviews atomic.Int64     // of tokens
+	hold    chan struct{}
+
+	mu    sync.Mutex
+	paths []string // guarded by mu while reviews run
 }
 
 func (r *reviewer) Create(_ context.Context, object client.Object, _ ...client.CreateOption) error {
 	switch o := object.(type) {
 	case *authenticationv1.TokenReview:
-		o.Status.Authenticated = o.Spec.Token != "secret-bad"
+		r.reviews.Add(1)
+		if r.hold != nil {
+			<-r.hold
+		}
+		o.Status.Authenticated = !strings.HasPrefix(o.Spec.Token, "secret-bad")
 		o.Status.User = authenticationv1.UserInfo{Username: strings.TrimPrefix(o.Spec.Token, "secret-"), UID: "1",
 			Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}
 		return r.err["TokenReview"]
 	case *authorizationv1.SubjectAccessReview:
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.paths = append(r.paths, o.Spec.NonResourceAttributes.Verb+" "+o.Spec.NonResourceAttributes.Path)
 		complete := o.Spec.UID == "1" && o.Spec.Groups[0] == "g" && o.Spec.Extra["k"][0] == "v"
 		o.Status.Allowed = complete && o.Spec.User != "nobody"
@@ -394,17 +587,88 @@ func TestGuard(t *testing.T) {
 	g.Expect(with("view", "Bearer secret-good").Body.String()).To(ContainSubstring(`"red"`))
 	g.Expect(server.paths).To(Equal([]string{"get /status/", "get /status/view"}))
 	server.paths = nil
-	with("../healthz/view", "Bearer secret-good")
-	with("a//b/view", "Bearer secret-good")
+	with("../healthz/view", "Bearer secret-one")
+	with("a//b/view", "Bearer secret-two")
 	g.Expect(server.paths).To(Equal([]string{"get /status/view", "get /status/view"}), "wherever the handler is")
 	for _, kind := range []string{"TokenReview", "SubjectAccessReview"} {
-		server.err = map[string]error{kind: errors.New("connection refused, secret-good")}
-		g.Expect(with("view", "Bearer secret-good").Code).To(Equal(http.StatusServiceUnavailable))
-		g.Expect(with("view", "Bearer secret-good").Body.String()).NotTo(ContainSubstring("secret-"))
+		server.err = map[string]error{kind: errors.New("connection refused, secret-new")}
+		failed := with("view", "Bearer secret-new")
+		g.Expect(failed.Code).To(Equal(http.StatusServiceUnavailable))
+		g.Expect(failed.Header().Get("Retry-After")).NotTo(BeEmpty())
+		g.Expect(failed.Body.String()).NotTo(ContainSubstring("secret-"))
 		server.err[kind] = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
-		g.Expect(with("view", "Bearer secret-good").Code).To(Equal(http.StatusInternalServerError))
-		g.Expect(with("view", "Bearer secret-good").Body.String()).To(ContainSubstring("system:auth-delegator"))
+		forbidden := with("view", "Bearer secret-new")
+		g.Expect(forbidden.Code).To(Equal(http.StatusInternalServerError), "a failed review is no verdict")
+		g.Expect(forbidden.Body.String()).To(ContainSubstring("system:auth-delegator"))
 	}
+	before := server.reviews.Load()
+	g.Expect(with("view", "Bearer "+strings.Repeat("x", maxToken+1)).Code).To(Equal(http.StatusUnauthorized))
+	g.Expect(server.reviews.Load()).To(Equal(before), "what is no token is not reviewed")
+	body := httptest.NewRequest(http.MethodGet, "/status/view", strings.NewReader("body"))
+	body.Header.Set("Authorization", "Bearer secret-good")
+	refused := httptest.NewRecorder()
+	handler.ServeHTTP(refused, body)
+	g.Expect(refused.Code).To(Equal(http.StatusRequestEntityTooLarge))
+}
+
+// A verdict counts for a while, requests that ask the same wait for one review, and a flood of tokens
+// is not passed on.
+func TestReviewsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		server := &reviewer{hold: make(chan struct{})}
+		handler := new(Page).Guard(server, "/status/")
+		status := func(token string) int {
+			request := httptest.NewRequest(http.MethodGet, "/status/other", http.NoBody)
+			request.Header.Set("Authorization", "Bearer "+token)
+			answer := httptest.NewRecorder()
+			handler.ServeHTTP(answer, request)
+			return answer.Code
+		}
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() { g.Expect(status("secret-bad")).To(Equal(http.StatusUnauthorized)) })
+		}
+		synctest.Wait()
+		close(server.hold)
+		asking.Wait()
+		g.Expect(server.reviews.Load()).To(BeEquivalentTo(1))
+		time.Sleep(verdictTime - time.Millisecond)
+		status("secret-bad")
+		g.Expect(server.reviews.Load()).To(BeEquivalentTo(1))
+		time.Sleep(2 * time.Millisecond)
+		status("secret-bad")
+		g.Expect(server.reviews.Load()).To(BeEquivalentTo(2))
+
+		time.Sleep(time.Minute)
+		answers := map[int]int{}
+		for n := range 1000 {
+			answers[status(fmt.Sprint("secret-bad", n))]++
+		}
+		g.Expect(answers[http.StatusTooManyRequests]).To(Equal(1000 - reviewBurst))
+		g.Expect(server.reviews.Load()).To(BeEquivalentTo(2 + reviewBurst))
+		time.Sleep(time.Second)
+		g.Expect(status("secret-bad")).To(Equal(http.StatusUnauthorized), "afterwards there is room again")
+
+		// More than maxReviews do not ask at once, and none waits for longer than reviewTimeout.
+		time.Sleep(time.Minute)
+		server.hold = make(chan struct{})
+		var codes sync.Map
+		for n := range maxReviews + 1 {
+			asking.Go(func() { codes.Store(n, status(fmt.Sprint("secret-bad-", n))) })
+		}
+		time.Sleep(reviewTimeout)
+		synctest.Wait()
+		waited := 0
+		codes.Range(func(_, code any) bool {
+			g.Expect(code).To(Equal(http.StatusServiceUnavailable))
+			waited++
+			return true
+		})
+		g.Expect(waited).To(Equal(1))
+		close(server.hold)
+		asking.Wait()
+	})
 }
 
 // BenchmarkView is one view of a large fleet, as JSON.

@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,8 @@ const (
 	maxEntries = 64
 	// maxAllEntries is how many entries all timelines have at most.
 	maxAllEntries = 50_000
+	// removedTime is how long the timeline of a removed extension stays.
+	removedTime = time.Hour
 	// maxMessage is how many bytes of text an entry has at most.
 	maxMessage = 512
 )
@@ -175,12 +178,15 @@ func scopeEntries(was, now map[string]scopeTrouble, scopes []clustercache.ScopeS
 	return entries
 }
 
-// timelines holds the newest entries of all extensions. It is not safe for concurrent use.
+// timelines holds the newest entries of all extensions, and those of removed extensions for
+// removedTime. It is not safe for concurrent use.
 type timelines struct {
 	byKey map[client.ObjectKey][]numbered
-	// order has the entries of all timelines, oldest first, and some that are gone already.
+	count int // entries in byKey
+	// order has the entries of byKey, oldest first, and some that are gone already.
 	order []place
 	last  uint64 // number of the newest entry
+	gone  []removal
 }
 
 type numbered struct {
@@ -194,7 +200,14 @@ type place struct {
 	number uint64
 }
 
-// add appends entries to an extension's timeline, and removes the oldest ones beyond the bounds.
+// removal says when an extension was removed.
+type removal struct {
+	key client.ObjectKey
+	at  time.Time
+}
+
+// add appends entries to an extension's timeline, and removes the oldest ones beyond the bounds. An
+// extension with many entries first loses its own.
 func (t *timelines) add(key client.ObjectKey, entries ...entry) {
 	if t.byKey == nil {
 		t.byKey = map[client.ObjectKey][]numbered{}
@@ -204,19 +217,54 @@ func (t *timelines) add(key client.ObjectKey, entries ...entry) {
 		own := append(t.byKey[key], numbered{t.last, e})
 		if len(own) > maxEntries {
 			own = own[1:] // append moves to a new array from time to time
+		} else {
+			t.count++
 		}
 		t.byKey[key] = own
 		t.order = append(t.order, place{key, t.last})
 	}
-	for len(t.order) > maxAllEntries {
-		oldest := t.order[0]
-		t.order = t.order[1:]
-		switch own := t.byKey[oldest.key]; {
-		case len(own) == 0 || own[0].number != oldest.number: // gone already
-		case len(own) == 1:
-			delete(t.byKey, oldest.key)
-		default:
-			t.byKey[oldest.key] = own[1:]
+	for ; t.count > maxAllEntries; t.order = t.order[1:] {
+		if t.has(t.order[0]) {
+			t.shorten(t.order[0].key)
+		}
+	}
+	if len(t.order) > 2*maxAllEntries {
+		t.order = slices.DeleteFunc(t.order, func(p place) bool { return !t.has(p) })
+	}
+}
+
+// has reports whether the entry is not gone.
+func (t *timelines) has(p place) bool {
+	own := t.byKey[p.key]
+	return len(own) > 0 && own[0].number <= p.number
+}
+
+// shorten removes the oldest entry of an extension.
+func (t *timelines) shorten(key client.ObjectKey) {
+	t.count--
+	if own := t.byKey[key]; len(own) > 1 {
+		t.byKey[key] = own[1:]
+	} else {
+		delete(t.byKey, key)
+	}
+}
+
+// removed records that the extension was removed.
+func (t *timelines) removed(key client.ObjectKey, now time.Time) {
+	if len(t.byKey[key]) > 0 {
+		t.gone = append(t.gone, removal{key, now})
+	}
+}
+
+// expire forgets the timelines of extensions that were removed long ago, and did not come back.
+func (t *timelines) expire(now time.Time) {
+	for len(t.gone) > 0 && now.Sub(t.gone[0].at) >= removedTime {
+		key := t.gone[0].key
+		t.gone = t.gone[1:]
+		if own := t.byKey[key]; len(own) > 0 && own[len(own)-1].What == entryRemoved &&
+			now.Sub(own[len(own)-1].Time) >= removedTime {
+			t.count -= len(own)
+			delete(t.byKey, key)
 		}
 	}
 }

@@ -74,6 +74,9 @@ func TestEntriesBetween(t *testing.T) {
 				s.Phase, s.Since = clustercache.PhaseConnecting, at(8)
 				return s
 			}(), nil},
+		"connected again": {new(disconnected(clustercache.ReasonUnauthorized, "401")),
+			connected(func(s *state) { s.Epoch, s.Since = 2, at(7) }),
+			[]entry{{at(7), entryConnected, "", "connect 2, as system:serviceaccount:ns:sa to https://server"}}},
 		"another reason": {new(disconnected(clustercache.ReasonUnauthorized, "401")),
 			disconnected(clustercache.ReasonUnreachable, "refused"),
 			[]entry{{at(9), entryNotConnected, "Unreachable", "refused"}}},
@@ -155,21 +158,23 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// The newest entries stay, of an extension and of all.
+// The newest entries stay, of an extension and of all. An extension with many entries takes none from
+// others.
 func TestTimelinesAreBounded(t *testing.T) {
 	g := NewWithT(t)
 	var lines timelines
 	first := client.ObjectKey{Name: "first"}
 	lines.add(first, entry{Message: "first"})
 	busy := client.ObjectKey{Name: "busy"}
-	for n := range 1000 {
+	for n := range 3 * maxAllEntries {
 		lines.add(busy, entry{Message: fmt.Sprint(n)})
 	}
 	g.Expect(lines.of(busy)).To(HaveLen(maxEntries))
-	g.Expect(lines.of(busy)[0].Message).To(Equal("999"))
-	g.Expect(lines.of(busy)[maxEntries-1].Message).To(Equal(fmt.Sprint(1000 - maxEntries)))
-	g.Expect(lines.of(first)).To(HaveLen(1))
-	for n := range maxAllEntries - 500 {
+	g.Expect(lines.of(busy)[0].Message).To(Equal(fmt.Sprint(3*maxAllEntries - 1)))
+	g.Expect(lines.of(busy)[maxEntries-1].Message).To(Equal(fmt.Sprint(3*maxAllEntries - maxEntries)))
+	g.Expect(lines.of(first)).To(HaveLen(1), "although others had more entries than all may have")
+	g.Expect(len(lines.order)).To(BeNumerically("<=", 2*maxAllEntries))
+	for n := range maxAllEntries - maxEntries {
 		lines.add(client.ObjectKey{Name: fmt.Sprint("other", n)}, entry{})
 	}
 	g.Expect(lines.of(first)).To(BeEmpty())
@@ -178,11 +183,49 @@ func TestTimelinesAreBounded(t *testing.T) {
 		lines.add(client.ObjectKey{Name: fmt.Sprint(n)}, entry{}, entry{})
 	}
 	g.Expect(lines.of(busy)).To(BeEmpty())
-	g.Expect(len(lines.order)).To(Equal(maxAllEntries))
 	all := 0
 	for _, own := range lines.byKey {
 		all += len(own)
 	}
 	g.Expect(all).To(Equal(maxAllEntries))
+	g.Expect(lines.count).To(Equal(maxAllEntries))
 	g.Expect(lines.of(client.ObjectKey{Name: fmt.Sprint(maxAllEntries - 1)})).To(HaveLen(2))
+}
+
+// The timeline of a removed extension is there for an hour, unless the extension comes back.
+func TestTimelinesOfRemovedExtensions(t *testing.T) {
+	g := NewWithT(t)
+	f := newFleet()
+	known := map[string]bool{"gone": true, "back": true, "stays": true}
+	update := func(second int, names ...string) {
+		var keys []client.ObjectKey
+		for _, name := range names {
+			keys = append(keys, client.ObjectKey{Name: name})
+		}
+		f.update(keys, func(key client.ObjectKey) (clustercache.ConnectionState, bool) {
+			return connected(), known[key.Name]
+		}, at(second))
+	}
+	entries := func(name string) int {
+		timeline, _ := f.timeline(client.ObjectKey{Name: name})
+		return len(timeline)
+	}
+	update(0, "gone", "back", "stays")
+	known["gone"], known["back"] = false, false
+	update(10, "gone", "back")
+	known["back"] = true
+	update(20, "back")
+	update(3609, "stays")
+	g.Expect(entries("gone")).To(Equal(2))
+	update(3610, "stays")
+	g.Expect(entries("gone")).To(BeZero())
+	g.Expect(entries("back")).To(Equal(3))
+	g.Expect(entries("stays")).To(Equal(1))
+	g.Expect(f.timelines.count).To(Equal(4))
+	known["back"] = false
+	update(4000, "back")
+	update(7599, "stays")
+	g.Expect(entries("back")).To(Equal(4), "the hour begins with the last removal")
+	update(7600, "stays")
+	g.Expect(entries("back")).To(BeZero())
 }

@@ -17,11 +17,14 @@ const (
 	// pageSize is how many rows a page of the table has by default, and maxPageSize how many at most.
 	pageSize    = 50
 	maxPageSize = 500
+	// maxSearch is the longest text to search for, in bytes, and maxWords how many words it has at most.
+	maxSearch = 256
+	maxWords  = 16
 )
 
 // query is what a viewer wants to see.
 type query struct {
-	search        string // in lower case; each word must occur
+	words         []string // in lower case; each must occur
 	state, reason string
 	troubled      bool // only those with a problem
 	sort          string
@@ -46,9 +49,12 @@ var columns = map[string]func(x, y *row) int{
 
 // queryOf returns the query in the parameters of a request. The error names the wrong parameter.
 func queryOf(values url.Values) (query, error) {
-	q := query{search: strings.ToLower(values.Get("q")), state: values.Get("state"), reason: values.Get("reason"),
-		troubled: values.Get("problems") == "true", extension: values.Get("extension"), sort: "extension", page: 1,
-		size: pageSize}
+	q := query{state: values.Get("state"), reason: values.Get("reason"), troubled: values.Get("problems") == "true",
+		extension: values.Get("extension"), sort: "extension", page: 1, size: pageSize}
+	q.words = slices.Compact(slices.Sorted(slices.Values(strings.Fields(strings.ToLower(values.Get("q"))))))
+	if len(values.Get("q")) > maxSearch || len(q.words) > maxWords {
+		return q, errors.Errorf("q: at most %d words of %d bytes in all", maxWords, maxSearch)
+	}
 	if text := values.Get("sort"); text != "" {
 		q.sort, q.descending = strings.CutPrefix(text, "-")
 	}
@@ -111,7 +117,6 @@ type selected struct {
 // viewOf returns what the query selects.
 func viewOf(q query, rows []*row) (summary, tablePage) {
 	fleet := summary{Extensions: len(rows), States: map[string]int{}, Reasons: map[string]int{}}
-	words := strings.Fields(q.search)
 	var matching []*row
 	for _, r := range rows {
 		fleet.States[r.State]++
@@ -123,7 +128,7 @@ func viewOf(q query, rows []*row) (summary, tablePage) {
 		}
 		fleet.Scopes += r.Scopes
 		fleet.Troubled += r.Troubled
-		if matches(q, words, r) {
+		if matches(q, r) {
 			matching = append(matching, r)
 		}
 	}
@@ -146,14 +151,14 @@ func viewOf(q query, rows []*row) (summary, tablePage) {
 
 func isUnhealthy(r *row) bool { return r.State == stateConnected && !r.Healthy }
 
-func matches(q query, words []string, r *row) bool {
+func matches(q query, r *row) bool {
 	if q.state != "" && q.state != r.State || q.reason != "" && q.reason != r.Reason {
 		return false
 	}
 	if q.troubled && r.State == stateConnected && r.Healthy && r.Troubled == 0 && r.Message == "" {
 		return false
 	}
-	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(r.search, word) })
+	return !slices.ContainsFunc(q.words, func(word string) bool { return !strings.Contains(r.search, word) })
 }
 
 // selectedOf returns the details of an extension, nil if none is selected.

@@ -224,7 +224,8 @@ func mayRead(mgr manager.Manager, object client.Object) healthz.Checker {
 		err := check(req)
 		if apierrors.IsForbidden(err) {
 			return errors.WithMessage(err,
-				"bind ClusterRole latchkey-operator of config/rbac, or a similar role for another kind")
+				"with the chart, list the namespace in tenants and upgrade; else grant this program list and watch on it "+
+					"(config/rbac, config/rbac-examples)")
 		}
 		return err
 	}

@@ -219,6 +219,7 @@ func TestManagerFlags(t *testing.T) {
 		"--status-address must be host:port":                                    {"--status-address=8082"},
 		"--status-address :8082 is not on loopback: set --status-secure":        {"--status-address=:8082"},
 		"--status-address 10.0.0.1:8082 is not on loopback":                     {"--status-address=10.0.0.1:8082"},
+		"--status-address :8082 is not on loopback: set --status-cert-dir":      {"--status-address=:8082", "--status-secure"},
 		"--status-cert-dir needs --status-secure": {"--status-address=localhost:0",
 			"--status-cert-dir=/tmp"},
 		"--status-secure and --status-cert-dir need --status-address": {"--status-secure"},

@@ -38,8 +38,8 @@ func (s *statusFlags) bind(flags *flag.FlagSet) {
 		"serve the status page with TLS, to users who may \"get\" the nonResourceURL /status/*; this program then needs "+
 			"\"create\" on tokenreviews and subjectaccessreviews")
 	flags.StringVar(&s.certificates, "status-cert-dir", "",
-		"with --status-secure: directory with tls.crt and tls.key, read again when they change; empty means a "+
-			"self-signed certificate")
+		"with --status-secure: directory with tls.crt and tls.key, read again when they change; required for an "+
+			"address that is not on loopback, where empty means a self-signed certificate")
 }
 
 func (s *statusFlags) enabled() bool { return s.address != "0" && s.address != "" }
@@ -56,14 +56,24 @@ func (s *statusFlags) validate() error {
 	if err != nil {
 		return errors.Wrap(err, "--status-address must be host:port")
 	}
-	if address, err := netip.ParseAddr(host); !s.secure && host != "localhost" && (err != nil || !address.IsLoopback()) {
+	if !s.secure && !isLoopback(host) {
 		return errors.Errorf("--status-address %s is not on loopback: set --status-secure, because the page names "+
 			"all tenants' identities, or use 127.0.0.1 and kubectl port-forward", s.address)
 	}
 	if s.certificates != "" && !s.secure {
 		return errors.New("--status-cert-dir needs --status-secure")
 	}
+	if s.secure && s.certificates == "" && !isLoopback(host) {
+		return errors.Errorf("--status-address %s is not on loopback: set --status-cert-dir, because people sign in with "+
+			"a token, and no browser can verify a self-signed certificate", s.address)
+	}
 	return nil
+}
+
+// isLoopback reports whether a host is this machine only.
+func isLoopback(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
 // setUp adds the status page to the manager, if it is enabled.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -79,8 +80,27 @@ func CheckPod(ctx context.Context, cp *controlplane.ControlPlane, objects []*uns
 	return nil
 }
 
+// ofEveryUser are the bindings that every API server has for all users.
+var ofEveryUser = []string{`ClusterRoleBinding "system:basic-user"`, `ClusterRoleBinding "system:discovery"`,
+	`ClusterRoleBinding "system:public-info-viewer"`, `ClusterRoleBinding "system:service-account-issuer-discovery"`}
+
+func allowedByOneOf(request Request, permissions []Permission, bindings []string) bool {
+	return request.ImpersonatedUser != nil || slices.ContainsFunc(permissions, func(p Permission) bool {
+		return request.AllowedBy(p.Binding)
+	}) || slices.ContainsFunc(slices.Concat(bindings, ofEveryUser), request.AllowedBy)
+}
+
+// allNamespaces reports whether the manager is told to act in all namespaces.
+func allNamespaces(pod *corev1.Pod) bool {
+	args := pod.Spec.Containers[0].Args
+	return !slices.Contains(args, "--credentials=kubeconfigs") && !slices.ContainsFunc(args, func(arg string) bool {
+		return strings.HasPrefix(arg, "--service-account-namespaces=")
+	})
+}
+
 // CheckPermissions returns an error unless the manager had all permissions that it needed, and used
-// each of them, by the audit log.
+// each of them, by the audit log. A permission in the whole cluster counts as used if a request was
+// about the whole cluster, unless the manager is told to act in all namespaces.
 func CheckPermissions(auditLog string, objects []*unstructured.Unstructured) error {
 	pod, err := Pod(objects)
 	if err != nil {
@@ -105,13 +125,22 @@ func CheckPermissions(auditLog string, objects []*unstructured.Unstructured) err
 		}
 	}
 	for _, permission := range permissions {
-		if !permission.Used(requests) {
+		switch {
+		case !permission.Used(requests):
 			problems = append(problems, "not used: "+permission.String())
+		case permission.TooWide(requests) && !allNamespaces(pod):
+			problems = append(problems, "used in single namespaces only: "+permission.String())
 		}
 	}
 	for _, binding := range bindings {
 		if !slices.ContainsFunc(requests, func(r Request) bool { return r.AllowedBy(binding) }) {
 			problems = append(problems, "not used: "+binding)
+		}
+	}
+	for _, request := range requests {
+		if reason := request.Annotations["authorization.k8s.io/reason"]; strings.Contains(reason, "allowed by") &&
+			!allowedByOneOf(request, permissions, bindings) {
+			problems = append(problems, "allowed by something else than the manifests: "+request.String()+": "+reason)
 		}
 	}
 	if len(problems) > 0 {

@@ -59,7 +59,7 @@ func CreateExtensions(ctx context.Context, cp *controlplane.ControlPlane) error 
 
 // Exercise runs the manager of the objects three times, with Pods of different addresses. Each time
 // all tenants connect, the readiness probe succeeds, prometheus of namespace monitoring reads the
-// metrics if the manager serves them, somebody the status page, and an administrator the state API.
+// metrics if the manager serves them, somebody the status page, and a reader the state API.
 // An error says which of these did not happen within the patience, and has the manager's log.
 func Exercise(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstructured.Unstructured,
 	options Options, patience time.Duration) error {
@@ -164,16 +164,17 @@ func (m *Manager) exerciseMetrics(ctx context.Context, cp *controlplane.ControlP
 	return nil
 }
 
-// exerciseStateAPI reads the connections from the manager's state API, as an administrator.
+// exerciseStateAPI reads the connections from the manager's state API, as somebody with the role for
+// its readers.
 func (m *Manager) exerciseStateAPI(ctx context.Context, cp *controlplane.ControlPlane) error {
-	name := TenantNamespace + "-administrator"
+	name := TenantNamespace + "-viewer"
 	if _, err := cp.KubectlInput(ctx, fmt.Sprintf(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: %s}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %s-state-viewer}
 subjects: [{kind: ServiceAccount, namespace: %s, name: %s}]
-`, name, TenantNamespace, Tenants[0]), "apply", "-f", "-"); err != nil {
+`, name, m.Name, TenantNamespace, Tenants[0]), "apply", "-f", "-"); err != nil {
 		return err
 	}
 	defer func() { _, _ = cp.Kubectl(context.WithoutCancel(ctx), "delete", "clusterrolebinding", name) }()
@@ -184,8 +185,8 @@ subjects: [{kind: ServiceAccount, namespace: %s, name: %s}]
 	var connections string
 	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 20*time.Second, true,
 		func(ctx context.Context) (bool, error) { // the leader begins to serve after its first connects
-			connections, err = get(ctx, insecure, "https://"+m.StateAddress+"/apis/state.latchkey.dev/v1alpha1/connections",
-				token)
+			connections, err = get(ctx, insecure, "https://"+m.StateAddress+"/apis/"+m.flag("state-api-group")+
+				"/v1alpha1/connections", token)
 			return err == nil, nil
 		})
 	if err != nil {

@@ -300,6 +300,16 @@ func (m *Manager) hasFlag(prefix string) bool {
 	return false
 }
 
+// flag returns the value of a flag, "" if it is not set.
+func (m *Manager) flag(name string) string {
+	for _, arg := range m.cmd.Args {
+		if value, ok := strings.CutPrefix(arg, "--"+name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
 func (m *Manager) servesMetrics() bool    { return m.hasFlag("--metrics-secure") }
 func (m *Manager) servesStateAPI() bool   { return m.hasFlag("--state-api-group") }
 func (m *Manager) servesStatusPage() bool { return m.hasFlag("--status-address") }

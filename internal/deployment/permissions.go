@@ -18,6 +18,7 @@ import (
 
 // Permission is one verb on one resource that a role of the manifests grants to the manager.
 type Permission struct {
+	Binding         string // that grants the role, as the audit log has it: RoleBinding "name/namespace"
 	Role            string // Kind/name
 	Rule            int    // index in the role
 	Namespace       string // of the role, or empty
@@ -65,6 +66,11 @@ func Permissions(objects []*unstructured.Unstructured, user string) (permissions
 		default:
 			continue
 		}
+		for _, subject := range binding.Subjects {
+			if subject.Kind != rbacv1.ServiceAccountKind {
+				return nil, nil, errors.Errorf("%s is for %s %s, who may be others", nameOf(object), subject.Kind, subject.Name)
+			}
+		}
 		if !slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool {
 			return s.Kind == rbacv1.ServiceAccountKind && "system:serviceaccount:"+s.Namespace+":"+s.Name == user
 		}) {
@@ -77,22 +83,32 @@ func Permissions(objects []*unstructured.Unstructured, user string) (permissions
 		}
 		rules, ours := roles[roleKey(binding.RoleRef.Kind, roleNamespace, binding.RoleRef.Name)]
 		if !ours {
-			name := object.GetName()
-			if namespace != "" {
-				name += "/" + namespace
-			}
-			others = append(others, fmt.Sprintf("%s %q", object.GetKind(), name))
+			others = append(others, nameOf(object))
 			continue
 		}
 		for i, rule := range rules {
-			permissions = append(permissions,
-				ofRule(binding.RoleRef.Kind+"/"+binding.RoleRef.Name, i, namespace, rule)...)
+			if len(rule.NonResourceURLs) > 0 {
+				return nil, nil, errors.Errorf("%s grants nonResourceURLs to %s", nameOf(object), user)
+			}
+			for _, permission := range ofRule(binding.RoleRef.Kind+"/"+binding.RoleRef.Name, i, namespace, rule) {
+				permission.Binding = nameOf(object)
+				permissions = append(permissions, permission)
+			}
 		}
 	}
 	return permissions, others, nil
 }
 
 func roleKey(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
+
+// nameOf returns kind and name of a binding, as the audit log has them.
+func nameOf(binding *unstructured.Unstructured) string {
+	name := binding.GetName()
+	if namespace := binding.GetNamespace(); namespace != "" {
+		name += "/" + namespace
+	}
+	return fmt.Sprintf("%s %q", binding.GetKind(), name)
+}
 
 func ofRule(role string, index int, namespace string, rule rbacv1.PolicyRule) (permissions []Permission) {
 	names := rule.ResourceNames
@@ -162,6 +178,13 @@ func (p Permission) Used(requests []Request) bool {
 	return slices.ContainsFunc(requests, p.usedBy)
 }
 
+// TooWide returns whether the permission is for the whole cluster, and requests needed it in single
+// namespaces only.
+func (p Permission) TooWide(requests []Request) bool {
+	return p.Namespace == "" && !strings.HasPrefix(p.Verb, "impersonate") &&
+		!slices.ContainsFunc(requests, func(r Request) bool { return p.usedBy(r) && r.ObjectRef.Namespace == "" })
+}
+
 func (p Permission) usedBy(r Request) bool {
 	if r.Denied() {
 		return false
@@ -178,7 +201,7 @@ func (p Permission) usedBy(r Request) bool {
 	}
 	verb := r.Verb == p.Verb ||
 		p.Verb == "list" && r.Verb == "watch" && strings.Contains(r.RequestURI, "sendInitialEvents=true")
-	return verb && resource == p.Resource && r.ObjectRef.APIGroup == p.Group &&
+	return verb && r.AllowedBy(p.Binding) && resource == p.Resource && r.ObjectRef.APIGroup == p.Group &&
 		(p.Name == "" || r.ObjectRef.Name == p.Name) && (p.Namespace == "" || r.ObjectRef.Namespace == p.Namespace)
 }
 

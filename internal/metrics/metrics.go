@@ -99,6 +99,7 @@ func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
 	if c == nil {
 		return func() {}
 	}
+	remove := all.add(c.name, snapshot) // first: from then on the end of another cache of that name deletes no series
 	for _, histogram := range []*prometheus.HistogramVec{connectDuration, probeDuration, poolWait} {
 		histogram.WithLabelValues(c.name)
 	}
@@ -106,7 +107,6 @@ func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
 	// Prometheus sees no increase from a series that begins with its first event.
 	rotations.WithLabelValues(c.name, notUsed)
 	tokenRequests.WithLabelValues(c.name, tokenRequestFailed)
-	remove := all.add(c.name, snapshot)
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

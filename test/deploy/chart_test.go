@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/latchkey-dev/latchkey/internal/deployment"
@@ -32,8 +33,8 @@ func helm(ctx context.Context, kubeconfig string, args ...string) (string, error
 	cmd := exec.CommandContext(ctx, *helmProgram, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	return stdout.String(), errors.Wrapf(err, "helm %s: %s", strings.Join(args, " "), stderr.String())
+	err := cmd.Run() // the error has no arguments, whose texts a test may look for
+	return stdout.String(), errors.Wrapf(err, "helm %s: %s", args[0], stderr.String())
 }
 
 // render returns the manifests for a file of values.
@@ -94,23 +95,39 @@ func TestRefusedValues(t *testing.T) {
 		"metrics.port=0":                  "metrics/port",
 		"metrics.podMonitor.enabled=true": "metrics/podMonitor/tokenSecret/name",
 		"stateAPI.group=state":            "stateAPI/group",
-		"extraArgs[0]=v=1":                "extraArgs/0",
-		"serviceAccount.create=false":     "serviceAccount.name: name the existing ServiceAccount",
-		"admission=external,credentials.type=kubeconfigs,tenants[0].namespace=a": "missing property 'names'",
-		"admission=external,credentials.type=kubeconfigs,allNamespaces=true":     "allNamespaces",
-		"metrics.port=8081":                             "metrics.port: 8081 is the port of the probes",
-		"stateAPI.enabled=true,stateAPI.port=8443":      "stateAPI.port: 8443 is the port of metrics",
-		"statusPage.enabled=true,statusPage.port=8443":  "statusPage.port: 8443 is the port of metrics",
-		`podLabels.app\.kubernetes\.io/name=x`:          "podLabels",
-		"extraArgs[0]=--leader-elect=false":             "extraArgs/0",
-		"extraArgs[0]=--status-address=:80":             "extraArgs/0",
-		"allNamespaces=true,tenants[0].namespace=a":     "tenants",
-		"tenants[0].namespace=a,tenants[1].namespace=a": "namespace a is listed twice",
+		"tenants[0].namespace=a":          "'oneOf' failed",
+		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[0].allNames=true": "'oneOf' failed",
+		"extensions.kind=Other":                "extensions/kind",
+		"extensions.resource=secrets":          "extensions/resource",
+		"admission=none,extensions.group=":     "extensions/group",
+		"admission=none,extensions.group=*":    "extensions/group",
+		"priorityClassName=a b":                "priorityClassName",
+		"networkPolicy.apiServer.cidrs[0]=x/8": "cidrs/0",
+		"log.level=8":                          "log/level",
+		"metrics.serviceMonitor.enabled=true":  "metrics.certificateSecret: name a Secret",
+		"metrics.prometheusRule.enabled=true,metrics.prometheusRule.disabledAlerts[0]=LatchkeyNothing": "there is no alert LatchkeyNothing",
+		"extraArgs[0]=v=1":            "extraArgs/0",
+		"serviceAccount.create=false": "serviceAccount.name: name the existing ServiceAccount",
+		"admission=external,credentials.type=kubeconfigs,tenants[0].namespace=a,tenants[0].allNames=true": "missing property 'names'",
+		"admission=external,credentials.type=kubeconfigs,allNamespaces=true":                              "allNamespaces",
+		"metrics.port=8081":                                                                         "metrics.port: 8081 is the port of the probes",
+		"stateAPI.enabled=true,stateAPI.port=8443":                                                  "stateAPI.port: 8443 is the port of metrics",
+		"statusPage.enabled=true,statusPage.port=8443":                                              "statusPage.port: 8443 is the port of metrics",
+		`podLabels.app\.kubernetes\.io/name=x`:                                                      "invalid propertyName 'app.kubernetes.io/name'",
+		"extraArgs[0]=--leader-elect=false":                                                         "extraArgs/0",
+		"extraArgs[0]=--status-address=:80":                                                         "extraArgs/0",
+		"allNamespaces=true,tenants[0].namespace=a,tenants[0].allNames=true":                        "got 1, want 0",
+		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[1].namespace=a,tenants[1].names[0]=b": "namespace a is listed twice",
 	} {
 		t.Run(value, func(t *testing.T) {
 			_, err := render(t, "--set", value)
 			NewWithT(t).Expect(err).To(MatchError(ContainSubstring(want)))
 		})
+	}
+	for version, value := range map[string]string{"1.33": "stateAPI.enabled=true",
+		"1.35": "credentials.type=constrained-impersonation"} {
+		_, err := helm(t.Context(), "", "template", "latchkey", chart, "--kube-version", version, "--set", value)
+		NewWithT(t).Expect(err).To(MatchError(ContainSubstring("Kubernetes v" + version + " is older than")))
 	}
 }
 
@@ -136,4 +153,40 @@ func TestMonitors(t *testing.T) {
 		}
 	}
 	g.Expect(found).To(Equal(3))
+}
+
+// Ports that are not the defaults are the same everywhere, and what the kubelet, kube-apiserver and
+// Prometheus reach is not bound to loopback. The status page is.
+func TestPorts(t *testing.T) {
+	g := NewWithT(t)
+	manifests, err := render(t, "-f", "testdata/other-names.values.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	objects, err := deployment.Decode(manifests)
+	g.Expect(err).NotTo(HaveOccurred())
+	pod, err := deployment.Pod(objects)
+	g.Expect(err).NotTo(HaveOccurred())
+	container := pod.Spec.Containers[0]
+	g.Expect(container.Args).To(ContainElements("--health-probe-bind-address=:8081", "--metrics-bind-address=:9443",
+		"--state-api-bind-address=:7443", "--status-address=127.0.0.1:9082"))
+	ports := map[string]int32{}
+	for _, port := range container.Ports {
+		ports[port.Name] = port.ContainerPort
+	}
+	g.Expect(ports).To(Equal(map[string]int32{"probes": 8081, "metrics": 9443, "state-api": 7443}))
+	g.Expect(container.LivenessProbe.HTTPGet.Port.String()).To(Equal("probes"))
+	g.Expect(container.ReadinessProbe.HTTPGet.Port.String()).To(Equal("probes"))
+	services := 0
+	for _, object := range objects {
+		if object.GetKind() != "Service" {
+			continue
+		}
+		services++
+		list, _, err := unstructured.NestedSlice(object.Object, "spec", "ports")
+		g.Expect(err).NotTo(HaveOccurred())
+		target := list[0].(map[string]any)["targetPort"]
+		g.Expect(target).To(Or(Equal("metrics"), BeEquivalentTo(7443)), object.GetName())
+	}
+	g.Expect(services).To(Equal(2))
+	g.Expect(manifests).NotTo(ContainSubstring("latchkey-state"))
+	g.Expect(manifests).NotTo(ContainSubstring("state.latchkey.dev"))
 }

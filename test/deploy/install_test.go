@@ -22,6 +22,9 @@ import (
 // patience bounds waits on a loaded machine.
 const patience = time.Minute
 
+// withoutRule is how long a manager that lacks a rule is waited for.
+const withoutRule = 15 * time.Second
+
 const namespace = "latchkey-system"
 
 // program builds cmd/latchkey.
@@ -81,7 +84,8 @@ var withoutMonitors = []string{"--set",
 func TestInstall(t *testing.T) {
 	binary := program(t)
 	for values, kept := range map[string]bool{"tokens": true, "state-api": false, "all-namespaces": true,
-		"impersonation": true, "constrained-impersonation": true, "kubeconfigs": true} {
+		"impersonation": true, "constrained-impersonation": true, "kubeconfigs": true, "without-lease": true,
+		"other-names": true} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -113,14 +117,29 @@ func TestInstall(t *testing.T) {
 			_, err = helm(t.Context(), cp.Kubeconfig(), "uninstall", "latchkey", "--namespace", namespace, "--wait")
 			g.Expect(err).NotTo(HaveOccurred())
 			left := func() ([]string, error) { return deployment.Leftovers(t.Context(), cp, before) }
+			if values == "without-lease" { // the manager created it
+				_, err = cp.Kubectl(t.Context(), "delete", "lease", "latchkey", "-n", namespace)
+				g.Expect(err).NotTo(HaveOccurred())
+			}
 			if kept {
 				objects := []string{"CustomResourceDefinition /clusterextensions.latchkey.dev",
 					"APIService /v1alpha1.latchkey.dev"} // which the API server makes of the former
 				for _, name := range deployment.Tenants {
 					objects = append(objects, "ClusterExtension /"+name)
 				}
+				guarded := values != "kubeconfigs"
+				if guarded {
+					objects = append(objects, "ValidatingAdmissionPolicy /serviceaccount-reference.latchkey.dev",
+						"ValidatingAdmissionPolicyBinding /serviceaccount-reference.latchkey.dev")
+				}
 				g.Eventually(left).WithTimeout(patience).Should(ConsistOf(objects))
+				if guarded {
+					expectGuarded(t, cp)
+				}
 				_, err = cp.Kubectl(t.Context(), "delete", "crd", "clusterextensions.latchkey.dev")
+				g.Expect(err).NotTo(HaveOccurred())
+				_, err = cp.Kubectl(t.Context(), "delete", "--ignore-not-found",
+					"validatingadmissionpolicy,validatingadmissionpolicybinding", "serviceaccount-reference.latchkey.dev")
 				g.Expect(err).NotTo(HaveOccurred())
 			}
 			g.Eventually(left).WithTimeout(patience).Should(BeEmpty())
@@ -128,6 +147,25 @@ func TestInstall(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 		})
 	}
+}
+
+// expectGuarded checks that somebody who may create extensions, and may act as nobody, may not name a
+// ServiceAccount.
+func expectGuarded(t *testing.T, cp *controlplane.ControlPlane) {
+	t.Helper()
+	g := NewWithT(t)
+	for _, args := range [][]string{
+		{"create", "clusterrole", "author", "--verb=create,get,patch", "--resource=clusterextensions.latchkey.dev"},
+		{"create", "clusterrolebinding", "author", "--clusterrole=author", "--user=mallory"}} {
+		_, err := cp.Kubectl(t.Context(), args...)
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	_, err := cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension",
+		"metadata": {"name": "mine"}, "spec": {"namespace": "team-blue", "serviceAccount": {"name": "blue"}}}`,
+		"create", "--as=mallory", "-f", "-")
+	g.Expect(err).To(MatchError(ContainSubstring("ValidatingAdmissionPolicy 'serviceaccount-reference.latchkey.dev'")))
+	_, err = cp.Kubectl(t.Context(), "delete", "clusterrole,clusterrolebinding", "author")
+	g.Expect(err).NotTo(HaveOccurred())
 }
 
 // The API server takes each rendering, with strict validation of its fields.
@@ -152,7 +190,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	binary := program(t)
 	checked := map[string]bool{}
 	for _, values := range []string{"state-api", "tokens", "all-namespaces", "impersonation",
-		"constrained-impersonation", "kubeconfigs"} {
+		"constrained-impersonation", "kubeconfigs", "without-lease"} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -167,6 +205,8 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 			objects, err := deployment.Decode(manifests)
 			g.Expect(err).NotTo(HaveOccurred())
 			options := deployment.Options{Program: binary, Dir: t.TempDir()}
+			// If all rules did not suffice within the same time, no rule could be shown to be needed.
+			g.Expect(deployment.Exercise(t.Context(), cp, objects, options, withoutRule)).To(Succeed(), "with all rules")
 			for _, role := range objects {
 				if role.GetKind() != "Role" && role.GetKind() != "ClusterRole" || forOthers(role) {
 					continue
@@ -175,7 +215,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 				for i, rule := range rules {
 					text, err := json.Marshal(rule)
 					g.Expect(err).NotTo(HaveOccurred())
-					if key := role.GetName() + string(text); checked[key] {
+					if key := role.GetKind() + " " + role.GetNamespace() + "/" + role.GetName() + string(text); checked[key] {
 						continue
 					} else {
 						checked[key] = true
@@ -187,7 +227,11 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 					_, err = cp.Kubectl(t.Context(), "delete", "endpointslice", "--all", "-n", namespace)
 					g.Expect(err).NotTo(HaveOccurred())
 					since := time.Now()
-					err = deployment.Exercise(t.Context(), cp, objects, options, 10*time.Second)
+					if values == "without-lease" {
+						_, err = cp.Kubectl(t.Context(), "delete", "lease", "--ignore-not-found", "latchkey", "-n", namespace)
+						g.Expect(err).NotTo(HaveOccurred())
+					}
+					err = deployment.Exercise(t.Context(), cp, objects, options, withoutRule)
 					denied := deniedSince(t, cp, since)
 					g.Expect(err != nil || len(denied) > 0).To(BeTrue(), "the manager does not need %s %s", role.GetName(), text)
 					t.Logf("without %s %s: %v; denied: %d", role.GetName(), text, firstLine(err), len(denied))
@@ -197,7 +241,8 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 					g.Expect(err).NotTo(HaveOccurred())
 				}
 			}
-			g.Expect(deployment.Exercise(t.Context(), cp, objects, options, patience)).To(Succeed(), "with all rules")
+			g.Expect(deployment.Exercise(t.Context(), cp, objects, options, withoutRule)).To(Succeed(),
+				"with all rules again")
 		})
 	}
 	NewWithT(t).Expect(len(checked)).To(BeNumerically(">=", 16))
@@ -277,7 +322,7 @@ func TestUpgrade(t *testing.T) {
 	g.Expect(uids()).To(Equal(extensions), "tenants' objects are kept")
 }
 
-// chartBefore returns the chart of the last tag, or else this chart with an earlier version.
+// chartBefore returns the chart of the last tag before this commit, or else this chart with an earlier version.
 func chartBefore(t *testing.T) string {
 	t.Helper()
 	g := NewWithT(t)
@@ -287,7 +332,7 @@ func chartBefore(t *testing.T) string {
 		cmd.Dir = "../.."
 		return cmd.Run()
 	}
-	if shell("git archive $(git describe --tags --abbrev=0) deploy/helm/latchkey | tar -x -C "+dir) == nil {
+	if shell("git archive $(git describe --tags --abbrev=0 HEAD^) deploy/helm/latchkey | tar -x -C "+dir) == nil {
 		return filepath.Join(dir, "deploy/helm/latchkey")
 	}
 	_, err := helm(t.Context(), "", "package", chart, "--version", "0.0.1", "--app-version", "0.0.1", "--destination", dir)

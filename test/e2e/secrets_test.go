@@ -299,6 +299,13 @@ func TestSecretsAreNotShown(t *testing.T) {
 			g.Expect(answer.Body.String()).To(ContainSubstring(provider.use[0]))
 			see("%s", answer.Body)
 		}
+		// Whoever reads the page on the network sends a token of theirs, which is reviewed.
+		visitor := httptest.NewRequest(http.MethodGet, "/status/view", http.NoBody)
+		visitor.Header.Set("Authorization", "Bearer "+noteSecret("visitor's token", token(t, ns, "token")))
+		answer := httptest.NewRecorder()
+		page.Guard(admin, "/status/").ServeHTTP(answer, visitor)
+		g.Expect(answer.Code).To(Equal(http.StatusForbidden), "%s", answer.Body)
+		see("%s", answer.Body)
 		f.answer.Store(nil)
 		o.end(t)
 		seeAll(o.ClusterCache, options, options.Credentials)

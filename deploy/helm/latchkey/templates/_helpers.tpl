@@ -72,6 +72,17 @@ subjects:
 {{- end }}
 {{- end }}
 
+{{/* What older versions of Kubernetes cannot do. */}}
+{{- define "latchkey.checkKubernetes" -}}
+{{- $version := .Capabilities.KubeVersion.Version }}
+{{- if and .Values.stateAPI.enabled (semverCompare "<1.34.0-0" $version) }}
+{{- fail (printf "stateAPI.enabled: Kubernetes %s is older than 1.34, and would not reach the state API; no namespace could be deleted then" $version) }}
+{{- end }}
+{{- if and (eq .Values.credentials.type "constrained-impersonation") (semverCompare "<1.36.0-0" $version) }}
+{{- fail (printf "credentials.type=constrained-impersonation: Kubernetes %s is older than 1.36" $version) }}
+{{- end }}
+{{- end }}
+
 {{/* Two servers of the manager cannot have one port. */}}
 {{- define "latchkey.checkPorts" -}}
 {{- $ports := dict "8081" "the probes" }}
