@@ -13,6 +13,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/watches"
@@ -28,6 +29,7 @@ import (
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
+	term      *fence.Term // in which this replica may act for the extension; nil for any time
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry // has its own lock; may be used under mu, because it never calls the accessor
 	effects   afterEffects     // has its own lock; effects are appended under mu and run without it
@@ -45,9 +47,9 @@ type identityAccessor struct {
 	credentialSince time.Time
 }
 
-func newAccessor(set *Set, key client.ObjectKey) *identityAccessor {
+func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
+	a := &identityAccessor{key: key, set: set, term: term, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
 			Metrics: set.options.Metrics}}
 	a.watches.Changed = a.reportChange
@@ -191,9 +193,12 @@ func (a *identityAccessor) remove(reason connstate.Reason, cause error) {
 	a.effects.wait()
 }
 
-// belongsTo reports whether the accessor is that of the object, and not of an earlier object with
-// the same name.
-func (a *identityAccessor) belongsTo(object client.Object) bool {
+// belongsTo reports whether the accessor is that of the object in the term, and not of an earlier
+// object with the same name, or of an earlier term.
+func (a *identityAccessor) belongsTo(object client.Object, term *fence.Term) bool {
+	if a.term != term {
+		return false
+	}
 	last := a.lastObject()
 	return last == nil || last.GetUID() == object.GetUID()
 }

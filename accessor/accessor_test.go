@@ -33,6 +33,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -135,6 +136,7 @@ type driver struct {
 	wake     chan client.ObjectKey
 
 	mu          sync.Mutex
+	fence       *fence.Fence             // nil for none
 	tokens      map[string]string        // guarded by mu; tokens of the existing extensions, by name
 	uidSuffixes map[string]string        // guarded by mu; distinguish extensions with the same name
 	newToken    func(name string) string // guarded by mu; if not nil, returns a token for each Resolve
@@ -154,7 +156,12 @@ type host struct {
 func (h host) GetConfig() *rest.Config { return h.config }
 
 func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait.Backoff) *driver {
-	d := &driver{t: t, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
+	return driveFenced(t, url, probes, backoff, nil)
+}
+
+func driveFenced(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
+	f *fence.Fence) *driver {
+	d := &driver{t: t, fence: f, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
 		uidSuffixes: map[string]string{}}
 	var err error
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
@@ -180,7 +187,8 @@ func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait
 				d.reasons = append(d.reasons, reason)
 			}
 		}, funcr.Options{}),
-		Wake: func(key client.ObjectKey) { d.wake <- key },
+		Wake:  func(key client.ObjectKey) { d.wake <- key },
+		Fence: f,
 		Changed: func(object client.Object) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -190,6 +198,17 @@ func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = d.Run(ctx) })
+	if f != nil {
+		running.Go(func() {
+			f.Watch(ctx, func() {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				for name := range d.tokens {
+					d.wake <- client.ObjectKey{Name: name}
+				}
+			})
+		})
+	}
 	running.Go(func() {
 		for {
 			select {
@@ -219,12 +238,17 @@ func (d *driver) reconcile(name string) time.Duration {
 		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonDeleted)
 		return 0
 	}
+	term := d.fence.Term()
+	if d.fence != nil && term == nil {
+		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonNotLeading)
+		return 0
+	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 	resolution, err := d.resolver.Resolve(d.t.Context(), object)
 	d.mu.Lock()
 	resolution.UntrustedServer, resolution.Impersonated = d.untrustedServer, d.impersonated
 	d.mu.Unlock()
-	return d.Reconcile(object, resolution, err)
+	return d.Reconcile(object, resolution, err, term)
 }
 
 // extension creates an extension, or changes its token.
@@ -341,7 +365,7 @@ func TestUnexpectedIdentity(t *testing.T) {
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Expected = connstate.Identity{Username: "user-of-token", UID: "another"}
-	d.Set.Reconcile(object, resolution, nil)
+	d.Set.Reconcile(object, resolution, nil, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"IdentityMismatch"}))
 	state, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(state.Epoch).To(BeZero())
@@ -619,10 +643,10 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid-red"}}
-	d.Reconcile(object, identity.Resolution{}, errDown)
+	d.Reconcile(object, identity.Resolution{}, errDown, nil)
 	d.eventually("red", connectedAs("user-of-token"))
 	d.Reconcile(object, identity.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
-		errDown)
+		errDown, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
 	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 || s.Phase != connstate.PhaseConnected })
 }
@@ -664,7 +688,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		resolution, err := resolver.Resolve(t.Context(), object)
 		g.Expect(err).NotTo(HaveOccurred())
-		s.Reconcile(object, resolution, nil)
+		s.Reconcile(object, resolution, nil, nil)
 	}
 	s = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},

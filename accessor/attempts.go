@@ -40,8 +40,16 @@ type attempt struct {
 // newAttemptLocked returns the attempt that CreateAttempt describes.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
+	if a.term != nil {
+		end := cancel
+		stop := context.AfterFunc(a.term.Context(), end)
+		cancel = func() {
+			stop()
+			end()
+		}
+	}
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
-		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID()},
+		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
@@ -58,7 +66,7 @@ func (t *attempt) submit() {
 	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
 		waited := time.Since(t.createdAt)
-		if t.ctx.Err() != nil { // cancelled while the attempt waited for its turn
+		if t.ctx.Err() != nil || t.accessor.term.Err() != nil { // cancelled while the attempt waited for its turn
 			t.accessor.set.options.Metrics.WaitedForTurn(t.ctx, waited)
 			return
 		}
@@ -67,6 +75,15 @@ func (t *attempt) submit() {
 		finished, conn := run()
 		finished.Attempt = t.Attempt
 		endSpan(span, finished.Answer, t.ctx.Err() != nil)
+		if closed := t.accessor.term.Err(); closed != nil {
+			// What failed because of that says nothing about the credential or the target. The reconciler
+			// removes the accessor.
+			if conn != nil {
+				conn.Close(&connstate.NotConnectedError{Extension: t.extension.Key, Reason: connstate.ReasonNotLeading,
+					Since: time.Now(), Err: closed})
+			}
+			return
+		}
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
 }

@@ -44,7 +44,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 		Logger: logr.Discard(),
 		Client: ClientOptions{Timeout: time.Hour}})
 	defer set.end(nil)
-	a := newAccessor(set, client.ObjectKey{Name: "red"})
+	a := newAccessor(set, client.ObjectKey{Name: "red"}, nil)
 	membership, err := set.shared.targets.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer membership.Leave()

@@ -7,6 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
@@ -38,6 +39,7 @@ type Options struct {
 	Metrics        *metrics.Cache  // may be nil
 	Tracer         *tracing.Tracer // may be nil
 	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
+	Fence          *fence.Fence    // why extensions are unknown while it is closed; may be nil
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)

@@ -51,7 +51,7 @@ func newNotificationRecorder() *notificationRecorder {
 // once for each generation.
 func (n *notificationRecorder) reconcile(generation int64) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid", Generation: generation}}
-	n.Reconcile(object, identity.Resolution{}, credential.ErrInvalidReference)
+	n.Reconcile(object, identity.Resolution{}, credential.ErrInvalidReference, nil)
 }
 
 func (n *notificationRecorder) all() []int64 {
@@ -140,7 +140,7 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Key += "another"
-	d.Set.Reconcile(object, resolution, nil)
+	d.Set.Reconcile(object, resolution, nil, nil)
 	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Epoch >= 2 })
 	g.Expect(d.shared.targets.List()).To(HaveLen(1))
 	g.Expect(d.shared.targets.List()[0]).To(BeIdenticalTo(previous[0]))

@@ -9,6 +9,7 @@ import (
 	"github.com/puzpuzpuz/xsync/v4"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
@@ -17,6 +18,7 @@ import (
 type registry struct {
 	byKey   *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
 	unknown atomic.Pointer[unknownExtensions]
+	fence   *fence.Fence // nil for none
 }
 
 // unknownExtensions is the reason why extensions are unknown, where a specific reason exists.
@@ -45,6 +47,9 @@ func (r *registry) MayNotRead(cause error) {
 func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	found, ok := r.byKey.Load(key)
 	if !ok {
+		if r.fence != nil && !r.fence.Open() {
+			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotLeading, Err: fence.ErrClosed}
+		}
 		if u := r.unknown.Load(); u != nil {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: u.reason, Err: u.cause}
 		}

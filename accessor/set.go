@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
@@ -60,7 +62,7 @@ func NewSet(options Options) *Set {
 		options.States = &statechanges.Hub{}
 	}
 	return &Set{
-		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor]()},
+		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](), fence: options.Fence},
 		options:  &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider()},
@@ -130,17 +132,23 @@ func (s *Set) shutdown() {
 
 // Reconcile receives the identity that the extension connects as, or the error of resolving it, and
 // starts the attempt that is due: a connect, a probe, or none. It never blocks. The result is the
-// delay until the next call, or 0 if only a Wake or a change of the extension leads to one.
-func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
+// delay until the next call, or 0 if only a Wake or a change of the extension leads to one. term is the
+// term in which this replica may act for the extension, nil for any time.
+func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error,
+	term *fence.Term) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)
-	if ok && found.belongsTo(object) {
+	if ok && found.belongsTo(object, term) {
 		return found.reconcile(object, resolution, err)
 	}
 	if ok {
-		s.Remove(key, connstate.ReasonDeleted) // the object was deleted and created again between two reconciles
+		reason := connstate.ReasonDeleted // the object was deleted and created again between two reconciles
+		if found.term != term {
+			reason = connstate.ReasonNotLeading // the lease ended and began again
+		}
+		s.Remove(key, reason)
 	}
-	a := newAccessor(s, key)
+	a := newAccessor(s, key, term)
 	s.byKey.Store(key, a)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
 		s.byKey.Delete(key)
@@ -152,7 +160,11 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 // Remove ends the extension's connection and deletes all state of the extension.
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.LoadAndDelete(key); ok {
-		found.remove(reason, nil)
+		var cause error
+		if reason == connstate.ReasonNotLeading {
+			cause = cmp.Or(found.term.Err(), fence.ErrClosed)
+		}
+		found.remove(reason, cause)
 		s.options.States.Changed(key)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -101,6 +102,11 @@ type Options struct {
 	// plus up to a fifth of jitter. The wait ends early when the missing ServiceAccount, Secret or
 	// target is back.
 	ConnectBackoff wait.Backoff
+	// Fence, if set, is the fence of the lease with which this replica leads; see package fence. While it
+	// is closed, no request of a connection starts, and none goes on: a replica that was suspended, or cut
+	// off, sends nothing for a tenant that another replica may already serve. Connections end with the
+	// lease, with the reason NotLeading, and are made anew when the fence opens again.
+	Fence *fence.Fence
 	// EventRecorder, if set, records an Event on an extension when the extension connects, and when
 	// it is not connected for another reason than before. Each extension may have a burst of a few
 	// Events, and then one a minute. Use the manager's GetEventRecorder. EventRecorder must not

@@ -58,21 +58,29 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 // beginFirstPass begins the first pass with all extensions that the cache has. It returns false if
 // they cannot be read.
 func (r *reconciler) beginFirstPass(ctx context.Context) bool {
-	list, err := objectlist.New(r.object, r.scheme)
-	if err != nil || r.objects.List(ctx, list, client.UnsafeDisableDeepCopy) != nil {
-		return false
+	all, err := r.listExtensions(ctx)
+	if err == nil {
+		r.firstPass.begins(all...)
 	}
-	var all []client.ObjectKey
+	return err == nil
+}
+
+// listExtensions returns the keys of all extensions that the cache has, and that the label selects.
+func (r *reconciler) listExtensions(ctx context.Context) (all []client.ObjectKey, err error) {
+	list, err := objectlist.New(r.object, r.scheme)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.objects.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
 	err = meta.EachListItem(list, func(item runtime.Object) error {
 		if object := item.(client.Object); r.labelled(object) {
 			all = append(all, client.ObjectKeyFromObject(object))
 		}
 		return nil
 	})
-	if err == nil {
-		r.firstPass.begins(all...)
-	}
-	return err == nil
+	return all, err
 }
 
 // readExtensions reads an extension from the cache. The read takes permissionInterval at most.

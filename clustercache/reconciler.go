@@ -30,6 +30,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
@@ -48,6 +49,7 @@ type reconciler struct {
 	labelled func(client.Object) bool // whether the label selects the object; cheap
 	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
+	fence    *fence.Fence // nil for none
 	metrics  *metrics.Cache
 	ended    func() // called when nothing runs any more
 
@@ -99,6 +101,9 @@ func (r *reconciler) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
+	if r.fence != nil {
+		running.Go(func() { r.fence.Watch(ctx, func() { r.wakeAll(ctx) }) })
+	}
 	if r.runAlongside != nil {
 		running.Go(func() { r.runAlongside(ctx) })
 	}
@@ -118,6 +123,20 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 // wake enqueues a Reconcile of the extension. Accessors call wake, and they exist only after the
 // controller has started.
 func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
+
+// wakeAll enqueues a Reconcile of every extension, known or not.
+func (r *reconciler) wakeAll(ctx context.Context) {
+	for _, key := range r.set.Keys() { // also if the extensions cannot be listed
+		r.wake(key)
+	}
+	keys, err := r.listExtensions(ctx)
+	if err != nil {
+		return // watchPermissions logs it, and the next event of an extension reconciles it
+	}
+	for _, key := range keys {
+		r.wake(key)
+	}
+}
 
 // watchFilterPredicate drops events of other operators' extensions before they are queued. Events
 // of an extension that was ours until now pass.
@@ -171,6 +190,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			r.firstPass.reconciled(req.NamespacedName)
 		}
 	}()
+	term := r.fence.Term()
+	if r.fence != nil && term == nil {
+		r.forget(req.NamespacedName, ReasonNotLeading)
+		return reconcile.Result{}, nil // the fence wakes all when it opens
+	}
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)
@@ -207,7 +231,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, identity.ErrOperatorForbidden)) {
 		r.wake(waiting) // a permission granted for this extension is usually granted for all
 	}
-	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolution, err)}, nil
+	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolution, err, term)}, nil
 }
 
 // forget ends the extension's connection and removes all its data.

@@ -80,6 +80,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		labelled: o.hasWatchLabel,
 		matches:  o.matches,
 		kind:     kind.GroupKind(),
+		fence:    o.Fence,
 		metrics:  counts,
 		ended:    ended,
 
@@ -95,7 +96,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Scheme: o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
-		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared,
+		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Fence: o.Fence,
 		Wake: r.wake, Changed: hub.Changed, States: states,
 	})
 	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,

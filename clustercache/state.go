@@ -9,6 +9,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/watches"
@@ -173,6 +174,8 @@ const (
 	ReasonStale = connstate.ReasonStale
 	// ReasonIdentityMismatch: the API server or the extension states another identity.
 	ReasonIdentityMismatch = connstate.ReasonIdentityMismatch
+	// ReasonNotLeading: this replica does not hold the lease of Options.Fence.
+	ReasonNotLeading = connstate.ReasonNotLeading
 	// ReasonUnreachable: the API server does not answer.
 	ReasonUnreachable = connstate.ReasonUnreachable
 	// ReasonProbeFailed: the API server answers, but does not report the identity.
@@ -187,6 +190,10 @@ var (
 	// ErrNotConnected is in the chain of every error that occurs because an extension is not
 	// connected.
 	ErrNotConnected = connstate.ErrNotConnected
+	// ErrOutcomeUnknown is in the chain of the error of a request that was under way when its connection
+	// ended, and that may have changed something. The API server may have carried it out, or may still
+	// do so. Read the object before you decide what to do.
+	ErrOutcomeUnknown = fence.ErrOutcomeUnknown
 	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
 	// kind or scope, or by the other method.
 	ErrWatchConflict = watches.ErrConflict

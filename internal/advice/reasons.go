@@ -21,6 +21,8 @@ var reasons = map[string]string{
 		"For: read the error.",
 	"IdentityMismatch": "If the reason persists: another server answers in the API server's place, or an " +
 		"authentication webhook renames users.",
+	"NotLeading": "Nothing, if another replica leads: look there. If none does, read the replicas' logs, and look at " +
+		"the Lease and at the API server.",
 	"Unreachable": "Look at the API server and the network path to it. When it answers any request, all its " +
 		"extensions are woken, spread over 10 s.",
 	"ProbeFailed": "Look at the API server. 403: is system:basic-user still bound to system:authenticated? " +

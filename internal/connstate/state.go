@@ -65,6 +65,9 @@ const (
 	// Or the extension now refers to another identity, or another credential, than its connection
 	// used.
 	ReasonIdentityMismatch Reason = "IdentityMismatch"
+	// ReasonNotLeading means: this replica does not hold the lease that its requests need. Another
+	// replica may serve the extension. Handles from before end when the lease does.
+	ReasonNotLeading Reason = "NotLeading"
 	// ReasonUnreachable means: the API server does not answer.
 	ReasonUnreachable Reason = "Unreachable"
 	// ReasonProbeFailed means: the API server answers, but does not report the identity.

@@ -129,8 +129,8 @@ func TestInstall(t *testing.T) {
 				}
 				guarded := values != "kubeconfigs"
 				if guarded {
-					objects = append(objects, "ValidatingAdmissionPolicy /serviceaccount-reference.latchkey.dev",
-						"ValidatingAdmissionPolicyBinding /serviceaccount-reference.latchkey.dev")
+					objects = append(objects, "ValidatingAdmissionPolicy /latchkey-dev-clusterextension-serviceaccount",
+						"ValidatingAdmissionPolicyBinding /latchkey-dev-clusterextension-serviceaccount")
 				}
 				g.Eventually(left).WithTimeout(patience).Should(ConsistOf(objects))
 				if guarded {
@@ -139,7 +139,7 @@ func TestInstall(t *testing.T) {
 				_, err = cp.Kubectl(t.Context(), "delete", "crd", "clusterextensions.latchkey.dev")
 				g.Expect(err).NotTo(HaveOccurred())
 				_, err = cp.Kubectl(t.Context(), "delete", "--ignore-not-found",
-					"validatingadmissionpolicy,validatingadmissionpolicybinding", "serviceaccount-reference.latchkey.dev")
+					"validatingadmissionpolicy,validatingadmissionpolicybinding", "latchkey-dev-clusterextension-serviceaccount")
 				g.Expect(err).NotTo(HaveOccurred())
 			}
 			g.Eventually(left).WithTimeout(patience).Should(BeEmpty())
@@ -163,7 +163,7 @@ func expectGuarded(t *testing.T, cp *controlplane.ControlPlane) {
 	_, err := cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension",
 		"metadata": {"name": "mine"}, "spec": {"namespace": "team-blue", "serviceAccount": {"name": "blue"}}}`,
 		"create", "--as=mallory", "-f", "-")
-	g.Expect(err).To(MatchError(ContainSubstring("ValidatingAdmissionPolicy 'serviceaccount-reference.latchkey.dev'")))
+	g.Expect(err).To(MatchError(ContainSubstring("ValidatingAdmissionPolicy 'latchkey-dev-clusterextension-serviceaccount'")))
 	_, err = cp.Kubectl(t.Context(), "delete", "clusterrole,clusterrolebinding", "author")
 	g.Expect(err).NotTo(HaveOccurred())
 }

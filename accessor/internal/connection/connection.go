@@ -22,6 +22,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/replay"
@@ -45,6 +46,7 @@ type Connection struct {
 
 	life  context.Context // ends with the connection; its cause is the *NotConnectedError
 	end   context.CancelCauseFunc
+	term  *fence.Term         // the connection ends with it; nil for none
 	tasks *workpool.TaskGroup // the tasks end with life
 
 	config     *rest.Config // authenticates as the identity, holds no secret; callers get copies
@@ -74,8 +76,9 @@ type Clients struct {
 
 // Extension is the extension that a connection is for.
 type Extension struct {
-	Key client.ObjectKey
-	UID types.UID
+	Key  client.ObjectKey
+	UID  types.UID
+	Term *fence.Term // in which this replica may act for the extension; nil for any time
 }
 
 // Observers are called from any goroutine, and must not block. All must be set.
@@ -91,8 +94,13 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	t *targets.Target, bound *Credential, observers Observers) *Connection {
 	life, end := context.WithCancelCause(parent)
 	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
-		end: end, tasks: tasks,
+		end: end, tasks: tasks, term: extension.Term,
 		resolution: bound.resolution, observers: observers}
+	if c.term != nil {
+		// In time, although nobody asks. Err does not depend on it.
+		stop := context.AfterFunc(c.term.Context(), func() { _ = c.Err() })
+		context.AfterFunc(life, func() { stop() })
+	}
 	c.Use(bound)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
@@ -138,10 +146,16 @@ func (c *Connection) Close(reason *connstate.NotConnectedError) {
 	c.credential.Store(nil) // a retained handle does not retain a secret
 }
 
-// Err returns why the connection ended, nil while the connection is alive.
+// Err returns why the connection ended, nil while the connection is alive. If nothing has noticed yet
+// that the term has ended, Err ends the connection.
 func (c *Connection) Err() error {
 	if c.life.Err() == nil {
-		return nil
+		closed := c.term.Err()
+		if closed == nil {
+			return nil
+		}
+		c.Close(&connstate.NotConnectedError{Extension: c.key, Reason: connstate.ReasonNotLeading, Since: time.Now(),
+			Err: closed})
 	}
 	return context.Cause(c.life)
 }
@@ -258,6 +272,9 @@ func (c *Connection) ProbeClientsOf(other *Credential, shared http.RoundTripper,
 func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Duration) *http.Client {
 	if transport == nil {
 		return nil
+	}
+	if c.term != nil {
+		transport = c.term.RoundTripper(transport)
 	}
 	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
 		Timeout: timeout, CheckRedirect: neverRedirect}

@@ -9,6 +9,9 @@ import (
 	"github.com/pkg/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // neverRedirect returns redirects to the caller. An API server does not redirect its clients; a
@@ -41,7 +44,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		return nil, err
 	}
 	caller := req
-	ctx, cancel := context.WithCancelCause(req.Context())
+	ctx, cancel := context.WithCancelCause(g.conn.requestContext(req))
 	stop := context.AfterFunc(g.conn.life, func() { cancel(context.Cause(g.conn.life)) })
 	release := func() {
 		stop()
@@ -55,9 +58,15 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	if err != nil {
 		release()
 		if ended := g.conn.Err(); ended != nil {
-			return nil, ended
+			return nil, g.conn.interrupted(req, ended)
 		}
 		return nil, err
+	}
+	if g.conn.term.Err() != nil {
+		// The lease ended while the request was under way. Another replica may have acted since.
+		release()
+		_ = resp.Body.Close()
+		return nil, g.conn.interrupted(req, g.conn.Err())
 	}
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
@@ -80,6 +89,24 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	return resp, nil
 }
 
+// requestContext returns the context of a request, with the term that the request needs.
+func (c *Connection) requestContext(req *http.Request) context.Context {
+	if c.term == nil {
+		return req.Context()
+	}
+	return fence.WithTerm(req.Context(), c.term)
+}
+
+// interrupted returns the error of a request that was under way when the connection ended.
+func (c *Connection) interrupted(req *http.Request, ended error) error {
+	var notConnected *connstate.NotConnectedError
+	if !fence.MayHaveChanged(req) || !errors.As(ended, &notConnected) {
+		return ended
+	}
+	return &connstate.NotConnectedError{Extension: notConnected.Extension, Reason: notConnected.Reason,
+		Since: notConnected.Since, Err: fence.Interrupted(req, notConnected.Err)}
+}
+
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (g *lifetimeRoundTripper) WrappedRoundTripper() http.RoundTripper { return g.next }
 
@@ -94,9 +121,12 @@ type releasingBody struct {
 // Read has a small frame: thousands of watches wait here.
 func (b *releasingBody) Read(p []byte) (n int, err error) {
 	if n, err = b.ReadCloser.Read(p); err != nil {
-		err = b.reason(err)
+		return n, b.reason(err)
 	}
-	return n, err
+	if ended := b.ended(); ended != nil {
+		return 0, ended // what arrived too late is not handled
+	}
+	return n, nil
 }
 
 // reason returns why Read failed.
@@ -117,7 +147,14 @@ func (b *releasingBody) Close() error {
 // releasingStream is a releasingBody that can be written to, as after an upgrade of the protocol.
 type releasingStream struct {
 	releasingBody
-	io.Writer
+	writer io.Writer
+}
+
+func (s *releasingStream) Write(p []byte) (int, error) {
+	if ended := s.ended(); ended != nil {
+		return 0, ended
+	}
+	return s.writer.Write(p)
 }
 
 func bodyWithRelease(body io.ReadCloser, ended func() error, release func()) io.ReadCloser {

@@ -1,0 +1,201 @@
+package accessor
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// lease is a lock that is renewed and given up when a test says so.
+type lease struct {
+	resourcelock.Interface
+	fenced resourcelock.Interface
+}
+
+func newLease() (*lease, *fence.Fence) {
+	l := &lease{}
+	var f *fence.Fence
+	l.fenced, f = fence.ForLeaderElection(l, time.Hour)
+	return l, f
+}
+
+func (l *lease) Identity() string                                                { return "me" }
+func (l *lease) Update(context.Context, resourcelock.LeaderElectionRecord) error { return nil }
+
+// renew makes the lease last for so many seconds.
+func (l *lease) renew(seconds int) {
+	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{HolderIdentity: "me",
+		LeaseDurationSeconds: seconds})
+}
+
+func (l *lease) release() {
+	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{})
+}
+
+func notLeading(err error) bool {
+	var notConnected *connstate.NotConnectedError
+	return errors.As(err, &notConnected) && notConnected.Reason == connstate.ReasonNotLeading &&
+		errors.Is(err, fence.ErrClosed)
+}
+
+// Connections end with the lease, and their handles for ever. The next term brings new ones.
+func TestConnectionsEndWithTheLease(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	l, f := newLease()
+	defer l.release()
+	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
+	red := client.ObjectKey{Name: "red"}
+	d.extension("red", "red")
+	_, err := d.At(red).GetClient()
+	g.Expect(err).To(Satisfy(notLeading), "before the first term")
+	g.Expect(r.reviews.Load()).To(BeZero())
+
+	l.renew(3600)
+	d.eventually("red", connectedAs("user-of-red"))
+	c, err := d.At(red).GetClient()
+	g.Expect(err).NotTo(HaveOccurred())
+	config, err := d.At(red).GetRESTConfig()
+	g.Expect(err).NotTo(HaveOccurred())
+	reviewsBefore, changes := r.reviews.Load(), len(d.changed())
+
+	l.release()
+	for name, use := range map[string]func() error{
+		"a cached read": func() error { return c.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.ConfigMap{}) },
+		"a write":       func() error { return c.Create(t.Context(), &corev1.ConfigMap{}) },
+		"a client of the config": func() error {
+			roundTripper := config.WrapTransport(http.DefaultTransport)
+			_, err := roundTripper.RoundTrip(httptest.NewRequest(http.MethodGet, r.URL+"/api", nil)) //nolint:bodyclose // none
+			return err
+		},
+	} {
+		err := use()
+		g.Expect(err).To(Satisfy(notLeading), name)
+		g.Expect(err).NotTo(MatchError(fence.ErrOutcomeUnknown), name)
+	}
+	g.Eventually(func() error { _, err := d.At(red).GetClient(); return err }).WithTimeout(patience).
+		Should(Satisfy(notLeading))
+	g.Eventually(func() int { return len(d.changed()) }).WithTimeout(patience).
+		Should(BeNumerically(">", changes), "controllers are notified")
+	g.Expect(d.Keys()).To(BeEmpty())
+	g.Expect(r.reviews.Load()).To(Equal(reviewsBefore))
+
+	l.renew(3600)
+	d.eventually("red", connectedAs("user-of-red"))
+	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{})).To(Satisfy(notLeading), "a handle of an earlier term")
+	l.release()
+	l.renew(3600) // before the reconciler has noticed
+	old := d.eventually("red", connectedAs("user-of-red"))
+	d.wake <- red
+	g.Eventually(func() bool {
+		state, _ := d.At(red).State()
+		return state.Phase == connstate.PhaseConnected && state.Since.After(old.Since)
+	}).WithTimeout(patience).Should(BeTrue(), "another term, another connection")
+}
+
+// A write under way when the lease ends is cut then, and its error says that its outcome is unknown.
+func TestWriteWhenTheLeaseEnds(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	hold, arrived := make(chan struct{}), make(chan string, 10)
+	serve := r.Config.Handler
+	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/hold" {
+			arrived <- req.Method
+			<-hold
+			return
+		}
+		serve.ServeHTTP(w, req)
+	})
+	t.Cleanup(sync.OnceFunc(func() { close(hold) }))
+	l, f := newLease()
+	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
+	d.extension("red", "red")
+	l.renew(3600)
+	d.eventually("red", connectedAs("user-of-red"))
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
+	conn := a.published.Load().conn
+	results := map[string]chan error{http.MethodGet: make(chan error, 1), http.MethodPut: make(chan error, 1)}
+	for method, result := range results {
+		req, err := http.NewRequestWithContext(t.Context(), method, r.URL+"/hold", http.NoBody)
+		g.Expect(err).NotTo(HaveOccurred())
+		go func() {
+			resp, err := conn.HTTPClient().Do(req)
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			result <- err
+		}()
+		<-arrived
+	}
+	begun := time.Now()
+	l.release()
+	read, write := <-results[http.MethodGet], <-results[http.MethodPut]
+	g.Expect(time.Since(begun)).To(BeNumerically("<", 4*time.Second), "by the lease, not by Client.Timeout")
+	g.Expect(read).To(Satisfy(notLeading))
+	g.Expect(read).NotTo(MatchError(fence.ErrOutcomeUnknown))
+	g.Expect(write).To(Satisfy(notLeading))
+	g.Expect(write).To(MatchError(fence.ErrOutcomeUnknown))
+	g.Expect(write.Error()).To(ContainSubstring("its outcome is unknown"))
+}
+
+// A connect under way when the lease ends says nothing about the API server.
+func TestConnectWhenTheLeaseEnds(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	hold, asked := make(chan struct{}), make(chan struct{}, 10)
+	release := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(release)
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		asked <- struct{}{}
+		<-hold
+		return http.StatusCreated, authenticationv1.UserInfo{Username: token}
+	})
+	l, f := newLease()
+	defer l.release()
+	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
+	d.extension("red", "red")
+	l.renew(3600)
+	<-asked
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
+	a.mu.Lock()
+	membership := a.membership
+	a.mu.Unlock()
+	l.release()
+	g.Eventually(d.Keys).WithTimeout(patience).Should(BeEmpty())
+	d.attempts.Close() // returns when the connect has ended
+	g.Expect(membership.Reachability()).NotTo(Equal(connstate.Unresponsive))
+	g.Expect(d.disconnectReasons()).NotTo(ContainElement(string(connstate.ReasonUnreachable)))
+}
+
+// A lease that runs out ends the connection without anybody asking.
+func TestLeaseRunsOut(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	l, f := newLease()
+	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
+	d.extension("red", "red")
+	l.renew(2)
+	renewed := time.Now()
+	d.eventually("red", connectedAs("user-of-red"))
+	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
+	conn := a.published.Load().conn
+	<-conn.Life().Done()
+	g.Expect(time.Since(renewed)).To(BeNumerically(">", 1900*time.Millisecond))
+	g.Expect(context.Cause(conn.Life())).To(Satisfy(notLeading))
+	g.Eventually(func() error { _, err := d.At(client.ObjectKey{Name: "red"}).GetClient(); return err }).
+		WithTimeout(patience).Should(Satisfy(notLeading))
+}

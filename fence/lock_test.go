@@ -1,0 +1,364 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+)
+
+var leases = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+
+// answers is a lock whose answers a test decides.
+type answers struct {
+	resourcelock.Interface
+	holder string
+	err    error
+	during func() // called while a request is under way
+}
+
+func (a *answers) Identity() string { return "me" }
+
+func (a *answers) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	if a.err != nil {
+		return nil, nil, a.err
+	}
+	return &resourcelock.LeaderElectionRecord{HolderIdentity: a.holder}, nil, nil
+}
+
+func (a *answers) Create(context.Context, resourcelock.LeaderElectionRecord) error { return a.write() }
+func (a *answers) Update(context.Context, resourcelock.LeaderElectionRecord) error { return a.write() }
+
+func (a *answers) write() error {
+	if a.during != nil {
+		a.during()
+	}
+	return a.err
+}
+
+// What the API server answers about the lock opens the fence, closes it, or leaves it as it is.
+func TestLock(t *testing.T) {
+	record := func(holder string, seconds int) resourcelock.LeaderElectionRecord {
+		return resourcelock.LeaderElectionRecord{HolderIdentity: holder, LeaseDurationSeconds: seconds}
+	}
+	gone := apierrors.NewNotFound(leases, "l")
+	conflict := apierrors.NewConflict(leases, "l", errors.New("changed"))
+	for name, tc := range map[string]struct {
+		answer answers
+		call   func(resourcelock.Interface) error
+		// remaining of a fence that was closed, and of one that was open for 5 s more
+		closed, open time.Duration
+	}{
+		"created": {call: func(l resourcelock.Interface) error { return l.Create(t.Context(), record("me", 15)) },
+			closed: 15 * second, open: 15 * second},
+		"renewed": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
+			closed: 15 * second, open: 15 * second},
+		"renewed for less": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 7)) },
+			closed: 7 * second, open: 7 * second},
+		"renewed for more": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 70)) },
+			closed: 15 * second, open: 15 * second},
+		"renewed, and the answer is lost": {answer: answers{err: errors.New("timeout")},
+			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }, open: 5 * second},
+		"changed by another": {answer: answers{err: conflict},
+			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }, open: 5 * second},
+		"deleted": {answer: answers{err: gone},
+			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }},
+		"given up": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("", 1)) }},
+		"given up, and the answer is lost": {answer: answers{err: errors.New("timeout")},
+			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("", 1)) }},
+		"seen: ours":      {answer: answers{holder: "me"}, call: get, open: 5 * second},
+		"seen: another's": {answer: answers{holder: "you"}, call: get},
+		"seen: nobody's":  {call: get},
+		"seen: gone":      {answer: answers{err: gone}, call: get},
+		"not seen":        {answer: answers{err: errors.New("timeout")}, call: get, open: 5 * second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				for open, want := range map[bool]time.Duration{false: tc.closed, true: tc.open} {
+					answer := tc.answer
+					lock, f := ForLeaderElection(&answer, 15*second)
+					if open {
+						f.renewed(time.Now(), 5*second)
+					}
+					err := tc.call(lock)
+					if answer.err == nil {
+						g.Expect(err).NotTo(HaveOccurred())
+					} else {
+						g.Expect(err).To(BeIdenticalTo(answer.err), "what the elector sees is the lock's own error")
+					}
+					g.Expect(f.Remaining()).To(Equal(want), "open before: %t", open)
+					f.close("the end of the test")
+				}
+			})
+		})
+	}
+}
+
+func get(l resourcelock.Interface) error {
+	_, _, err := l.Get(context.Background())
+	return err
+}
+
+// A lock is given up after the fence has closed, and a renewal counts from before it was sent.
+func TestOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := &answers{}
+		lock, f := ForLeaderElection(a, 15*second)
+		a.during = func() {
+			g.Expect(f.Open()).To(BeFalse(), "no answer yet")
+			time.Sleep(3 * second)
+		}
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15}
+		g.Expect(lock.Create(t.Context(), record)).To(Succeed())
+		g.Expect(f.Remaining()).To(Equal(12 * second))
+		asked := false
+		a.during = func() {
+			asked = true
+			g.Expect(f.Open()).To(BeFalse(), "another replica may lead as soon as the API server has this")
+		}
+		g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{})).To(Succeed())
+		g.Expect(asked).To(BeTrue())
+	})
+}
+
+// Other replicas compare what is in a lease, and count from when they first saw it. A record that is
+// sent twice, because the first answer was lost, or because the clock was set back, counts from the
+// first time.
+func TestSameRecordAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := &answers{}
+		lock, f := ForLeaderElection(a, 15*second)
+		record := func(second int) resourcelock.LeaderElectionRecord {
+			return resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15,
+				RenewTime: metav1.Unix(int64(second), 0)}
+		}
+		a.err = errors.New("timeout")
+		g.Expect(lock.Update(t.Context(), record(100))).NotTo(Succeed())
+		time.Sleep(5 * second)
+		a.err = nil
+		g.Expect(lock.Update(t.Context(), record(100))).To(Succeed())
+		g.Expect(f.Remaining()).To(Equal(10 * second))
+		time.Sleep(2 * second)
+		g.Expect(lock.Update(t.Context(), record(107))).To(Succeed())
+		g.Expect(f.Remaining()).To(Equal(15 * second))
+		time.Sleep(2 * second)
+		g.Expect(lock.Update(t.Context(), record(100))).To(Succeed())
+		g.Expect(f.Remaining()).To(Equal(13*second), "the clock was set back, so this renewal adds nothing")
+		for n := range 2 * maxWrites {
+			g.Expect(lock.Update(t.Context(), record(200+n))).To(Succeed())
+		}
+		g.Expect(lock.(*fencedLock).writes).To(HaveLen(maxWrites))
+		f.close("the end of the test")
+	})
+}
+
+// server keeps a Lease as an API server does, with requests and answers that are slow, lost or refused
+// at random.
+type server struct {
+	coordinationclient.LeasesGetter
+	mu      sync.Mutex
+	random  *rand.Rand // guarded by mu
+	well    bool       // guarded by mu; nothing is slow or lost any more
+	lease   *coordinationv1.Lease
+	version int // guarded by mu
+}
+
+// network is the server as one replica reaches it.
+type network struct {
+	coordinationclient.LeaseInterface
+	*server
+	cut bool // guarded by mu
+}
+
+func (n *network) Leases(string) coordinationclient.LeaseInterface { return n }
+
+// travel waits as long as a request or an answer takes, and returns an error if it is lost.
+func (n *network) travel(ctx context.Context) error {
+	n.mu.Lock()
+	delay := time.Duration(n.random.IntN(200)) * time.Millisecond
+	if n.random.IntN(8) == 0 {
+		delay = time.Duration(n.random.IntN(40_000)) * time.Millisecond
+	}
+	lost := n.cut || n.random.IntN(12) == 0
+	if n.well {
+		delay, lost = 50*time.Millisecond, false
+	}
+	n.mu.Unlock()
+	if lost {
+		delay += time.Hour
+	}
+	select {
+	case <-time.After(delay):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// do sends a request, which the server carries out although the client may have given up.
+func (n *network) do(ctx context.Context, carryOut func() (*coordinationv1.Lease, error)) (*coordinationv1.Lease,
+	error) {
+	type answer struct {
+		lease *coordinationv1.Lease
+		err   error
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*second) // as controller-runtime sets it: half of the deadline for renewals
+	defer cancel()
+	result := make(chan answer, 1)
+	go func() {
+		arrives, cancel := context.WithTimeout(context.WithoutCancel(ctx), 45*second) // what is lost is lost for good
+		defer cancel()
+		if n.travel(arrives) != nil {
+			return
+		}
+		n.mu.Lock()
+		lease, err := carryOut()
+		n.mu.Unlock()
+		result <- answer{lease, err}
+	}()
+	select {
+	case a := <-result:
+		if err := n.travel(ctx); err != nil {
+			return nil, err
+		}
+		return a.lease, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (n *network) Get(ctx context.Context, name string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return n.do(ctx, func() (*coordinationv1.Lease, error) {
+		if n.lease == nil {
+			return nil, apierrors.NewNotFound(leases, name)
+		}
+		return n.lease.DeepCopy(), nil
+	})
+}
+
+func (n *network) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (
+	*coordinationv1.Lease, error) {
+	return n.do(ctx, func() (*coordinationv1.Lease, error) {
+		if n.lease != nil {
+			return nil, apierrors.NewAlreadyExists(leases, lease.Name)
+		}
+		return n.storeLocked(lease), nil
+	})
+}
+
+func (n *network) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (
+	*coordinationv1.Lease, error) {
+	lease = lease.DeepCopy()
+	return n.do(ctx, func() (*coordinationv1.Lease, error) {
+		if n.lease == nil {
+			return nil, apierrors.NewNotFound(leases, lease.Name)
+		}
+		if lease.ResourceVersion != n.lease.ResourceVersion {
+			return nil, apierrors.NewConflict(leases, lease.Name, errors.New("changed"))
+		}
+		return n.storeLocked(lease), nil
+	})
+}
+
+func (n *network) storeLocked(lease *coordinationv1.Lease) *coordinationv1.Lease {
+	n.version++
+	n.server.lease = lease.DeepCopy()
+	n.server.lease.ResourceVersion = fmt.Sprint(n.version)
+	return n.server.lease.DeepCopy()
+}
+
+// Three replicas with client-go's leader election, over a network that delays and loses requests and
+// answers, and cuts replicas off: no two of their fences are open at the same time, and in the end one
+// is.
+func TestOneFenceIsOpen(t *testing.T) {
+	var holders, handovers int
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				s := &server{random: rand.New(rand.NewPCG(seed, 1))}
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
+				var running sync.WaitGroup
+				var fences []*Fence
+				var networks []*network
+				for n := range 3 {
+					way := &network{server: s}
+					networks = append(networks, way)
+					lock, f := ForLeaderElection(&resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Name: "l"}, Client: way,
+						LockConfig: resourcelock.ResourceLockConfig{Identity: fmt.Sprint("replica-", n)}}, 15*second)
+					fences = append(fences, f)
+					running.Go(func() {
+						for ctx.Err() == nil {
+							leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{Lock: lock, Name: fmt.Sprint(n),
+								LeaseDuration: 15 * second, RenewDeadline: 10 * second, RetryPeriod: 2 * second, ReleaseOnCancel: true,
+								Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {},
+									OnStoppedLeading: func() {}}})
+						}
+					})
+				}
+				last := -1
+				for range 6000 { // five minutes
+					time.Sleep(50 * time.Millisecond)
+					open := -1
+					for n, f := range fences {
+						if !f.Open() {
+							continue
+						}
+						g.Expect(open).To(Equal(-1), "replicas %d and %d", open, n)
+						open = n
+					}
+					if open >= 0 && open != last {
+						if last >= 0 {
+							handovers++
+						}
+						holders++
+						last = open
+					}
+					s.mu.Lock()
+					if s.random.IntN(400) == 0 {
+						way := networks[s.random.IntN(3)]
+						way.cut = !way.cut
+					}
+					s.mu.Unlock()
+				}
+				s.mu.Lock()
+				s.well = true
+				s.mu.Unlock()
+				time.Sleep(2 * time.Minute)
+				open := 0
+				for _, f := range fences {
+					if f.Open() {
+						open++
+					}
+				}
+				g.Expect(open).To(Equal(1), "when the network is well again")
+				cancel()
+				running.Wait()
+				for _, f := range fences {
+					g.Expect(f.Open()).To(BeFalse(), "given up")
+				}
+				time.Sleep(time.Hour) // for requests that are lost
+			})
+		})
+	}
+	t.Logf("%d times a replica led, %d times after another one", holders, handovers)
+	NewWithT(t).Expect(handovers).To(BeNumerically(">", 60))
+}

@@ -1,0 +1,145 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// RoundTripper returns a RoundTripper whose requests pass the fence: none starts while it is closed, and
+// those under way end when it closes, streams included. Use it with rest.Config's Wrap.
+func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	return &roundTripper{next: next, term: f.Term}
+}
+
+// RoundTripper is Fence.RoundTripper for a single term: the requests do not pass when the fence opens
+// again.
+func (t *Term) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	return &roundTripper{next: next, term: func() *Term {
+		if t.Err() != nil {
+			return nil
+		}
+		return t
+	}}
+}
+
+type roundTripper struct {
+	next http.RoundTripper
+	term func() *Term // nil while closed
+}
+
+func (r *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	term := r.term()
+	if term == nil {
+		if req.Body != nil {
+			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
+		}
+		return nil, fmt.Errorf("%s %s is not sent: %w", req.Method, req.URL.Path, ErrClosed)
+	}
+	ctx, cancel := context.WithCancelCause(WithTerm(req.Context(), term))
+	stop := context.AfterFunc(term.ctx, func() { cancel(context.Cause(term.ctx)) })
+	release := func() {
+		stop()
+		cancel(nil)
+	}
+	resp, err := r.next.RoundTrip(req.WithContext(ctx))
+	if closed := term.Err(); closed != nil { // also if the answer is there: what follows from it may be wrong by now
+		release()
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return nil, Interrupted(req, closed)
+	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	resp.Body = term.body(resp.Body, release)
+	return resp, nil
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (r *roundTripper) WrappedRoundTripper() http.RoundTripper { return r.next }
+
+// Interrupted returns the error of a request that was under way when it had to end because of cause. If
+// the request may have changed something, the error wraps ErrOutcomeUnknown.
+func Interrupted(req *http.Request, cause error) error {
+	if !MayHaveChanged(req) {
+		return cause
+	}
+	return fmt.Errorf("%s %s: %w: %w", req.Method, req.URL.Path, ErrOutcomeUnknown, cause)
+}
+
+// MayHaveChanged reports whether a request may change something at the server, by its method.
+func MayHaveChanged(req *http.Request) bool {
+	switch req.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
+		return false
+	}
+	return true
+}
+
+// body returns a body of an answer that ends with the term.
+func (t *Term) body(body io.ReadCloser, release func()) io.ReadCloser {
+	b := fencedBody{ReadCloser: body, term: t, release: release}
+	if writer, ok := body.(io.Writer); ok { // after an upgrade of the protocol
+		stop := context.AfterFunc(t.ctx, func() { _ = body.Close() }) // no context of a request ends it
+		b.release = func() {
+			stop()
+			release()
+		}
+		return &fencedStream{fencedBody: b, writer: writer}
+	}
+	return &b
+}
+
+// fencedBody is the body of an answer.
+type fencedBody struct {
+	io.ReadCloser
+	term    *Term
+	release func()
+}
+
+// Read has a small frame: thousands of watches wait here.
+func (b *fencedBody) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	if closed := b.term.Err(); closed != nil && !errors.Is(err, io.EOF) {
+		return 0, closed
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *fencedBody) Close() error {
+	defer b.release()
+	return b.ReadCloser.Close()
+}
+
+// fencedStream is a fencedBody that can be written to.
+type fencedStream struct {
+	fencedBody
+	writer io.Writer
+}
+
+func (s *fencedStream) Write(p []byte) (int, error) {
+	if err := s.term.Err(); err != nil {
+		return 0, err
+	}
+	return s.writer.Write(p)
+}
+
+type termKey struct{}
+
+// WithTerm returns a context for a request that needs the term.
+func WithTerm(ctx context.Context, t *Term) context.Context {
+	return context.WithValue(ctx, termKey{}, t)
+}
+
+// TermOf returns the term that the request with this context needs, nil if none. A transport can so look
+// again before it writes.
+func TermOf(ctx context.Context) *Term {
+	t, _ := ctx.Value(termKey{}).(*Term)
+	return t
+}
