@@ -12,38 +12,12 @@ import (
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
-
-// lease is a lock that is renewed and given up when a test says so.
-type lease struct {
-	resourcelock.Interface
-	fenced resourcelock.Interface
-}
-
-func newLease() (*lease, *fence.Fence) {
-	l := &lease{}
-	var f *fence.Fence
-	l.fenced, f = fence.ForLeaderElection(l, time.Hour)
-	return l, f
-}
-
-func (l *lease) Identity() string                                                { return "me" }
-func (l *lease) Update(context.Context, resourcelock.LeaderElectionRecord) error { return nil }
-
-// renew makes the lease last for so many seconds.
-func (l *lease) renew(seconds int) {
-	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{HolderIdentity: "me",
-		LeaseDurationSeconds: seconds})
-}
-
-func (l *lease) release() {
-	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{})
-}
 
 func notLeading(err error) bool {
 	var notConnected *connstate.NotConnectedError
@@ -55,8 +29,8 @@ func notLeading(err error) bool {
 func TestConnectionsEndWithTheLease(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	l, f := newLease()
-	defer l.release()
+	l, f := testutil.NewLease()
+	defer l.Release()
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
 	red := client.ObjectKey{Name: "red"}
 	d.extension("red", "red")
@@ -64,7 +38,7 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	g.Expect(err).To(Satisfy(notLeading), "before the first term")
 	g.Expect(r.reviews.Load()).To(BeZero())
 
-	l.renew(3600)
+	l.Renew(3600)
 	d.eventually("red", connectedAs("user-of-red"))
 	c, err := d.At(red).GetClient()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -72,7 +46,7 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	reviewsBefore, changes := r.reviews.Load(), len(d.changed())
 
-	l.release()
+	l.Release()
 	for name, use := range map[string]func() error{
 		"a cached read": func() error { return c.Get(t.Context(), client.ObjectKey{Name: "x"}, &corev1.ConfigMap{}) },
 		"a write":       func() error { return c.Create(t.Context(), &corev1.ConfigMap{}) },
@@ -93,11 +67,11 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	g.Expect(d.Keys()).To(BeEmpty())
 	g.Expect(r.reviews.Load()).To(Equal(reviewsBefore))
 
-	l.renew(3600)
+	l.Renew(3600)
 	d.eventually("red", connectedAs("user-of-red"))
 	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{})).To(Satisfy(notLeading), "a handle of an earlier term")
-	l.release()
-	l.renew(3600) // before the reconciler has noticed
+	l.Release()
+	l.Renew(3600) // before the reconciler has noticed
 	old := d.eventually("red", connectedAs("user-of-red"))
 	d.wake <- red
 	g.Eventually(func() bool {
@@ -121,10 +95,10 @@ func TestWriteWhenTheLeaseEnds(t *testing.T) {
 		serve.ServeHTTP(w, req)
 	})
 	t.Cleanup(sync.OnceFunc(func() { close(hold) }))
-	l, f := newLease()
+	l, f := testutil.NewLease()
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
 	d.extension("red", "red")
-	l.renew(3600)
+	l.Renew(3600)
 	d.eventually("red", connectedAs("user-of-red"))
 	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := a.published.Load().conn
@@ -142,7 +116,7 @@ func TestWriteWhenTheLeaseEnds(t *testing.T) {
 		<-arrived
 	}
 	begun := time.Now()
-	l.release()
+	l.Release()
 	read, write := <-results[http.MethodGet], <-results[http.MethodPut]
 	g.Expect(time.Since(begun)).To(BeNumerically("<", 4*time.Second), "by the lease, not by Client.Timeout")
 	g.Expect(read).To(Satisfy(notLeading))
@@ -164,17 +138,17 @@ func TestConnectWhenTheLeaseEnds(t *testing.T) {
 		<-hold
 		return http.StatusCreated, authenticationv1.UserInfo{Username: token}
 	})
-	l, f := newLease()
-	defer l.release()
+	l, f := testutil.NewLease()
+	defer l.Release()
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
 	d.extension("red", "red")
-	l.renew(3600)
+	l.Renew(3600)
 	<-asked
 	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	a.mu.Lock()
 	membership := a.membership
 	a.mu.Unlock()
-	l.release()
+	l.Release()
 	g.Eventually(d.Keys).WithTimeout(patience).Should(BeEmpty())
 	d.attempts.Close() // returns when the connect has ended
 	g.Expect(membership.Reachability()).NotTo(Equal(connstate.Unresponsive))
@@ -185,10 +159,10 @@ func TestConnectWhenTheLeaseEnds(t *testing.T) {
 func TestLeaseRunsOut(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
-	l, f := newLease()
+	l, f := testutil.NewLease()
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
 	d.extension("red", "red")
-	l.renew(2)
+	l.Renew(2)
 	renewed := time.Now()
 	d.eventually("red", connectedAs("user-of-red"))
 	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})

@@ -46,6 +46,7 @@ type h2Pool struct {
 // reserved than the settings allow.
 type h2Conn struct {
 	*http.ClientConn
+	guard   *guard
 	sending atomic.Bool // a request has reserved room and has not sent its headers
 
 	// Guarded by the pool's mu.
@@ -245,10 +246,11 @@ func (c *h2Conn) isPromising() bool {
 func (p *h2Pool) run(startedAt time.Time) {
 	ctx, cancel := context.WithTimeout(p.life, dialTimeout)
 	defer cancel()
-	dialed, err := p.dial(ctx)
+	g := &guard{}
+	dialed, err := p.dial(withGuard(ctx, g))
 	var conn *h2Conn
 	if err == nil {
-		conn = &h2Conn{ClientConn: dialed}
+		conn = &h2Conn{ClientConn: dialed, guard: g}
 		dialed.SetStateHook(p.changed) // without mu, because SetStateHook calls the hook
 	}
 	p.mu.Lock()

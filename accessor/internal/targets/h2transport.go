@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/fence"
 )
 
 const (
@@ -103,7 +105,7 @@ func dialTLS(ctx context.Context, dial func(ctx context.Context, network, addres
 // process it.
 func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.http2 == nil || t.http2Unsupported.Load() || req.Header.Get("Upgrade") != "" {
-		return t.http1.RoundTrip(req)
+		return t.roundTripHTTP1(req)
 	}
 	body := newReplayable(req)
 	for sends := 1; ; sends++ {
@@ -112,7 +114,7 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			if errors.Is(err, errNoHTTP2) && body.rewind() == nil { // nothing was sent
 				t.http2Unsupported.Store(true)
 				body.sent()
-				return t.http1.RoundTrip(body.attach(req))
+				return t.roundTripHTTP1(body.attach(req))
 			}
 			body.close()
 			return nil, err
@@ -132,6 +134,12 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, errors.Wrapf(ended, "waiting to send a request again (%s)", err)
 		}
 	}
+}
+
+func (t *h2Transport) roundTripHTTP1(req *http.Request) (*http.Response, error) {
+	guarded, hasReturned := guardHTTP1(req)
+	defer hasReturned()
+	return t.http1.RoundTrip(guarded)
 }
 
 // sleep waits before a request is sent again. Before the second send there is no delay. Then the
@@ -161,11 +169,16 @@ func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, err
 			t.http2.sent(conn)
 		}
 	}
+	use := conn.guard.begin(fence.TermOf(req.Context()))
 	trace := &httptrace.ClientTrace{WroteHeaders: func() {
 		headersSent.Store(true)
 		notifySent()
 	}}
+	if use != nil {
+		trace.WroteRequest = func(httptrace.WroteRequestInfo) { use.wroteRequest() }
+	}
 	resp, err := conn.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
+	use.hasReturned()
 	notifySent()
 	answeredBefore := t.http2.finished(conn, err == nil)
 	if err != nil && !headersSent.Load() && answeredBefore && (conn.Err() != nil || err.Error() == connNotUsable) {

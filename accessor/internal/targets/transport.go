@@ -27,7 +27,13 @@ type Transport struct {
 func newTransport(target *Target, config *tls.Config) *Transport {
 	t := &Transport{
 		target: target,
-		dialer: connrotation.NewDialer((&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext),
+		dialer: connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := (&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext(ctx, network, address)
+			if err == nil {
+				dialedTCP(ctx, conn)
+			}
+			return conn, err
+		}),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
 	// A transport of our own, not client-go's shared one, so that closing it affects no other
@@ -58,7 +64,8 @@ func (t *Transport) Close() {
 // request that needs the connection was cancelled, so the transport may be closed when the dial
 // succeeds.
 func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	g := guardOf(ctx)
+	ctx, cancel := context.WithCancel(withGuard(ctx, g))
 	defer cancel()
 	defer context.AfterFunc(t.life, cancel)()
 	conn, err := t.dialer.DialContext(ctx, network, address)
@@ -69,5 +76,5 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 		_ = conn.Close()
 		return nil, errors.Errorf("dialing %s: the transport is closed", t.target.Host())
 	}
-	return conn, nil
+	return &guardedConn{Conn: conn, guard: g}, nil
 }

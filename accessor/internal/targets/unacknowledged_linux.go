@@ -1,0 +1,25 @@
+package targets
+
+import (
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// unacknowledged returns how many bytes the kernel has taken for the connection that the other side has
+// not acknowledged. 0 if the connection is closed.
+func unacknowledged(conn net.Conn) int64 {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	bytes := 0
+	if raw.Control(func(fd uintptr) { bytes, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }) != nil || err != nil {
+		return 0
+	}
+	return int64(bytes)
+}
