@@ -1,0 +1,333 @@
+package replicas
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+const busyVariable = "LATCHKEY_TEST_BUSY"
+
+// patience bounds waits on a loaded machine.
+const patience = time.Minute
+
+var cp *controlplane.ControlPlane
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(optionsVariable); text != "" {
+		if err := runReplica(text); err != nil {
+			fmt.Fprintln(os.Stderr, "replica:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Getenv(busyVariable) != "" {
+		spin()
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	var err error
+	cp, err = controlplane.Start(context.Background(), controlplane.Options{CRDs: []string{"../../../config/crd"}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := cp.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// extensions creates extensions whose ServiceAccounts may write ConfigMaps.
+func extensions(t *testing.T, prefix string, n int) (names []string) {
+	t.Helper()
+	var manifests strings.Builder
+	for i := range n {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		names = append(names, name)
+		fmt.Fprintf(&manifests, `
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: default, name: %[1]s}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {namespace: default, name: %[1]s}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {namespace: default, name: %[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit-configmaps}
+subjects: [{kind: ServiceAccount, namespace: default, name: %[1]s}]
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: ClusterExtension
+metadata: {name: %[1]s}
+spec: {namespace: default, serviceAccount: {name: %[1]s}}
+`, name)
+	}
+	_, err := cp.KubectlInput(t.Context(), `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: edit-configmaps}
+rules: [{apiGroups: [""], resources: [configmaps], verbs: [get, patch]}]
+`+manifests.String(), "apply", "-f", "-")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() {
+		_, _ = cp.Kubectl(context.Background(), "delete", "lease", "replicas", "--ignore-not-found")
+		_, _ = cp.Kubectl(context.Background(), append([]string{"delete", "clusterextensions.latchkey.dev"}, names...)...)
+	})
+	return names
+}
+
+// replica is a running replica.
+type replica struct {
+	name  string
+	cmd   *exec.Cmd
+	log   *output
+	ended chan struct{} // closed when the process has ended
+}
+
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// startReplica starts a replica, whose name no other process of the test has.
+func startReplica(t *testing.T, o options) *replica {
+	t.Helper()
+	g := NewWithT(t)
+	o.Kubeconfig = cp.Kubeconfig()
+	text, err := json.Marshal(o)
+	g.Expect(err).NotTo(HaveOccurred())
+	program, err := os.Executable()
+	g.Expect(err).NotTo(HaveOccurred())
+	r := &replica{name: o.Name, cmd: exec.Command(program), log: &output{}, ended: make(chan struct{})}
+	r.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
+	r.cmd.Stdout, r.cmd.Stderr = r.log, r.log
+	g.Expect(r.cmd.Start()).To(Succeed())
+	go func() {
+		defer close(r.ended)
+		_ = r.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		r.signal(syscall.SIGKILL)
+		<-r.ended
+		if t.Failed() {
+			t.Logf("%s logged:\n%s", r.name, r.log)
+		}
+	})
+	return r
+}
+
+func (r *replica) signal(signal os.Signal) { _ = r.cmd.Process.Signal(signal) }
+
+// requests returns how many requests of tenants the replica has sent.
+func (r *replica) requests() int {
+	n := 0
+	for _, request := range tenantRequests() {
+		if request.replica == r.name {
+			n++
+		}
+	}
+	return n
+}
+
+// writes waits until the replica has sent more requests as tenants.
+func (r *replica) writes(t *testing.T, more int) {
+	t.Helper()
+	before := r.requests()
+	NewWithT(t).Eventually(r.requests).WithTimeout(patience).WithPolling(20*time.Millisecond).
+		Should(BeNumerically(">=", before+more), "requests of %s", r.name)
+}
+
+// tenantRequest is a request that a replica has sent as a tenant, as the API server received it.
+type tenantRequest struct {
+	replica, extension string
+	at                 time.Time
+	uri                string
+}
+
+// tenantRequests returns the requests of all replicas as tenants, by the time at which the API server
+// received them.
+func tenantRequests() (requests []tenantRequest) {
+	file, err := os.Open(cp.AuditLog())
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	lines := bufio.NewReader(file)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			break // also a line that the API server has not finished
+		}
+		if !bytes.Contains(line, []byte(" extension/")) || !bytes.Contains(line, []byte(`"stage":"RequestReceived"`)) {
+			continue
+		}
+		var event auditv1.Event
+		if json.Unmarshal(line, &event) != nil {
+			continue
+		}
+		if replica, extension, ok := strings.Cut(event.UserAgent, " extension/"); ok {
+			requests = append(requests, tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
+				event.Verb + " " + event.RequestURI})
+		}
+	}
+	slices.SortStableFunc(requests, func(x, y tenantRequest) int { return x.at.Compare(y.at) })
+	return requests
+}
+
+// expectNoOverlap checks that the requests of each replica are in one piece: none is after the first of
+// its successor. It returns the replicas in their order.
+func expectNoOverlap(t *testing.T, prefix string) (order []string) {
+	t.Helper()
+	var last tenantRequest
+	for _, request := range tenantRequests() {
+		if !strings.HasPrefix(request.extension, prefix+"-") || request.replica == last.replica {
+			if request.replica == last.replica {
+				last = request
+			}
+			continue
+		}
+		if slices.Contains(order, request.replica) {
+			t.Errorf("%s sent %s at %s, %s after %s had sent %s", request.replica, request.uri,
+				request.at.Format(time.StampMicro), request.at.Sub(last.at), last.replica, last.uri)
+		}
+		order = append(order, request.replica)
+		last = request
+	}
+	return order
+}
+
+// proxy forwards TCP connections to the API server until it is told otherwise.
+type proxy struct {
+	listener net.Listener
+	mu       sync.Mutex
+	conns    []net.Conn    // guarded by mu
+	cut      bool          // guarded by mu; new connections are closed
+	flows    chan struct{} // guarded by mu; closed while data flows
+	running  sync.WaitGroup
+}
+
+func startProxy(t *testing.T) *proxy {
+	t.Helper()
+	g := NewWithT(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	p := &proxy{listener: listener, flows: make(chan struct{})}
+	close(p.flows)
+	p.running.Go(p.serve)
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.set(true, false)
+		p.set(true, true)
+		p.running.Wait()
+	})
+	return p
+}
+
+// url returns where clients reach the API server through the proxy.
+func (p *proxy) url() string { return "https://" + p.listener.Addr().String() }
+
+func (p *proxy) serve() {
+	server, _ := url.Parse(cp.Config().Host) // of a config that works
+	for {
+		conn, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		upstream, err := net.Dial("tcp", server.Host)
+		if err != nil {
+			_ = conn.Close()
+			continue
+		}
+		p.mu.Lock()
+		if p.cut {
+			_, _ = conn.Close(), upstream.Close()
+		} else {
+			p.conns = append(p.conns, conn, upstream)
+			p.running.Go(func() { p.forward(upstream, conn) })
+			p.running.Go(func() { p.forward(conn, upstream) })
+		}
+		p.mu.Unlock()
+	}
+}
+
+// forward copies data while it may flow. What it has read stays there until then.
+func (p *proxy) forward(to, from net.Conn) {
+	defer to.Close()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		p.mu.Lock()
+		flows := p.flows
+		p.mu.Unlock()
+		<-flows
+		if _, writeErr := to.Write(buffer[:n]); err != nil || writeErr != nil {
+			return
+		}
+	}
+}
+
+// set cuts the path, or lets data wait in it.
+func (p *proxy) set(cut, flows bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = cut
+	select {
+	case <-p.flows:
+		if !flows {
+			p.flows = make(chan struct{})
+		}
+	default:
+		if flows {
+			close(p.flows)
+		}
+	}
+	if cut {
+		for _, conn := range p.conns {
+			_ = conn.Close()
+		}
+		p.conns = nil
+	}
+}
+
+var _ io.Writer = (*output)(nil)
