@@ -93,7 +93,8 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 	m.metrics.bind(flags)
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
 		"address that serves /healthz and /readyz; 0 disables it")
-	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id")
+	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id; "+
+		"no request of a tenant is sent after its end")
 	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager", "name of the lease")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the lease; required outside of a cluster")
@@ -239,19 +240,22 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err := m.status.validate(); err != nil {
 		return err
 	}
-	mgr, err := ctrl.NewManager(restConfig, manager.Options{
-		Metrics:                       metrics,
-		HealthProbeBindAddress:        m.probeAddress,
-		LeaderElection:                m.leaderElect,
-		LeaderElectionID:              m.leaderElectionID,
-		LeaderElectionNamespace:       m.leaderElectionNamespace,
-		LeaderElectionReleaseOnCancel: true, // the process exits when run returns
-		GracefulShutdownTimeout:       new(gracefulShutdown),
+	managerOptions := manager.Options{
+		Metrics:                 metrics,
+		HealthProbeBindAddress:  m.probeAddress,
+		GracefulShutdownTimeout: new(gracefulShutdown),
 		// Without a permission the manager stays up and logs the missing permission. Once the
 		// permission is granted, the manager continues.
 		NewCache: scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: permissionInterval}),
 		Cache:    cache.Options{ByObject: m.serviceAccounts.byObject()},
-	})
+	}
+	fenced, endElection, err := m.elect(restConfig, &managerOptions)
+	if err != nil {
+		return err
+	}
+	defer endElection()
+	options.Fence = fenced
+	mgr, err := ctrl.NewManager(restConfig, managerOptions)
 	if err != nil {
 		return errors.Wrap(err, "creating the manager")
 	}

@@ -23,7 +23,7 @@ const module = "github.com/latchkey-dev/latchkey"
 // may import. No other package may exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
-		"healthprobe", "stateapi", "statuspage"},
+		"healthprobe", "stateapi", "statuspage", "fence"},
 	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
 	"internal/advice":      {},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",
@@ -63,17 +63,18 @@ var mayImport = map[string][]string{
 	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe",
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics",
 		"internal/connstate", "internal/identity", "internal/statechanges", "internal/untrusted",
-		"internal/tracing"},
+		"internal/tracing", "fence"},
 	"accessor": {
 		"credential", "accessor/internal/connection", "accessor/internal/lifecycle", "accessor/internal/targets",
 		"accessor/internal/workpool", "scopedcache", "internal/watches", "healthprobe", "internal/untrusted",
 		"internal/connstate", "internal/identity", "internal/metrics", "internal/statechanges", "internal/tracing",
+		"fence",
 	},
 	"accessor/internal/connection": {
 		"accessor/internal/targets", "accessor/internal/workpool", "scopedcache", "internal/watches",
-		"internal/connstate", "internal/identity", "internal/replay",
+		"internal/connstate", "internal/identity", "internal/replay", "fence",
 	},
-	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate", "scopedcache"},
+	"accessor/internal/targets":   {"internal/untrusted", "internal/connstate", "scopedcache", "fence"},
 	"accessor/internal/workpool":  {"internal/connstate"},
 	"accessor/internal/lifecycle": {"internal/connstate"},
 	"internal/watches": {"scopedcache", "internal/connstate", "internal/latch", "internal/replay",
@@ -97,6 +98,7 @@ var mayImport = map[string][]string{
 	"scopedcache/internal/rbacindex":  {},
 	"healthprobe":                     {"internal/connstate", "internal/untrusted"},
 
+	"fence":                        {},
 	"config":                       {},
 	"internal/untrusted":           {},
 	"internal/connstate":           {"internal/untrusted"},
@@ -126,8 +128,9 @@ var mayImport = map[string][]string{
 	"test/e2e/scopedcache":         {},
 	"test/e2e/stateapi":            {},
 	"test/e2e/deploy":              {},
+	"test/e2e/replicas":            {},
 	"internal/machinetest":         {},
-	"internal/testutil":            {},
+	"internal/testutil":            {"fence"},
 	"internal/testenv":             {"internal/controlplane"},
 	"internal/deployment":          {"internal/controlplane"},
 }

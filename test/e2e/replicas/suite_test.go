@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +25,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
+
+var unfenced = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
 
 const busyVariable = "LATCHKEY_TEST_BUSY"
 
@@ -134,7 +137,7 @@ func (o *output) String() string {
 func startReplica(t *testing.T, o options) *replica {
 	t.Helper()
 	g := NewWithT(t)
-	o.Kubeconfig = cp.Kubeconfig()
+	o.Kubeconfig, o.Unfenced = cp.Kubeconfig(), *unfenced
 	text, err := json.Marshal(o)
 	g.Expect(err).NotTo(HaveOccurred())
 	program, err := os.Executable()
