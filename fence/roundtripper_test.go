@@ -62,12 +62,16 @@ func TestRoundTripper(t *testing.T) {
 		want    error
 		wantNot error
 	}{
-		"in time":                            {method: http.MethodPost, next: slow(second, http.NoBody), open: 5 * second, after: second},
-		"closed":                             {method: http.MethodPost, next: nil, want: ErrClosed, wantNot: ErrOutcomeUnknown},
-		"a write that is cut":                {method: http.MethodPost, next: slow(time.Hour, http.NoBody), open: 5 * second, after: 5 * second, want: ErrOutcomeUnknown},
-		"a write whose answer comes later":   {method: http.MethodPatch, next: deaf(6*second, http.NoBody), open: 5 * second, after: 6 * second, want: ErrOutcomeUnknown},
-		"a write whose answer comes at once": {method: http.MethodDelete, next: deaf(5*second, http.NoBody), open: 5 * second, after: 5 * second, want: ErrOutcomeUnknown},
-		"a read that is cut":                 {method: http.MethodGet, next: slow(time.Hour, http.NoBody), open: 5 * second, after: 5 * second, want: ErrClosed, wantNot: ErrOutcomeUnknown},
+		"in time": {method: http.MethodPost, next: slow(second, http.NoBody), open: 5 * second, after: second},
+		"closed":  {method: http.MethodPost, want: ErrClosed, wantNot: ErrOutcomeUnknown},
+		"a write that is cut": {method: http.MethodPost, next: slow(time.Hour, http.NoBody), open: 5 * second,
+			after: 5 * second, want: ErrOutcomeUnknown},
+		"a write whose answer comes later": {method: http.MethodPatch, next: deaf(6*second, http.NoBody),
+			open: 5 * second, after: 6 * second, want: ErrOutcomeUnknown},
+		"a write whose answer comes at once": {method: http.MethodDelete, next: deaf(5*second, http.NoBody),
+			open: 5 * second, after: 5 * second, want: ErrOutcomeUnknown},
+		"a read that is cut": {method: http.MethodGet, next: slow(time.Hour, http.NoBody), open: 5 * second,
+			after: 5 * second, want: ErrClosed, wantNot: ErrOutcomeUnknown},
 		"an error of the server's": {method: http.MethodPut, open: 5 * second,
 			next: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
 			want: io.ErrUnexpectedEOF, wantNot: ErrClosed},
@@ -162,7 +166,7 @@ func TestStreamsEnd(t *testing.T) {
 		time.Sleep(5*second - 1)
 		synctest.Wait()
 		g.Expect(ended).To(BeEmpty())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		g.Expect(<-ended).To(MatchError(ErrClosed))
 		_, err = stream.Write([]byte("late"))
 		g.Expect(err).To(MatchError(ErrClosed))
@@ -215,7 +219,8 @@ func BenchmarkFence(b *testing.B) {
 		answer.Body = http.NoBody
 		return answer, nil
 	})
-	for name, roundTripper := range map[string]http.RoundTripper{"request": f.RoundTripper(next), "request without": next} {
+	for name, roundTripper := range map[string]http.RoundTripper{"request": f.RoundTripper(next),
+		"request without": next} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			req := request(b.Context(), http.MethodGet, nil)

@@ -65,7 +65,7 @@ func newLeaseRecorders(restConfig *rest.Config) (*leaseRecorders, error) {
 }
 
 // GetEventRecorderFor implements recorder.Provider.
-func (l *leaseRecorders) GetEventRecorderFor(name string) record.EventRecorder { //nolint:staticcheck // of that interface
+func (l *leaseRecorders) GetEventRecorderFor(name string) record.EventRecorder {
 	return l.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})
 }
 
