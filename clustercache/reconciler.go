@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unicode"
 
 	"github.com/pkg/errors"
@@ -59,8 +60,10 @@ type reconciler struct {
 
 	runAlongside func(context.Context) // runs concurrently with the set, if not nil
 	// set when the controller starts, before the first Reconcile
-	queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+	queue atomic.Pointer[queue]
 }
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name string,
 	options controller.Options) error {
@@ -70,9 +73,8 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 		return err
 	}
 	// This watch is first, so that the queue exists before the first wake.
-	if err := c.Watch(source.Func(func(_ context.Context,
-		queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		r.queue = queue
+	if err := c.Watch(source.Func(func(_ context.Context, q queue) error {
+		r.queue.Store(&q)
 		return nil
 	})); err != nil {
 		return err
@@ -120,9 +122,13 @@ type runnableLike struct {
 func (r runnableLike) Start(ctx context.Context) error { return r.run(ctx) }
 func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection }
 
-// wake enqueues a Reconcile of the extension. Accessors call wake, and they exist only after the
-// controller has started.
-func (r *reconciler) wake(key client.ObjectKey) { r.queue.Add(reconcile.Request{NamespacedName: key}) }
+// wake enqueues a Reconcile of the extension. Before the controller has started there is nothing to do:
+// the controller begins with all extensions.
+func (r *reconciler) wake(key client.ObjectKey) {
+	if q := r.queue.Load(); q != nil {
+		(*q).Add(reconcile.Request{NamespacedName: key})
+	}
+}
 
 // wakeAll enqueues a Reconcile of every extension, known or not.
 func (r *reconciler) wakeAll(ctx context.Context) {
@@ -152,7 +158,6 @@ func (r *reconciler) watchFilterPredicate() predicate.Predicate {
 // ServiceAccount that is created, so they connect with a delay instead of all at once. After a
 // change or a deletion of a ServiceAccount, its extensions reconcile without a delay.
 func (r *reconciler) whenServiceAccounts() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
 			waiters := r.extensionsOf(e.Object)
