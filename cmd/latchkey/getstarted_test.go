@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -35,6 +36,22 @@ func TestGetStarted(t *testing.T) {
 	out, err := demo.StdoutPipe()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(demo.Start()).To(Succeed())
+	drained := make(chan struct{})
+	var draining sync.Once
+	drain := func() {
+		draining.Do(func() {
+			go func() {
+				defer close(drained)
+				_, _ = io.Copy(io.Discard, out)
+			}()
+		})
+	}
+	defer func() {
+		g.Expect(demo.Process.Signal(syscall.SIGINT)).To(Succeed())
+		drain()
+		<-drained
+		_ = demo.Wait() // an interrupt is its regular end
+	}()
 	var exports []string
 	var status string
 	lines := bufio.NewScanner(out)
@@ -48,16 +65,7 @@ func TestGetStarted(t *testing.T) {
 			status = line
 		}
 	}
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		_, _ = io.Copy(io.Discard, out)
-	}()
-	defer func() {
-		g.Expect(demo.Process.Signal(syscall.SIGINT)).To(Succeed())
-		<-drained
-		_ = demo.Wait() // an interrupt is its regular end
-	}()
+	drain()
 
 	run := func(commands []string) {
 		t.Helper()
@@ -84,14 +92,13 @@ func TestGetStarted(t *testing.T) {
 		return v
 	}
 	run(parts[0])
-	row := mine().Extension.Row
-	g.Expect(row.State).To(Equal("Connected"))
-	g.Expect(row.Username).To(Equal("system:serviceaccount:team-mine:mine"))
+	// The commands wait for the state API, and the page hears of changes by itself.
+	g.Eventually(func() string { return mine().Extension.Row.State }).Should(Equal("Connected"))
+	g.Expect(mine().Extension.Row.Username).To(Equal("system:serviceaccount:team-mine:mine"))
 	run(parts[1])
-	now := mine().Extension
-	g.Expect(now.Row.Connects).To(Equal(2))
+	g.Eventually(func() int { return mine().Extension.Row.Connects }).Should(Equal(2))
 	var reasons []string
-	for _, e := range now.Timeline {
+	for _, e := range mine().Extension.Timeline {
 		reasons = append(reasons, e.What+" "+e.Reason)
 	}
 	g.Expect(reasons).To(ContainElements("Disconnected ServiceAccountNotFound", "Connected "))

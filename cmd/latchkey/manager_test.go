@@ -246,6 +246,7 @@ func TestNamespaceList(t *testing.T) {
 	g.Expect(list.Set("c")).To(Succeed())
 	g.Expect(list.Set("b, a,b")).To(Succeed())
 	g.Expect(list.String()).To(Equal("a,b"))
+	g.Expect(list.byObject()).To(HaveLen(1))
 	for object, settings := range list.byObject() {
 		g.Expect(object.GetObjectKind().GroupVersionKind().Kind).To(Equal("ServiceAccount"))
 		g.Expect(settings.Namespaces).To(And(HaveLen(2), HaveKey("a"), HaveKey("b")))

@@ -73,6 +73,13 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
+	variables, err := json.Marshal(dashboard()["templating"])
+	g.Expect(err).NotTo(HaveOccurred())
+	used := metricName.FindAllString(string(variables), -1)
+	g.Expect(used).NotTo(BeEmpty())
+	for _, name := range used {
+		g.Expect(exist).To(HaveKey(name), "a variable")
+	}
 	g.Expect(slices.Sorted(maps.Keys(shown))).To(Equal(slices.Sorted(maps.Keys(exist))),
 		"the dashboard shows every metric")
 }

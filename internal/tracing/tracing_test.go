@@ -2,6 +2,9 @@ package tracing
 
 import (
 	"context"
+	"os"
+	"regexp"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -48,6 +51,30 @@ func TestSpans(t *testing.T) {
 	g.Expect(spans[0].Parent()).To(Equal(spans[2].SpanContext()))
 	g.Expect(spans[2].Attributes()).To(ConsistOf(Cache.String("clustercache"), Result.String("Valid")))
 	g.Expect(spans[3].Status().Code).To(Equal(codes.Error))
+}
+
+// docs/operations.md lists the spans and their attributes.
+func TestOperationsPageListsEverySpan(t *testing.T) {
+	g := NewWithT(t)
+	page, err := os.ReadFile("../../docs/operations.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, section, found := strings.Cut(string(page), "\n## Traces\n")
+	g.Expect(found).To(BeTrue())
+	section, _, _ = strings.Cut(section, "\n## ")
+	source, err := os.ReadFile("tracing.go")
+	g.Expect(err).NotTo(HaveOccurred())
+	spans := regexp.MustCompile(`= "(latchkey\.\w+)"`).FindAllStringSubmatch(string(source), -1)
+	keys := regexp.MustCompile(`attribute\.Key\("latchkey\.([\w.]+)"\)`).FindAllStringSubmatch(string(source), -1)
+	g.Expect(len(spans)).To(BeNumerically(">=", 7))
+	g.Expect(len(keys)).To(BeNumerically(">=", 10))
+	for _, span := range spans {
+		g.Expect(section).To(ContainSubstring("| `"+span[1]+"` |"), "a row of the table")
+	}
+	_, attributes, found := strings.Cut(section, "The attributes begin with `latchkey.`")
+	g.Expect(found).To(BeTrue())
+	for _, key := range keys {
+		g.Expect(attributes).To(ContainSubstring("`" + key[1] + "`"))
+	}
 }
 
 // BenchmarkConnectSpans is what the spans of one connect cost.

@@ -273,8 +273,9 @@ func install(t *testing.T, prepare func(cp *controlplane.ControlPlane), args ...
 	i.prometheus = startPrometheus(t, "https", tokenFile, scrapeAPIServer(t, i.cp))
 	options := deployment.Options{Program: program(t), Dir: t.TempDir()}
 	i.start = func(g Gomega) {
-		i.manager, err = deployment.Start(context.WithoutCancel(t.Context()), i.cp, objects, options)
+		m, err := deployment.Start(context.WithoutCancel(t.Context()), i.cp, objects, options)
 		g.Expect(err).NotTo(HaveOccurred())
+		i.manager = m
 		i.scrape(t, i.manager.MetricsAddress)
 	}
 	i.start(g)

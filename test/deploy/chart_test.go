@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -77,6 +78,33 @@ func TestKustomizeIsRendered(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(got).To(Equal(string(want)), `run "make deploy"`)
 	}
+}
+
+// The values of docs/install.md work, alone and together, and the extension of that page is one.
+func TestValuesOfThePage(t *testing.T) {
+	g := NewWithT(t)
+	page, err := os.ReadFile("../../docs/install.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	var all []string
+	extensions := 0
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		if !strings.HasPrefix(block[1], "# values.yaml\n") {
+			var extension map[string]any
+			g.Expect(yaml.Unmarshal([]byte(block[1]), &extension)).To(Succeed())
+			g.Expect(extension["kind"]).To(Equal("ClusterExtension"))
+			extensions++
+			continue
+		}
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		g.Expect(os.WriteFile(file, []byte(block[1]), 0o600)).To(Succeed())
+		all = append(all, "-f", file)
+		_, err := render(t, "-f", file)
+		g.Expect(err).NotTo(HaveOccurred(), block[1])
+	}
+	g.Expect(extensions).To(Equal(1))
+	g.Expect(len(all)).To(Equal(4))
+	_, err = render(t, all...)
+	g.Expect(err).NotTo(HaveOccurred())
 }
 
 // Values that cannot work are refused, with what is wrong with them.

@@ -18,6 +18,8 @@ import (
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -218,7 +220,9 @@ func TestSecretsAreNotShown(t *testing.T) {
 		config, operatorToken := f.operatorConfig(t)
 		secrets.note(operatorToken, "the host operator's token")
 		config.WrapTransport = secrets.wrap
-		options := clustercache.Options{Credentials: provider.credentials}
+		recorder := tracetest.NewSpanRecorder()
+		options := clustercache.Options{Credentials: provider.credentials,
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))}
 		if name == "token" || name == "impersonate" {
 			options.AllowIdentity = clustercache.GuardedByAdmission
 		}
@@ -308,6 +312,14 @@ func TestSecretsAreNotShown(t *testing.T) {
 		see("%s", answer.Body)
 		f.answer.Store(nil)
 		o.end(t)
+		spans := recorder.Ended()
+		g.Expect(spans).NotTo(BeEmpty())
+		for _, span := range spans {
+			see("%s %v %v %v", span.Name(), span.Attributes(), span.Status(), span.Events())
+			g.Expect(span.Events()).To(BeEmpty(), "an event could have the text of an error")
+			g.Expect(span.Status().Description).To(MatchRegexp(`^[A-Za-z]*$`), "a result, and no text of a server")
+		}
+		options.TracerProvider = nil
 		seeAll(o.ClusterCache, options, options.Credentials)
 	}
 	families, err := metrics.Registry.Gather()

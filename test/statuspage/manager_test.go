@@ -198,6 +198,8 @@ func TestStatusPage(t *testing.T) {
 	b.run(chromedp.Click("#next"))
 	b.eventually("#page", Equal("Rows 101 to 120 of 120"))
 	g.Expect(b.column(1)).To(And(HaveLen(20), ContainElement("extension-119")))
+	b.run(chromedp.Click("#previous"))
+	b.eventually("#page", Equal("Rows 51 to 100 of 120"))
 
 	b.Log("sort")
 	b.run(chromedp.Click(`#columns th[data-name="extension"] button`))
@@ -243,6 +245,20 @@ func TestStatusPage(t *testing.T) {
 	b.run(chromedp.Click("#reasons button"))
 	b.eventually("#matching", Equal("120 extensions"))
 	g.Expect(pressed()).To(Equal("false"))
+	state := func(value string) {
+		evaluate[chromedp.Void](b, fmt.Sprintf(`const states = document.querySelector("#state");
+			states.value = %q; states.dispatchEvent(new Event("change"))`, value))
+	}
+	state("Disconnected")
+	b.eventually("#matching", Equal("3 extensions"))
+	state("Connected")
+	b.eventually("#matching", Equal("117 extensions"))
+	state("")
+	b.eventually("#matching", Equal("120 extensions"))
+	b.run(chromedp.Click("#problems"))
+	b.eventually("#matching", Equal("3 extensions"))
+	b.run(chromedp.Click("#problems"))
+	b.eventually("#matching", Equal("120 extensions"))
 	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "-n", tenants, "team-012")
 	g.Expect(err).NotTo(HaveOccurred())
 	b.eventually("#timeline", MatchRegexp(`(?s)^[^\n]*Connected connect 2.*Disconnected .*Connected connect 1`))
@@ -302,6 +318,8 @@ func TestSecureStatusPage(t *testing.T) {
 		}
 		return err
 	}).WithTimeout(patience).Should(Succeed())
+	g.Eventually(func() string { return get(t, url+"view", token("on-call"), "").body }).WithTimeout(patience).
+		Should(ContainSubstring(`"extension-001"`))
 	for _, path := range []string{"", "view", "live", "connections", "other"} {
 		for name, want := range map[string]int{"": http.StatusUnauthorized, "x.y.z": http.StatusUnauthorized,
 			token("nobody"): http.StatusForbidden} {
@@ -310,8 +328,6 @@ func TestSecureStatusPage(t *testing.T) {
 			g.Expect(got.body).NotTo(ContainSubstring("extension-0"))
 		}
 	}
-	g.Eventually(func() string { return get(t, url+"view", token("on-call"), "").body }).WithTimeout(patience).
-		Should(ContainSubstring(`"extension-001"`))
 
 	b := openBrowser(t)
 	b.run(chromedp.Navigate(url))
