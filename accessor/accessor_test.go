@@ -76,8 +76,9 @@ func TestNoSuccessWhileReviewsAreDenied(t *testing.T) {
 type reviewer struct {
 	*httptest.Server
 	reviews  atomic.Int32
-	redirect atomic.Pointer[string] // the URL to redirect to
-	echo     atomic.Bool            // answer with the headers of the request
+	redirect atomic.Pointer[string]              // the URL to redirect to
+	hold     atomic.Pointer[func(*http.Request)] // called for each request, if not nil
+	echo     atomic.Bool                         // answer with the headers of the request
 	// The function returns the status and the user for a token.
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
 }
@@ -88,6 +89,9 @@ func newReviewer(t *testing.T) *reviewer {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
 	})
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if hold := r.hold.Load(); hold != nil {
+			(*hold)(req)
+		}
 		if to := r.redirect.Load(); to != nil && req.URL.Path == "/redirected" {
 			http.Redirect(w, req, *to, http.StatusFound)
 			return

@@ -2,9 +2,12 @@ package accessor
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
@@ -85,15 +89,12 @@ func TestWriteWhenTheLeaseEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	hold, arrived := make(chan struct{}), make(chan string, 10)
-	serve := r.Config.Handler
-	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	r.hold.Store(new(func(req *http.Request) {
 		if req.URL.Path == "/hold" {
 			arrived <- req.Method
 			<-hold
-			return
 		}
-		serve.ServeHTTP(w, req)
-	})
+	}))
 	t.Cleanup(sync.OnceFunc(func() { close(hold) }))
 	l, f := testutil.NewLease()
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
@@ -124,6 +125,65 @@ func TestWriteWhenTheLeaseEnds(t *testing.T) {
 	g.Expect(write).To(Satisfy(notLeading))
 	g.Expect(write).To(MatchError(fence.ErrOutcomeUnknown))
 	g.Expect(write.Error()).To(ContainSubstring("its outcome is unknown"))
+}
+
+// bodyThen is a body that ends the lease before it returns its only part.
+type bodyThen struct {
+	text string
+	then func()
+}
+
+func (b *bodyThen) Read(p []byte) (int, error) {
+	if b.text == "" {
+		return 0, io.EOF
+	}
+	b.then()
+	n := copy(p, b.text)
+	b.text = b.text[n:]
+	return n, nil
+}
+
+// Clients of GetRESTConfig use a TCP connection that looks at the time before each write, as the
+// connection's own clients do.
+func TestClientsOfTheConfigLookBeforeTheyWrite(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	var whole atomic.Int32
+	r.hold.Store(new(func(req *http.Request) {
+		if req.URL.Path == "/write" {
+			if body, err := io.ReadAll(req.Body); err == nil && len(body) > 0 {
+				whole.Add(1)
+			}
+		}
+	}))
+	l, f := testutil.NewLease()
+	defer l.Release()
+	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
+	d.extension("red", "red")
+	red := client.ObjectKey{Name: "red"}
+	for n := range 10 {
+		l.Renew(3600)
+		term := f.Term()
+		g.Eventually(func() bool {
+			a, known := d.byKey.Load(red)
+			return known && a.term == term && a.published.Load().conn != nil
+		}).WithTimeout(patience).Should(BeTrue())
+		config, err := d.At(red).GetRESTConfig()
+		g.Expect(err).NotTo(HaveOccurred())
+		httpClient, err := rest.HTTPClientFor(config)
+		g.Expect(err).NotTo(HaveOccurred())
+		post := func(body io.Reader) error {
+			resp, err := httpClient.Post(r.URL+"/write", "text/plain", body)
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			return err
+		}
+		g.Expect(post(strings.NewReader("in time"))).To(Succeed())
+		g.Expect(whole.Load()).To(BeEquivalentTo(n + 1))
+		g.Expect(post(&bodyThen{text: "late", then: l.Release})).To(MatchError(fence.ErrOutcomeUnknown))
+		g.Consistently(whole.Load).WithTimeout(20 * time.Millisecond).Should(BeEquivalentTo(n + 1))
+	}
 }
 
 // A connect under way when the lease ends says nothing about the API server.

@@ -104,7 +104,8 @@ type Options struct {
 	ConnectBackoff wait.Backoff
 	// Fence, if set, is the fence of the lease with which this replica leads; see package fence. While it
 	// is closed, no request of a connection starts, and none goes on: a replica that was suspended, or cut
-	// off, sends nothing for a tenant that another replica may already serve. Connections end with the
+	// off, sends nothing as a tenant that another replica may already serve. Streams such as those of exec,
+	// over TCP connections that client-go dials itself, are the exception. Connections end with the
 	// lease, with the reason NotLeading, and are made anew when the fence opens again.
 	Fence *fence.Fence
 	// EventRecorder, if set, records an Event on an extension when the extension connects, and when

@@ -13,9 +13,12 @@
 //	mgr, err := ctrl.NewManager(config, ctrl.Options{
 //		LeaderElection:                      true,
 //		LeaderElectionResourceLockInterface: lock,
+//		LeaderElectionReleaseOnCancel:       true, // if the process ends when Start returns
 //		LeaseDuration:                       &leaseDuration,
 //	})
 //	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{Fence: f}, controller.Options{})
+//
+// resourcelock.NewFromKubeconfig makes a lock. Its identity must be unique to the process.
 //
 // Clients of the host operator's own can pass the fence, too: config.Wrap(f.RoundTripper).
 //
@@ -23,19 +26,19 @@
 //
 // The fence opens with the first renewal of the lease, and closes by itself when the lease ends. A
 // renewal counts from before it was sent, because the API server may have carried it out at any time
-// from then on; another replica that counts from when it saw the renewal takes over later. If the same
-// renewal is sent again, because no answer came, the first time counts: other replicas cannot tell the
-// two apart. While the
-// fence is closed, requests fail with ErrClosed and are not sent. Requests under way end when the fence
-// closes; those that may have been carried out fail with ErrOutcomeUnknown. The next renewal opens the
-// fence again.
+// from then on; another replica that counts from when it saw the renewal takes over later.
+//
+// While the fence is closed, requests fail with ErrClosed and are not sent. Requests under way end when
+// the fence closes; those that may have been carried out fail with ErrOutcomeUnknown. The next renewal
+// opens the fence again.
 //
 // # Considerations
 //
 //   - Time is that of the monotonic clock. A wall clock that is set does not matter.
 //   - The check costs an atomic load and a reading of the clock. Nothing depends on a goroutine that
 //     runs in time: each request compares the time itself, before it starts and after its answer, and
-//     latchkey's connections once more before each write to the network.
+//     latchkey's own TCP connections once more before each write. Streams of exec and port-forward,
+//     whose connections client-go dials, do not end with the lease.
 //   - Another replica must wait for the whole duration of the lease after the last renewal that it
 //     saw, as client-go's leader election does.
 //   - A fence is as good as the clocks' rates: client-go's leader election has the same condition.

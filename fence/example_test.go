@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -16,17 +17,23 @@ import (
 var (
 	ctx    context.Context
 	config *rest.Config
-	lock   resourcelock.Interface // of leaderelection.NewResourceLock, for example
 )
 
 func ExampleForLeaderElection() {
-	setUp := func() error {
-		leaseDuration := 15 * time.Second
+	leaseDuration, renewDeadline := 15*time.Second, 10*time.Second
+	setUp := func(hostname string) error {
+		lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, "my-namespace", "my-operator",
+			resourcelock.ResourceLockConfig{Identity: hostname + "_" + string(uuid.NewUUID())}, config, renewDeadline)
+		if err != nil {
+			return err
+		}
 		lock, f := fence.ForLeaderElection(lock, leaseDuration)
 		mgr, err := ctrl.NewManager(config, ctrl.Options{
 			LeaderElection:                      true,
 			LeaderElectionResourceLockInterface: lock,
+			LeaderElectionReleaseOnCancel:       true, // the process ends when Start returns
 			LeaseDuration:                       &leaseDuration,
+			RenewDeadline:                       &renewDeadline,
 		})
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,14 +57,41 @@ func (f *Fence) Term() *Term {
 	if f == nil {
 		return nil
 	}
-	if l := f.lease.Load(); l != nil && f.elapsed() < l.until {
-		return l.term
+	l := f.lease.Load()
+	if l != nil && f.elapsed() >= l.until {
+		l = f.settle()
 	}
-	return nil
+	if l == nil {
+		return nil
+	}
+	return l.term
 }
+
+// settle ends the term if its lease has ended, and returns the lease that lasts, nil for none. Whoever
+// sees first that a lease has ended ends the term for all, so that no one sees the term again.
+func (f *Fence) settle() *lease {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.settleLocked()
+}
+
+func (f *Fence) settleLocked() *lease {
+	l := f.lease.Load()
+	if l != nil && f.elapsed() >= l.until {
+		f.closeLocked(errNotRenewed)
+		return nil
+	}
+	return l
+}
+
+// errNotRenewed is why a term ends by itself.
+var errNotRenewed = fmt.Errorf("the lease was not renewed in time: %w", ErrClosed)
 
 // Remaining returns for how long the fence stays open if no renewal follows, 0 while it is closed.
 func (f *Fence) Remaining() time.Duration {
+	if f == nil {
+		return 0
+	}
 	if l := f.lease.Load(); l != nil {
 		return max(0, l.until-f.elapsed())
 	}
@@ -109,20 +137,22 @@ func (f *Fence) notifyLocked() {
 func (f *Fence) renewed(sent time.Time, duration time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	until, term := sent.Sub(f.base)+duration, f.Term()
+	last, until := f.settleLocked(), sent.Sub(f.base)+duration
 	if until <= f.elapsed() {
 		return // the lease had ended before the answer came
 	}
-	if l := f.lease.Load(); term != nil && l.until >= until {
+	if last != nil && last.until >= until {
 		return
 	}
-	opens := term == nil
+	opens := last == nil
+	next := &lease{until: until}
 	if opens {
-		f.closeLocked(ErrClosed) // the last term has ended, although no timer has noticed
-		term = &Term{fence: f}
-		term.ctx, term.end = context.WithCancelCause(context.Background())
+		next.term = &Term{fence: f}
+		next.term.ctx, next.term.end = context.WithCancelCause(context.Background())
+	} else {
+		next.term = last.term
 	}
-	f.lease.Store(&lease{until: until, term: term})
+	f.lease.Store(next)
 	f.armLocked()
 	if opens {
 		f.notifyLocked()
@@ -143,7 +173,7 @@ func (f *Fence) armLocked() {
 		case f.Remaining() > 0:
 			f.armLocked()
 		default:
-			f.closeLocked(fmt.Errorf("the lease was not renewed in time: %w", ErrClosed))
+			f.closeLocked(errNotRenewed)
 		}
 	})
 }
@@ -156,11 +186,16 @@ func (f *Fence) close(cause string) {
 }
 
 func (f *Fence) closeLocked(cause error) {
-	l := f.lease.Swap(nil)
+	l := f.lease.Load()
 	if l == nil {
 		return
 	}
-	l.term.end(cause)
+	l.term.end(cause) // first, so that whoever sees no lease finds the cause
+	f.lease.Store(nil)
+	if f.timer != nil {
+		f.timer.Stop() // the next lease has another end
+		f.timer = nil
+	}
 	f.notifyLocked()
 }
 
@@ -170,18 +205,14 @@ func (t *Term) Err() error {
 	if t == nil {
 		return nil
 	}
-	if l := t.fence.lease.Load(); l != nil && l.term == t && t.fence.elapsed() < l.until {
+	l := t.fence.lease.Load()
+	if l != nil && t.fence.elapsed() >= l.until {
+		l = t.fence.settle()
+	}
+	if l != nil && l.term == t {
 		return nil
 	}
-	return t.closed()
-}
-
-// closed returns why the term has ended.
-func (t *Term) closed() error {
-	if t.ctx.Err() != nil {
-		return context.Cause(t.ctx)
-	}
-	return fmt.Errorf("the lease was not renewed in time: %w", ErrClosed)
+	return cmp.Or(context.Cause(t.ctx), errNotRenewed)
 }
 
 // Context returns a context that is done when the term ends. Its cause wraps ErrClosed. A context is

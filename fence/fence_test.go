@@ -101,7 +101,6 @@ func TestWallClock(t *testing.T) {
 			passed.Store(int64(2*time.Hour) - 1)
 			g.Expect(term.Err()).To(MatchError(ErrClosed))
 			f.close("the end of the test")
-			f.timer.Stop()
 		})
 	}
 }
@@ -115,15 +114,15 @@ func TestNoTimerIsNeeded(t *testing.T) {
 	f.renewed(base, time.Hour)
 	term := f.Term()
 	passed.Store(int64(time.Hour)) // the timer would fire in an hour
-	g.Expect(f.Open()).To(BeFalse())
-	g.Expect(term.Err()).To(MatchError(ErrClosed))
 	g.Expect(term.Context().Err()).NotTo(HaveOccurred(), "nothing has noticed yet")
+	g.Expect(term.Err()).To(MatchError(ErrClosed))
+	g.Expect(term.Context().Err()).To(HaveOccurred(), "who sees it first ends the term for all")
+	g.Expect(f.Open()).To(BeFalse())
 	f.renewed(base.Add(time.Hour), time.Hour)
 	g.Expect(f.Open()).To(BeTrue())
 	g.Expect(term.Err()).To(MatchError(ErrClosed), "the term that nothing had ended")
 	g.Expect(context.Cause(term.Context())).To(MatchError(ErrClosed))
 	f.close("the end of the test")
-	f.timer.Stop()
 }
 
 // Watch reports that the fence has opened and closed, and keeps nothing when it ends.

@@ -2,17 +2,18 @@ package fence
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
 // ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while this
 // replica holds the lock. leaseDuration is the LeaseDuration of the leader election; a lease that says
 // less about itself counts for less. Give the returned lock, and no other, to one LeaderElector or
-// manager.
+// manager: it is not safe for concurrent use. The lock's Identity must be unique to this process.
 func ForLeaderElection(lock resourcelock.Interface, leaseDuration time.Duration) (resourcelock.Interface, *Fence) {
 	f := newFence()
 	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration}, f
@@ -23,37 +24,22 @@ type fencedLock struct {
 	resourcelock.Interface
 	fence    *Fence
 	duration time.Duration
-	writes   []write // the newest ones, oldest first
+	holder   string    // of the version of the lease that the next write replaces
+	renewed  time.Time // the time in the last record that was sent, to the second
 }
 
-// write is a record, as other replicas compare it, and when it was first sent.
-type write struct {
-	record string
-	sent   time.Time
-}
-
-// maxWrites is how many writes a lock remembers: those of more than a minute.
-const maxWrites = 64
-
-// firstSent returns when the record was first sent, which may be now. A LeaderElector that got no answer
-// sends the same record again, and a clock that is set back makes a record the same as an earlier one.
-// Other replicas then see no change, and so count from the first time.
-func (l *fencedLock) firstSent(record resourcelock.LeaderElectionRecord) time.Time {
-	now := l.fence.now()
-	content, err := json.Marshal(record)
-	if err != nil {
-		return now // LeaderElectors compare the same encoding, so they cannot see such a record either
+// distinct returns the record with a time of renewal that no record before had, to the second. Other
+// replicas compare what is in a lease, and count from when they first saw it. But a LeaderElector that
+// got no answer sends the same record again, and a clock that is set back makes a record the same as an
+// earlier one: others would see no change, and count from the first.
+func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	second := record.RenewTime.Truncate(time.Second)
+	if !second.After(l.renewed) {
+		second = l.renewed.Add(time.Second)
+		record.RenewTime = metav1.NewTime(second)
 	}
-	for _, earlier := range l.writes {
-		if earlier.record == string(content) {
-			return earlier.sent
-		}
-	}
-	if len(l.writes) == maxWrites {
-		l.writes = append(l.writes[:0], l.writes[1:]...)
-	}
-	l.writes = append(l.writes, write{string(content), now})
-	return now
+	l.renewed = second
+	return record
 }
 
 // Get implements resourcelock.Interface. A lock that is gone, or that another replica holds, closes the
@@ -63,33 +49,47 @@ func (l *fencedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 	switch {
 	case apierrors.IsNotFound(err):
 		l.fence.close("the lease does not exist")
-	case err == nil && record.HolderIdentity != l.Identity():
-		l.fence.close("another replica holds the lease, or none")
+	case err != nil:
+	default:
+		l.holder = record.HolderIdentity
+		if l.holder != l.Identity() {
+			l.fence.close("another replica holds the lease, or none")
+		}
 	}
 	return record, raw, err
 }
 
 // Create implements resourcelock.Interface.
 func (l *fencedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(record, func() error { return l.Interface.Create(ctx, record) })
+	return l.write(record, func(r resourcelock.LeaderElectionRecord) error { return l.Interface.Create(ctx, r) })
 }
 
 // Update implements resourcelock.Interface.
 func (l *fencedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
+	return l.write(record, func(r resourcelock.LeaderElectionRecord) error { return l.Interface.Update(ctx, r) })
 }
 
 // write opens the fence after a write that makes this replica the holder. Before a write that gives the
 // lock up, write closes the fence: another replica may lead before the answer is here.
-func (l *fencedLock) write(record resourcelock.LeaderElectionRecord, send func() error) error {
+//
+// The lock of another replica is not given up. A LeaderElector whose deadline for renewals is over gets
+// the lock, and then gives it up by what it remembers, not by what it got: that would take the lock from
+// the replica that leads meanwhile, whose fence would stay open beside that of the next one.
+func (l *fencedLock) write(record resourcelock.LeaderElectionRecord,
+	send func(resourcelock.LeaderElectionRecord) error) error {
 	if record.HolderIdentity != l.Identity() {
 		l.fence.close("this replica gives up the lease")
-		return send()
+		if l.holder != l.Identity() {
+			return fmt.Errorf("the lease of %q is not given up: %w", l.holder, ErrClosed)
+		}
+		return send(record)
 	}
-	sent := l.firstSent(record)
-	err := send()
+	record = l.distinct(record)
+	sent := l.fence.now()
+	err := send(record)
 	switch {
 	case err == nil:
+		l.holder = l.Identity()
 		l.fence.renewed(sent, min(l.duration, time.Duration(record.LeaseDurationSeconds)*time.Second))
 	case apierrors.IsNotFound(err):
 		l.fence.close("the lease does not exist")

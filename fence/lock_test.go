@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -27,9 +28,10 @@ var leases = schema.GroupResource{Group: "coordination.k8s.io", Resource: "lease
 // answers is a lock whose answers a test decides.
 type answers struct {
 	resourcelock.Interface
-	holder string
-	err    error
-	during func() // called while a request is under way
+	holder  string
+	err     error
+	during  func() // called while a request is under way
+	records []resourcelock.LeaderElectionRecord
 }
 
 func (a *answers) Identity() string { return "me" }
@@ -41,10 +43,15 @@ func (a *answers) Get(context.Context) (*resourcelock.LeaderElectionRecord, []by
 	return &resourcelock.LeaderElectionRecord{HolderIdentity: a.holder}, nil, nil
 }
 
-func (a *answers) Create(context.Context, resourcelock.LeaderElectionRecord) error { return a.write() }
-func (a *answers) Update(context.Context, resourcelock.LeaderElectionRecord) error { return a.write() }
+func (a *answers) Create(_ context.Context, r resourcelock.LeaderElectionRecord) error {
+	return a.write(r)
+}
+func (a *answers) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
+	return a.write(r)
+}
 
-func (a *answers) write() error {
+func (a *answers) write(record resourcelock.LeaderElectionRecord) error {
+	a.records = append(a.records, record)
 	if a.during != nil {
 		a.during()
 	}
@@ -78,9 +85,15 @@ func TestLock(t *testing.T) {
 			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }, open: 5 * second},
 		"deleted": {answer: answers{err: gone},
 			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }},
-		"given up": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("", 1)) }},
-		"given up, and the answer is lost": {answer: answers{err: errors.New("timeout")},
-			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("", 1)) }},
+		"given up": {answer: answers{holder: "me"}, call: func(l resourcelock.Interface) error {
+			_ = get(l)
+			return l.Update(t.Context(), record("", 1))
+		}},
+		"given up, and the answer is lost": {answer: answers{holder: "me", err: errors.New("timeout")},
+			call: func(l resourcelock.Interface) error {
+				l.(*fencedLock).holder = "me"
+				return l.Update(t.Context(), record("", 1))
+			}},
 		"seen: ours":      {answer: answers{holder: "me"}, call: get, open: 5 * second},
 		"seen: another's": {answer: answers{holder: "you"}, call: get},
 		"seen: nobody's":  {call: get},
@@ -128,6 +141,8 @@ func TestOrder(t *testing.T) {
 		record := resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15}
 		g.Expect(lock.Create(t.Context(), record)).To(Succeed())
 		g.Expect(f.Remaining()).To(Equal(12 * second))
+		a.holder = "me"
+		g.Expect(get(lock)).To(Succeed())
 		asked := false
 		a.during = func() {
 			asked = true
@@ -138,34 +153,88 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Other replicas compare what is in a lease, and count from when they first saw it. A record that is
-// sent twice, because the first answer was lost, or because the clock was set back, counts from the
-// first time.
-func TestSameRecordAgain(t *testing.T) {
+// A leader whose deadline for renewals is over does not give up the lease of the replica that leads
+// meanwhile. client-go's LeaderElector tries to.
+func TestLeaseOfAnotherIsNotGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := &server{random: rand.New(rand.NewPCG(1, 1)), well: true}
+		way := &network{server: s}
+		lockOf := func(name string) *resourcelock.LeaseLock {
+			return &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Name: "l"}, Client: way,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: name}}
+		}
+		lock, f := ForLeaderElection(lockOf("slow"), 15*second)
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
+		defer cancel()
+		leads, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{Lock: lock, Name: "slow",
+				LeaseDuration: 15 * second, RenewDeadline: 10 * second, RetryPeriod: 2 * second, ReleaseOnCancel: true,
+				Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) { close(leads) },
+					OnStoppedLeading: func() {}}})
+		}()
+		<-leads
+		time.Sleep(second)
+		s.mu.Lock()
+		way.cut = true
+		s.well = false
+		s.mu.Unlock()
+		// A renewal is sent after 2 s, and then the lock is read, each for 5 s. Both are lost. Before the
+		// deadline is over, another replica takes over, and the network is well again.
+		time.Sleep(10*second + second/2)
+		s.mu.Lock()
+		taken := s.lease.DeepCopy()
+		taken.Spec.HolderIdentity = new("other")
+		way.storeLocked(taken)
+		s.well = true
+		s.mu.Unlock()
+		<-ended
+		time.Sleep(time.Minute) // for requests that are lost
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		g.Expect(*s.lease.Spec.HolderIdentity).To(Equal("other"))
+		g.Expect(f.Open()).To(BeFalse())
+	})
+}
+
+// Each record that is sent is another one, to the second, for other replicas compare records: if the same
+// is sent again because the first answer was lost, if several are sent in a second, and if the clock is
+// set back.
+func TestRecordsAreDistinct(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		a := &answers{}
 		lock, f := ForLeaderElection(a, 15*second)
-		record := func(second int) resourcelock.LeaderElectionRecord {
-			return resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15,
-				RenewTime: metav1.Unix(int64(second), 0)}
+		base := time.Unix(1_000_000, 0)
+		update := func(after time.Duration) {
+			_ = lock.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15,
+				RenewTime: metav1.NewTime(base.Add(after))})
 		}
 		a.err = errors.New("timeout")
-		g.Expect(lock.Update(t.Context(), record(100))).NotTo(Succeed())
+		update(0)
 		time.Sleep(5 * second)
 		a.err = nil
-		g.Expect(lock.Update(t.Context(), record(100))).To(Succeed())
-		g.Expect(f.Remaining()).To(Equal(10 * second))
-		time.Sleep(2 * second)
-		g.Expect(lock.Update(t.Context(), record(107))).To(Succeed())
-		g.Expect(f.Remaining()).To(Equal(15 * second))
-		time.Sleep(2 * second)
-		g.Expect(lock.Update(t.Context(), record(100))).To(Succeed())
-		g.Expect(f.Remaining()).To(Equal(13*second), "the clock was set back, so this renewal adds nothing")
-		for n := range 2 * maxWrites {
-			g.Expect(lock.Update(t.Context(), record(200+n))).To(Succeed())
+		update(0)
+		g.Expect(f.Remaining()).To(Equal(15*second), "others see this one")
+		update(second / 2)
+		update(7 * second)
+		for n := range 100 {
+			time.Sleep(2 * second)
+			update(time.Duration(2*n)*second - time.Hour)
+			g.Expect(f.Remaining()).To(Equal(15*second), "the clock was set back")
 		}
-		g.Expect(lock.(*fencedLock).writes).To(HaveLen(maxWrites))
+		seen := map[string]bool{}
+		for _, record := range a.records {
+			content, err := json.Marshal(record)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(seen).NotTo(HaveKey(string(content)))
+			seen[string(content)] = true
+		}
+		g.Expect(seen).To(HaveLen(104))
+		g.Expect(a.records[2].RenewTime.Time).To(BeTemporally("==", base.Add(2*second)))
+		g.Expect(a.records[3].RenewTime.Time).To(BeTemporally("==", base.Add(7*second)), "a time that is new stays")
 		f.close("the end of the test")
 	})
 }

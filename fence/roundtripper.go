@@ -9,8 +9,12 @@ import (
 )
 
 // RoundTripper returns a RoundTripper whose requests pass the fence: none starts while it is closed, and
-// those under way end when it closes, streams included. Use it with rest.Config's Wrap.
+// those under way end when it closes, streams included. Use it with rest.Config's Wrap. A nil Fence lets
+// all requests pass.
 func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	if f == nil {
+		return next
+	}
 	return &roundTripper{next: next, term: f.Term}
 }
 
@@ -56,7 +60,7 @@ func (r *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		release()
 		return nil, err
 	}
-	resp.Body = term.body(resp.Body, release)
+	resp.Body = term.body(req, resp.Body, release)
 	return resp, nil
 }
 
@@ -72,18 +76,19 @@ func Interrupted(req *http.Request, cause error) error {
 	return fmt.Errorf("%s %s: %w: %w", req.Method, req.URL.Path, ErrOutcomeUnknown, cause)
 }
 
-// MayHaveChanged reports whether a request may change something at the server, by its method.
+// MayHaveChanged reports whether a request may change something at the server, by its method, or because
+// it begins a stream such as that of exec.
 func MayHaveChanged(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
-		return false
+		return req.Header.Get("Upgrade") != "" // exec
 	}
 	return true
 }
 
 // body returns a body of an answer that ends with the term.
-func (t *Term) body(body io.ReadCloser, release func()) io.ReadCloser {
-	b := fencedBody{ReadCloser: body, term: t, release: release}
+func (t *Term) body(req *http.Request, body io.ReadCloser, release func()) io.ReadCloser {
+	b := fencedBody{ReadCloser: body, term: t, request: req, release: release}
 	if writer, ok := body.(io.Writer); ok { // after an upgrade of the protocol
 		stop := context.AfterFunc(t.ctx, func() { _ = body.Close() }) // no context of a request ends it
 		b.release = func() {
@@ -99,6 +104,7 @@ func (t *Term) body(body io.ReadCloser, release func()) io.ReadCloser {
 type fencedBody struct {
 	io.ReadCloser
 	term    *Term
+	request *http.Request
 	release func()
 }
 
@@ -106,7 +112,7 @@ type fencedBody struct {
 func (b *fencedBody) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	if closed := b.term.Err(); closed != nil && !errors.Is(err, io.EOF) {
-		return 0, closed
+		return 0, Interrupted(b.request, closed)
 	}
 	return n, err
 }

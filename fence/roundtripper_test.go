@@ -126,6 +126,7 @@ func TestRequestOfAnEarlierTerm(t *testing.T) {
 		g.Expect(err).To(MatchError(ErrOutcomeUnknown))
 		_, err = one.RoundTrip(request(t.Context(), http.MethodPost, nil))
 		g.Expect(err).To(MatchError(ErrClosed), "the RoundTripper of a term ends with it")
+		g.Expect(err).NotTo(MatchError(ErrOutcomeUnknown), "nothing was sent")
 		resp, err := f.RoundTripper(deaf(0, http.NoBody)).RoundTrip(request(t.Context(), http.MethodPost, nil))
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resp.Body.Close()).To(Succeed())
@@ -179,6 +180,46 @@ func TestStreamsEnd(t *testing.T) {
 		g.Expect(stream.Close()).To(Succeed())
 		g.Expect(watch.Close()).To(Succeed())
 	})
+}
+
+// A write whose answer has begun when the lease ends is of unknown outcome, too: client-go would ask the
+// caller to try again.
+func TestAnswerThatIsCut(t *testing.T) {
+	for method, unknown := range map[string]bool{http.MethodPost: true, http.MethodGet: false} {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			f := newFence()
+			f.renewed(time.Now(), 5*second)
+			body, writer := io.Pipe()
+			resp, err := f.RoundTripper(deaf(0, body)).RoundTrip(request(t.Context(), method, nil))
+			g.Expect(err).NotTo(HaveOccurred())
+			go func() {
+				_, _ = writer.Write([]byte("half"))
+				time.Sleep(6 * second)
+				_, _ = writer.Write([]byte("late"))
+				_ = writer.Close()
+			}()
+			_, err = io.ReadFull(resp.Body, make([]byte, 4))
+			g.Expect(err).NotTo(HaveOccurred())
+			time.Sleep(5 * second)
+			_, err = resp.Body.Read(make([]byte, 4))
+			g.Expect(err).To(MatchError(ErrClosed))
+			g.Expect(errors.Is(err, ErrOutcomeUnknown)).To(Equal(unknown), method)
+			g.Expect(resp.Body.Close()).To(Succeed())
+			f.close("the end of the test")
+			time.Sleep(2 * second)
+		})
+	}
+}
+
+// A nil fence lets everything pass.
+func TestNoFence(t *testing.T) {
+	g := NewWithT(t)
+	var f *Fence
+	resp, err := f.RoundTripper(deaf(0, http.NoBody)).RoundTrip(request(t.Context(), http.MethodPost, nil))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Body.Close()).To(Succeed())
+	g.Expect(f.Remaining()).To(BeZero())
 }
 
 // The context of a request says which term the request needs.

@@ -94,7 +94,7 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 	flags.StringVar(&m.probeAddress, "health-probe-bind-address", "127.0.0.1:8081",
 		"address that serves /healthz and /readyz; 0 disables it")
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id; "+
-		"no request of a tenant is sent after its end")
+		"after the lease has ended, no request is sent as a tenant")
 	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager", "name of the lease")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the lease; required outside of a cluster")

@@ -27,6 +27,8 @@ type faults struct {
 	*httptest.Server
 	answer atomic.Pointer[func(*http.Request) int]
 	quiet  func() // closes the TCP connections of both sides
+	// pass forwards a request, if it is set; it receives what does so otherwise.
+	pass atomic.Pointer[func(http.ResponseWriter, *http.Request, http.Handler)]
 
 	mu      sync.Mutex
 	refused map[string]bool // guarded by mu; values of Authorization
@@ -59,6 +61,10 @@ func newFaults(t *testing.T) *faults {
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if status := f.status(req); status != 0 {
 			w.WriteHeader(status)
+			return
+		}
+		if pass := f.pass.Load(); pass != nil {
+			(*pass)(w, req, proxy)
 			return
 		}
 		proxy.ServeHTTP(w, req)

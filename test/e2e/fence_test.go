@@ -30,8 +30,7 @@ type held struct {
 
 func newHeld(t *testing.T) *held {
 	h := &held{faults: newFaults(t)}
-	pass := h.Config.Handler
-	h.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	h.pass.Store(new(func(w http.ResponseWriter, req *http.Request, pass http.Handler) {
 		if !strings.Contains(req.UserAgent(), " extension/") {
 			pass.ServeHTTP(w, req)
 			return
@@ -49,7 +48,7 @@ func newHeld(t *testing.T) *held {
 		<-hold
 		w.WriteHeader(answer.Code)
 		_, _ = w.Write(answer.Body.Bytes())
-	})
+	}))
 	return h
 }
 

@@ -112,8 +112,13 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 					"identity"),
 			}
 		}
+		ownDialer := dialsItself(next)
+		if c.term != nil && !ownDialer {
+			// The caller's transport does not look at the time before each write; the target's does.
+			return &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
+		}
 		return &lifetimeRoundTripper{
-			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), ownDialer: dialsItself(next)},
+			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), ownDialer: ownDialer},
 		}
 	}
 	c.config = t.Config()

@@ -84,7 +84,16 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 			releaseRequest()
 		}
 	}
-	resp.Body = bodyWithRelease(resp.Body, g.conn.Err, release)
+	ended := g.conn.Err
+	if fence.MayHaveChanged(req) {
+		ended = func() error {
+			if err := g.conn.Err(); err != nil {
+				return g.conn.interrupted(caller, err)
+			}
+			return nil
+		}
+	}
+	resp.Body = bodyWithRelease(resp.Body, ended, release)
 	resp.Request = caller // not the request that carries the token
 	return resp, nil
 }

@@ -3,10 +3,10 @@ package targets
 import (
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
-	"slices"
 	"sync"
 	"time"
 
@@ -26,9 +26,10 @@ import (
 // everything.
 type guard struct {
 	mu   sync.Mutex
-	uses []*guardedUse // guarded by mu; of requests that need a term
-	raw  net.Conn      // guarded by mu; the TCP connection itself, once it is there
+	uses []*guardedUse // guarded by mu; of requests that need a term and are not written
+	raw  *net.TCPConn  // guarded by mu; the TCP connection itself, once it is there
 	sent int64         // guarded by mu; bytes that the kernel has taken
+	owed int64         // guarded by mu; up to which byte there are requests that need a term
 }
 
 // guardedUse is a request that needs a term and uses the connection.
@@ -36,7 +37,6 @@ type guardedUse struct {
 	guard    *guard
 	term     *fence.Term
 	written  bool      // guarded by the guard's mu; the kernel has taken the whole request
-	end      int64     // guarded by the guard's mu; if written, how much the kernel had taken then
 	returned time.Time // guarded by the guard's mu; when RoundTrip returned, zero before
 }
 
@@ -65,15 +65,16 @@ func (g *guard) begin(term *fence.Term) *guardedUse {
 	return u
 }
 
-// wroteRequest notes that the whole request was sent.
+// wroteRequest notes that the kernel has taken the whole request.
 func (u *guardedUse) wroteRequest() {
 	if u == nil {
 		return
 	}
-	u.guard.mu.Lock()
-	defer u.guard.mu.Unlock()
-	u.written, u.end = true, u.guard.sent
-	u.guard.removeLocked(u)
+	g := u.guard
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	u.written, g.owed = true, g.sent
+	g.removeLocked(u)
 }
 
 // hasReturned notes that RoundTrip has returned. If the term has ended, and the request may still be on
@@ -91,20 +92,25 @@ func (u *guardedUse) hasReturned() {
 	case u.term.Err() == nil:
 	case !u.written:
 		g.abortLocked()
-	case !g.isDeliveredLocked(u):
-		time.AfterFunc(ackPatience, func() {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			if !g.isDeliveredLocked(u) {
-				g.abortLocked()
-			}
-		})
+	case !g.isDeliveredLocked():
+		time.AfterFunc(ackPatience, g.abortUnlessDelivered)
 	}
 }
 
-// isDeliveredLocked reports whether the other side has acknowledged the whole request.
-func (g *guard) isDeliveredLocked(u *guardedUse) bool {
-	return g.sent-unacknowledged(g.raw) >= u.end
+// abortUnlessDelivered ends the connection if the other side has still not acknowledged a request that
+// needs a term.
+func (g *guard) abortUnlessDelivered() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.isDeliveredLocked() {
+		g.abortLocked()
+	}
+}
+
+// isDeliveredLocked reports whether the other side has acknowledged all requests that need a term, as
+// far as they are written.
+func (g *guard) isDeliveredLocked() bool {
+	return g.owed == 0 || g.sent-unacknowledged(g.raw) >= g.owed
 }
 
 func (g *guard) removeLocked(u *guardedUse) {
@@ -125,11 +131,17 @@ func (g *guard) check() error {
 	defer g.mu.Unlock()
 	for _, u := range g.uses {
 		if err := u.term.Err(); err != nil {
-			g.abortLocked()
 			return errors.Wrap(err, "a request was about to be sent")
 		}
 	}
 	return nil
+}
+
+// isUsed reports whether a request that needs a term is not yet written.
+func (g *guard) isUsed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.uses) > 0
 }
 
 // abortLocked ends the TCP connection. What the kernel has not delivered yet is dropped.
@@ -137,43 +149,51 @@ func (g *guard) abortLocked() {
 	if g.raw == nil {
 		return
 	}
-	g.discardLocked()
+	_ = g.raw.SetLinger(0)
 	_ = g.raw.Close()
 }
 
-// discardLocked makes the end of the connection drop what the kernel has not delivered.
-func (g *guard) discardLocked() {
-	if tcp, ok := g.raw.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
-	}
-}
-
-// guardedConn is a TCP connection that looks before each write.
+// guardedConn is a TCP connection that looks before each write. The guard has the same connection.
 type guardedConn struct {
-	net.Conn
+	*net.TCPConn
 	guard *guard
 }
 
-func (c *guardedConn) Write(p []byte) (int, error) {
-	if err := c.guard.check(); err != nil {
-		return 0, err
+func (c *guardedConn) Write(p []byte) (n int, err error) {
+	if c.guard.isUsed() {
+		n, err = writeChecked(c.TCPConn, p, c.guard.check)
+	} else {
+		n, err = c.TCPConn.Write(p)
 	}
-	n, err := c.Conn.Write(p)
 	c.guard.mu.Lock()
 	defer c.guard.mu.Unlock()
 	c.guard.sent += int64(n)
+	if errors.Is(err, fence.ErrClosed) {
+		c.guard.abortLocked()
+	}
 	return n, err
 }
 
-// Close ends the connection. If it has carried a request whose term has ended, what the kernel still has
-// of it is dropped: otherwise the kernel would send the rest.
+// ReadFrom hides that of net.TCPConn, which would write without a look.
+func (c *guardedConn) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{c}, r)
+}
+
+// Close ends the connection. If a request that needs a term is not written, or not acknowledged, what the
+// kernel has of it is dropped: otherwise the kernel would go on to send it, and another replica may lead.
 func (c *guardedConn) Close() error {
 	c.guard.mu.Lock()
-	if slices.ContainsFunc(c.guard.uses, func(u *guardedUse) bool { return u.term.Err() != nil }) {
-		c.guard.discardLocked()
+	if len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked() {
+		_ = c.SetLinger(0)
 	}
 	c.guard.mu.Unlock()
-	return c.Conn.Close()
+	return c.TCPConn.Close()
+}
+
+// dialedConn is the connection as net/http sees it, so that the guard is found again.
+type dialedConn struct {
+	net.Conn
+	guard *guard
 }
 
 type guardKey struct{}
@@ -192,18 +212,22 @@ func guardOf(ctx context.Context) *guard {
 	return &guard{}
 }
 
-// dialedTCP notes the TCP connection of the guard in ctx.
-func dialedTCP(ctx context.Context, raw net.Conn) {
-	if g, ok := ctx.Value(guardKey{}).(*guard); ok {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.raw = raw
+// guarded returns the TCP connection with the guard in ctx. Other connections have none.
+func guarded(ctx context.Context, conn net.Conn) net.Conn {
+	g, hasGuard := ctx.Value(guardKey{}).(*guard)
+	tcp, isTCP := conn.(*net.TCPConn)
+	if !hasGuard || !isTCP {
+		return conn
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.raw = tcp
+	return &guardedConn{TCPConn: tcp, guard: g}
 }
 
 // guardHTTP1 returns the request with a trace that guards the connection that net/http selects for it,
 // and a function to call after RoundTrip. With HTTP/1.1 a connection carries one request at a time.
-func guardHTTP1(req *http.Request) (guarded *http.Request, hasReturned func()) {
+func guardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
 	term := fence.TermOf(req.Context())
 	if term == nil {
 		return req, func() {}
@@ -215,10 +239,10 @@ func guardHTTP1(req *http.Request) (guarded *http.Request, hasReturned func()) {
 		if secure, ok := conn.(*tls.Conn); ok {
 			conn = secure.NetConn()
 		}
-		if g, ok := conn.(*guardedConn); ok {
+		if dialed, ok := conn.(*dialedConn); ok {
 			mu.Lock()
 			defer mu.Unlock()
-			use = g.guard.begin(term) // of the last connection, if net/http tries several
+			use = dialed.guard.begin(term) // of the last connection, if net/http tries several
 		}
 	}}
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), func() {

@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +30,14 @@ type receiver struct {
 	answer chan struct{} // closed when requests to /hold are answered
 }
 
-func newReceiver(t *testing.T, withTLS bool) *receiver {
+func newHTTP2Receiver(t *testing.T) *receiver {
+	return newReceiver(t, func(s *httptest.Server) {
+		s.EnableHTTP2 = true
+		s.StartTLS()
+	})
+}
+
+func newReceiver(t *testing.T, start func(*httptest.Server)) *receiver {
 	r := &receiver{answer: make(chan struct{})}
 	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.parts.Add(1)
@@ -43,12 +52,7 @@ func newReceiver(t *testing.T, withTLS bool) *receiver {
 			}
 		}
 	}))
-	if withTLS {
-		r.EnableHTTP2 = true
-		r.StartTLS()
-	} else {
-		r.Start()
-	}
+	start(r.Server)
 	t.Cleanup(r.Close)
 	return r
 }
@@ -101,10 +105,14 @@ func (b *bodyThen) Read(p []byte) (int, error) {
 // A request whose term ends after it has begun, and before it is written, does not reach the server:
 // the headers do not, or else the end of the body does not.
 func TestNothingIsWrittenAfterTheTerm(t *testing.T) {
-	for protocol, withTLS := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
+	for protocol, start := range map[string]func(*testing.T) *receiver{
+		"HTTP/1.1":          func(t *testing.T) *receiver { return newReceiver(t, (*httptest.Server).Start) },
+		"HTTP/1.1 with TLS": func(t *testing.T) *receiver { return newReceiver(t, (*httptest.Server).StartTLS) },
+		"HTTP/2":            newHTTP2Receiver,
+	} {
 		t.Run(protocol, func(t *testing.T) {
 			g := NewWithT(t)
-			r := newReceiver(t, withTLS)
+			r := start(t)
 			roundTripper := r.roundTripper(t)
 			l, f := testutil.NewLease()
 			l.Renew(3600)
@@ -121,8 +129,7 @@ func TestNothingIsWrittenAfterTheTerm(t *testing.T) {
 			large := strings.Repeat("x", 100_000)
 			body := &bodyThen{parts: []string{large[:1000], large[:1000], "the end"}, then: l.Release}
 			g.Expect(r.post(t.Context(), roundTripper, f.Term(), "/", body)).NotTo(Succeed())
-			g.Eventually(r.parts.Load).Should(BeNumerically("<=", 2))
-			g.Expect(r.whole.Load()).To(BeEquivalentTo(1))
+			g.Consistently(r.whole.Load).WithTimeout(50 * time.Millisecond).Should(BeEquivalentTo(1))
 
 			l.Renew(3600)
 			g.Expect(r.post(t.Context(), roundTripper, f.Term(), "/", strings.NewReader("body"))).To(Succeed(),
@@ -137,7 +144,7 @@ func TestNothingIsWrittenAfterTheTerm(t *testing.T) {
 // others go on.
 func TestOthersGoOn(t *testing.T) {
 	g := NewWithT(t)
-	r := newReceiver(t, true)
+	r := newHTTP2Receiver(t)
 	roundTripper := r.roundTripper(t)
 	ours, f := testutil.NewLease()
 	theirs, other := testutil.NewLease()
@@ -155,6 +162,7 @@ func TestOthersGoOn(t *testing.T) {
 	ours.Release()
 	cancel()
 	g.Expect(<-result).NotTo(Succeed())
+	g.Consistently(going).WithTimeout(2 * ackPatience).ShouldNot(Receive())
 	g.Expect(r.post(t.Context(), roundTripper, other.Term(), "/", strings.NewReader("body"))).To(Succeed())
 	close(r.answer)
 	g.Expect(<-going).To(Succeed())
@@ -210,6 +218,27 @@ func (c *counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// tcpPair returns a guarded connection and its other side.
+func tcpPair(t *testing.T, g *guard) (ours *guardedConn, theirs net.Conn) {
+	t.Helper()
+	gm := NewWithT(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	gm.Expect(err).NotTo(HaveOccurred())
+	defer listener.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		conn, _ := listener.Accept()
+		accepted <- conn
+	}()
+	dialed, err := net.Dial("tcp", listener.Addr().String())
+	gm.Expect(err).NotTo(HaveOccurred())
+	theirs = <-accepted
+	gm.Expect(theirs).NotTo(BeNil())
+	ours = guarded(withGuard(t.Context(), g), dialed).(*guardedConn)
+	t.Cleanup(func() { _, _ = ours.Close(), theirs.Close() })
+	return ours, theirs
+}
+
 // A guard forgets requests, and blocks nothing that needs no term.
 func TestGuard(t *testing.T) {
 	g := NewWithT(t)
@@ -217,9 +246,8 @@ func TestGuard(t *testing.T) {
 	l.Renew(3600)
 	var none *guard
 	g.Expect(none.begin(f.Term())).To(BeNil())
-	left, right := net.Pipe()
-	defer right.Close()
-	own := &guard{raw: left}
+	own := &guard{}
+	left, right := tcpPair(t, own)
 	g.Expect(own.begin(nil)).To(BeNil())
 	var running sync.WaitGroup
 	for range 100 {
@@ -241,8 +269,144 @@ func TestGuard(t *testing.T) {
 	late = own.begin(f.Term())
 	late.hasReturned()
 	l.Release()
-	_, err := (&guardedConn{Conn: left, guard: own}).Write([]byte("late"))
+	_, err := left.Write([]byte("late"))
 	g.Expect(err).To(MatchError(fence.ErrClosed))
-	_, err = right.Read(make([]byte, 1))
-	g.Expect(err).To(MatchError(io.EOF), "the connection is closed")
+	received, _ := io.ReadAll(right)
+	g.Expect(received).To(BeEmpty(), "the connection is closed")
+}
+
+// fill writes until the buffers of both sides are full, and returns how much.
+func fill(t *testing.T, conn *guardedConn) int64 {
+	t.Helper()
+	g := NewWithT(t)
+	g.Expect(conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+	n, err := conn.Write(make([]byte, 64<<20))
+	g.Expect(err).To(MatchError(os.ErrDeadlineExceeded))
+	g.Expect(conn.SetWriteDeadline(time.Time{})).To(Succeed())
+	return int64(n)
+}
+
+// A write that waits for room looks again when there is room.
+func TestWriteThatWaits(t *testing.T) {
+	g := NewWithT(t)
+	l, f := testutil.NewLease()
+	l.Renew(3600)
+	own := &guard{}
+	left, right := tcpPair(t, own)
+	filled := fill(t, left)
+	own.begin(f.Term())
+	result := make(chan error, 1)
+	go func() {
+		_, err := left.Write(make([]byte, 8<<20))
+		result <- err
+	}()
+	g.Consistently(result).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
+	l.Release() // and nobody cancels the request
+	received, _ := io.Copy(io.Discard, right)
+	g.Expect(<-result).To(MatchError(fence.ErrClosed))
+	g.Expect(received).To(BeNumerically("<", filled+8<<20))
+}
+
+// Whoever closes a connection, and whenever: what the other side has not acknowledged of a request that
+// needs a term is dropped.
+func TestCloseDropsWhatIsNotAcknowledged(t *testing.T) {
+	for name, tc := range map[string]struct {
+		uses  func(*guard, *fence.Fence)
+		whole bool
+	}{
+		"a request that needs a term": {uses: func(own *guard, f *fence.Fence) { own.begin(f.Term()).wroteRequest() }},
+		"no such request":             {uses: func(*guard, *fence.Fence) {}, whole: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			l, f := testutil.NewLease()
+			l.Renew(3600)
+			defer l.Release()
+			own := &guard{}
+			left, right := tcpPair(t, own)
+			filled := fill(t, left)
+			tc.uses(own, f)
+			g.Expect(left.Close()).To(Succeed())
+			received, err := io.Copy(io.Discard, right)
+			if tc.whole {
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(received).To(Equal(filled))
+			} else {
+				g.Expect(err).To(MatchError(syscall.ECONNRESET))
+				g.Expect(received).To(BeNumerically("<", filled))
+			}
+		})
+	}
+}
+
+// A request that was written, and that the other side does not acknowledge, takes its connection with it
+// when its term ends; an acknowledged one does not.
+func TestUnacknowledgedRequest(t *testing.T) {
+	g := NewWithT(t)
+	l, f := testutil.NewLease()
+	for _, acknowledged := range []bool{true, false} {
+		l.Renew(3600)
+		own := &guard{}
+		left, right := tcpPair(t, own)
+		use := own.begin(f.Term())
+		if acknowledged {
+			_, err := left.Write([]byte("request"))
+			g.Expect(err).NotTo(HaveOccurred())
+		} else {
+			fill(t, left)
+		}
+		use.wroteRequest()
+		if acknowledged {
+			_, err := io.ReadFull(right, make([]byte, 7))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Eventually(func() bool {
+				own.mu.Lock()
+				defer own.mu.Unlock()
+				return own.isDeliveredLocked()
+			}).Should(BeTrue())
+		}
+		l.Release()
+		use.hasReturned()
+		own.abortUnlessDelivered()
+		_, err := left.Write([]byte("next"))
+		g.Expect(err == nil).To(Equal(acknowledged), "%v", err)
+	}
+}
+
+// The last member that leaves a target closes its connections at once. That sends nothing more, either.
+func TestLeaveDropsRequests(t *testing.T) {
+	g := NewWithT(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	defer listener.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			accepted <- conn
+		}
+	}()
+	var set Set
+	target, err := set.Join(&rest.Config{Host: "http://" + listener.Addr().String()}, nil, &Policy{})
+	g.Expect(err).NotTo(HaveOccurred())
+	l, f := testutil.NewLease()
+	l.Renew(3600)
+	defer l.Release()
+	r := &receiver{Server: &httptest.Server{URL: target.Host()}}
+	body := &counting{Reader: strings.NewReader(strings.Repeat("x", 64<<20))}
+	result := make(chan error, 1)
+	go func() { result <- r.post(t.Context(), target.Target.RoundTripper(), f.Term(), "/", body) }()
+	conn := <-accepted
+	defer conn.Close()
+	last := int64(-1)
+	g.Eventually(func() bool {
+		now := body.read.Load()
+		stopped := now > 0 && now == last
+		last = now
+		return stopped
+	}).WithPolling(100*time.Millisecond).WithTimeout(10*time.Second).Should(BeTrue(), "the buffers are full")
+	target.Leave()
+	g.Expect(<-result).NotTo(Succeed())
+	_, err = io.Copy(io.Discard, conn)
+	g.Expect(err).To(MatchError(syscall.ECONNRESET))
 }

@@ -137,9 +137,9 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 func (t *h2Transport) roundTripHTTP1(req *http.Request) (*http.Response, error) {
-	guarded, hasReturned := guardHTTP1(req)
+	traced, hasReturned := guardHTTP1(req)
 	defer hasReturned()
-	return t.http1.RoundTrip(guarded)
+	return t.http1.RoundTrip(traced)
 }
 
 // sleep waits before a request is sent again. Before the second send there is no delay. Then the

@@ -29,10 +29,10 @@ func newTransport(target *Target, config *tls.Config) *Transport {
 		target: target,
 		dialer: connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := (&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext(ctx, network, address)
-			if err == nil {
-				dialedTCP(ctx, conn)
+			if err != nil {
+				return nil, err
 			}
-			return conn, err
+			return guarded(ctx, conn), nil // below the dialer, which closes all in the end
 		}),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
@@ -76,5 +76,5 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 		_ = conn.Close()
 		return nil, errors.Errorf("dialing %s: the transport is closed", t.target.Host())
 	}
-	return &guardedConn{Conn: conn, guard: g}, nil
+	return &dialedConn{Conn: conn, guard: g}, nil
 }

@@ -8,12 +8,11 @@ import (
 
 // unacknowledged returns how many bytes the kernel has taken for the connection that the other side has
 // not acknowledged. 0 if the connection is closed.
-func unacknowledged(conn net.Conn) int64 {
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
+func unacknowledged(conn *net.TCPConn) int64 {
+	if conn == nil {
 		return 0
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return 0
 	}

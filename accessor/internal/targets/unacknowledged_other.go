@@ -6,4 +6,4 @@ import "net"
 
 // unacknowledged returns 0: there is no portable way to ask how many bytes the other side has not
 // acknowledged.
-func unacknowledged(net.Conn) int64 { return 0 }
+func unacknowledged(*net.TCPConn) int64 { return 0 }

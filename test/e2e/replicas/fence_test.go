@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -35,8 +36,7 @@ func TestSuspendedLeader(t *testing.T) {
 		return startReplica(t, options{Name: fmt.Sprintf("suspended-replica-%d", n), Extensions: tenants})
 	}
 	leads, waits := leader(t, start(0), start(1))
-	const rounds = 5
-	for n := range rounds {
+	for n := range *rounds {
 		leads.writes(t, 50+7*n)
 		leads.signal(syscall.SIGSTOP)
 		waits.writes(t, 20)
@@ -45,7 +45,7 @@ func TestSuspendedLeader(t *testing.T) {
 		waits.writes(t, 20)
 		leads, waits = waits, start(2+n)
 	}
-	g.Expect(expectNoOverlap(t, "suspended")).To(HaveLen(rounds + 1))
+	g.Expect(expectNoOverlap(t, "suspended")).To(HaveLen(*rounds + 1))
 }
 
 // A leader whose path to its lease is cut goes on until its lease ends, and no longer, although it
@@ -95,6 +95,13 @@ func TestStarvedLeader(t *testing.T) {
 	program, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
 	var busy []*exec.Cmd
+	idle := sync.OnceFunc(func() {
+		for _, cmd := range busy {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	t.Cleanup(idle)
 	for range 8 {
 		cmd := exec.Command(program)
 		cmd.Env = append(os.Environ(), busyVariable+"=1")
@@ -104,16 +111,15 @@ func TestStarvedLeader(t *testing.T) {
 	// Whether it loses its lease depends on the machine. If not, it is suspended in addition.
 	select {
 	case <-leads.ended:
+		t.Log("it lost its lease for lack of CPU")
 	case <-time.After(4 * leaseDuration):
+		t.Log("it kept its lease, and is suspended")
 		leads.signal(syscall.SIGSTOP)
 	}
 	waits.writes(t, 5)
 	leads.signal(syscall.SIGCONT)
 	g.Eventually(leads.ended).WithTimeout(patience).Should(BeClosed())
-	for _, cmd := range busy {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
+	idle()
 	waits.writes(t, 20)
 	g.Expect(expectNoOverlap(t, "starved")).To(Equal([]string{leads.name, waits.name}))
 }

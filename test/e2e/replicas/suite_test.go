@@ -26,7 +26,10 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
-var unfenced = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
+var (
+	unfenced = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
+	rounds   = flag.Int("rounds", 3, "how often a leader is suspended")
+)
 
 const busyVariable = "LATCHKEY_TEST_BUSY"
 
@@ -164,8 +167,11 @@ func (r *replica) signal(signal os.Signal) { _ = r.cmd.Process.Signal(signal) }
 
 // requests returns how many requests of tenants the replica has sent.
 func (r *replica) requests() int {
+	audit.mu.Lock()
+	defer audit.mu.Unlock()
+	audit.readLocked()
 	n := 0
-	for _, request := range tenantRequests() {
+	for _, request := range audit.requests {
 		if request.replica == r.name {
 			n++
 		}
@@ -188,20 +194,41 @@ type tenantRequest struct {
 	uri                string
 }
 
+// auditReader reads the audit log as it grows. Its methods may be called from any goroutine.
+type auditReader struct {
+	mu       sync.Mutex
+	offset   int64           // guarded by mu; of the first line that was not read
+	requests []tenantRequest // guarded by mu
+}
+
+var audit auditReader
+
 // tenantRequests returns the requests of all replicas as tenants, by the time at which the API server
 // received them.
-func tenantRequests() (requests []tenantRequest) {
+func tenantRequests() []tenantRequest {
+	audit.mu.Lock()
+	defer audit.mu.Unlock()
+	audit.readLocked()
+	requests := slices.Clone(audit.requests)
+	slices.SortStableFunc(requests, func(x, y tenantRequest) int { return x.at.Compare(y.at) })
+	return requests
+}
+
+func (a *auditReader) readLocked() {
 	file, err := os.Open(cp.AuditLog())
 	if err != nil {
-		return nil
+		return
 	}
 	defer file.Close()
-	lines := bufio.NewReader(file)
-	for {
+	if _, err := file.Seek(a.offset, io.SeekStart); err != nil {
+		return
+	}
+	for lines := bufio.NewReaderSize(file, 1<<20); ; {
 		line, err := lines.ReadBytes('\n')
 		if err != nil {
-			break // also a line that the API server has not finished
+			return // also a line that the API server has not finished
 		}
+		a.offset += int64(len(line))
 		if !bytes.Contains(line, []byte(" extension/")) || !bytes.Contains(line, []byte(`"stage":"RequestReceived"`)) {
 			continue
 		}
@@ -210,12 +237,10 @@ func tenantRequests() (requests []tenantRequest) {
 			continue
 		}
 		if replica, extension, ok := strings.Cut(event.UserAgent, " extension/"); ok {
-			requests = append(requests, tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
+			a.requests = append(a.requests, tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
 				event.Verb + " " + event.RequestURI})
 		}
 	}
-	slices.SortStableFunc(requests, func(x, y tenantRequest) int { return x.at.Compare(y.at) })
-	return requests
 }
 
 // expectNoOverlap checks that the requests of each replica are in one piece: none is after the first of
