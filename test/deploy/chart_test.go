@@ -124,7 +124,8 @@ func TestRefusedValues(t *testing.T) {
 		"metrics.podMonitor.enabled=true": "metrics/podMonitor/tokenSecret/name",
 		"stateAPI.group=state":            "stateAPI/group",
 		"tenants[0].namespace=a":          "'oneOf' failed",
-		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[0].allNames=true": "'oneOf' failed",
+		"tenants[0].namespace=a,tenants[0].names[0]=b," +
+			"tenants[0].allNames=true": "'oneOf' failed",
 		"extensions.kind=Other":                "extensions/kind",
 		"extensions.resource=secrets":          "extensions/resource",
 		"admission=none,extensions.group=":     "extensions/group",
@@ -133,19 +134,24 @@ func TestRefusedValues(t *testing.T) {
 		"networkPolicy.apiServer.cidrs[0]=x/8": "cidrs/0",
 		"log.level=8":                          "log/level",
 		"metrics.serviceMonitor.enabled=true":  "metrics.certificateSecret: name a Secret",
-		"metrics.prometheusRule.enabled=true,metrics.prometheusRule.disabledAlerts[0]=LatchkeyNothing": "there is no alert LatchkeyNothing",
+		"metrics.prometheusRule.enabled=true," +
+			"metrics.prometheusRule.disabledAlerts[0]=LatchkeyNothing": "there is no alert LatchkeyNothing",
 		"extraArgs[0]=v=1":            "extraArgs/0",
 		"serviceAccount.create=false": "serviceAccount.name: name the existing ServiceAccount",
-		"admission=external,credentials.type=kubeconfigs,tenants[0].namespace=a,tenants[0].allNames=true": "missing property 'names'",
-		"admission=external,credentials.type=kubeconfigs,allNamespaces=true":                              "allNamespaces",
-		"metrics.port=8081":                                                                         "metrics.port: 8081 is the port of the probes",
-		"stateAPI.enabled=true,stateAPI.port=8443":                                                  "stateAPI.port: 8443 is the port of metrics",
-		"statusPage.enabled=true,statusPage.port=8443":                                              "statusPage.port: 8443 is the port of metrics",
-		`podLabels.app\.kubernetes\.io/name=x`:                                                      "invalid propertyName 'app.kubernetes.io/name'",
-		"extraArgs[0]=--leader-elect=false":                                                         "extraArgs/0",
-		"extraArgs[0]=--status-address=:80":                                                         "extraArgs/0",
-		"allNamespaces=true,tenants[0].namespace=a,tenants[0].allNames=true":                        "got 1, want 0",
-		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[1].namespace=a,tenants[1].names[0]=b": "namespace a is listed twice",
+		"admission=external,credentials.type=kubeconfigs," +
+			"tenants[0].namespace=a,tenants[0].allNames=true": "missing property 'names'",
+		"admission=external,credentials.type=kubeconfigs," +
+			"allNamespaces=true": "allNamespaces",
+		"metrics.port=8081":                            "metrics.port: 8081 is the port of the probes",
+		"stateAPI.enabled=true,stateAPI.port=8443":     "stateAPI.port: 8443 is the port of metrics",
+		"statusPage.enabled=true,statusPage.port=8443": "statusPage.port: 8443 is the port of metrics",
+		`podLabels.app\.kubernetes\.io/name=x`:         "invalid propertyName 'app.kubernetes.io/name'",
+		"extraArgs[0]=--leader-elect=false":            "extraArgs/0",
+		"extraArgs[0]=--status-address=:80":            "extraArgs/0",
+		"allNamespaces=true,tenants[0].namespace=a," +
+			"tenants[0].allNames=true": "got 1, want 0",
+		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[1].namespace=a," +
+			"tenants[1].names[0]=b": "namespace a is listed twice",
 	} {
 		t.Run(value, func(t *testing.T) {
 			_, err := render(t, "--set", value)

@@ -163,7 +163,8 @@ func expectGuarded(t *testing.T, cp *controlplane.ControlPlane) {
 	_, err := cp.KubectlInput(t.Context(), `{"apiVersion": "latchkey.dev/v1alpha1", "kind": "ClusterExtension",
 		"metadata": {"name": "mine"}, "spec": {"namespace": "team-blue", "serviceAccount": {"name": "blue"}}}`,
 		"create", "--as=mallory", "-f", "-")
-	g.Expect(err).To(MatchError(ContainSubstring("ValidatingAdmissionPolicy 'latchkey-dev-clusterextension-serviceaccount'")))
+	g.Expect(err).To(MatchError(
+		ContainSubstring("ValidatingAdmissionPolicy 'latchkey-dev-clusterextension-serviceaccount'")))
 	_, err = cp.Kubectl(t.Context(), "delete", "clusterrole,clusterrolebinding", "author")
 	g.Expect(err).NotTo(HaveOccurred())
 }
