@@ -246,8 +246,11 @@ func TestStatusPage(t *testing.T) {
 	b.eventually("#matching", Equal("120 extensions"))
 	g.Expect(pressed()).To(Equal("false"))
 	state := func(value string) {
-		evaluate[chromedp.Void](b, fmt.Sprintf(`const states = document.querySelector("#state");
-			states.value = %q; states.dispatchEvent(new Event("change"))`, value))
+		evaluate[chromedp.Void](b, fmt.Sprintf(`{
+			const states = document.querySelector("#state");
+			states.value = %q;
+			states.dispatchEvent(new Event("change"));
+		}`, value))
 	}
 	state("Disconnected")
 	b.eventually("#matching", Equal("3 extensions"))
