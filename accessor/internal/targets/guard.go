@@ -86,13 +86,14 @@ func (u *guardedUse) hasReturned() {
 	}
 	g := u.guard
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	u.returned = time.Now()
+	written, delivered, raw := u.written, g.isDeliveredLocked(), g.raw
+	g.mu.Unlock()
 	switch {
 	case u.term.Err() == nil:
-	case !u.written:
-		g.abortLocked()
-	case !g.isDeliveredLocked():
+	case !written:
+		abort(raw)
+	case !delivered:
 		time.AfterFunc(ackPatience, g.abortUnlessDelivered)
 	}
 }
@@ -101,9 +102,10 @@ func (u *guardedUse) hasReturned() {
 // needs a term.
 func (g *guard) abortUnlessDelivered() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.isDeliveredLocked() {
-		g.abortLocked()
+	delivered, raw := g.isDeliveredLocked(), g.raw
+	g.mu.Unlock()
+	if !delivered {
+		abort(raw)
 	}
 }
 
@@ -144,13 +146,13 @@ func (g *guard) isUsed() bool {
 	return len(g.uses) > 0
 }
 
-// abortLocked ends the TCP connection. What the kernel has not delivered yet is dropped.
-func (g *guard) abortLocked() {
-	if g.raw == nil {
-		return
+// abort ends a TCP connection. What the kernel has not delivered yet is dropped. abort waits for a write
+// under way, which looks at the guard: do not call it with the guard's mu.
+func abort(conn *net.TCPConn) {
+	if conn != nil {
+		_ = conn.SetLinger(0)
+		_ = conn.Close()
 	}
-	_ = g.raw.SetLinger(0)
-	_ = g.raw.Close()
 }
 
 // guardedConn is a TCP connection that looks before each write. The guard has the same connection.
@@ -166,10 +168,10 @@ func (c *guardedConn) Write(p []byte) (n int, err error) {
 		n, err = c.TCPConn.Write(p)
 	}
 	c.guard.mu.Lock()
-	defer c.guard.mu.Unlock()
 	c.guard.sent += int64(n)
+	c.guard.mu.Unlock()
 	if errors.Is(err, fence.ErrClosed) {
-		c.guard.abortLocked()
+		abort(c.TCPConn)
 	}
 	return n, err
 }
@@ -183,10 +185,11 @@ func (c *guardedConn) ReadFrom(r io.Reader) (int64, error) {
 // kernel has of it is dropped: otherwise the kernel would go on to send it, and another replica may lead.
 func (c *guardedConn) Close() error {
 	c.guard.mu.Lock()
-	if len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked() {
+	drops := len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked()
+	c.guard.mu.Unlock()
+	if drops {
 		_ = c.SetLinger(0)
 	}
-	c.guard.mu.Unlock()
 	return c.TCPConn.Close()
 }
 

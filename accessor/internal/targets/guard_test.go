@@ -410,3 +410,40 @@ func TestLeaveDropsRequests(t *testing.T) {
 	_, err = io.Copy(io.Discard, conn)
 	g.Expect(err).To(MatchError(syscall.ECONNRESET))
 }
+
+// A connection that ends waits for a write under way, and so the write must not wait for the one that ends
+// the connection.
+func TestTermEndsDuringAWrite(t *testing.T) {
+	g := NewWithT(t)
+	l, f := testutil.NewLease()
+	l.Renew(3600)
+	own := &guard{}
+	left, _ := tcpPair(t, own)
+	use := own.begin(f.Term())
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	written, returned := make(chan error, 1), make(chan struct{})
+	go func() {
+		_, err := writeChecked(left.TCPConn, []byte("request"), func() error {
+			close(inside)
+			<-goOn
+			return own.check()
+		})
+		written <- err
+	}()
+	<-inside
+	l.Release()
+	go func() {
+		defer close(returned)
+		use.hasReturned()
+	}()
+	g.Eventually(func() error {
+		raw, err := left.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(uintptr) {})
+		}
+		return err
+	}).Should(HaveOccurred(), "the connection has begun to end")
+	close(goOn)
+	g.Eventually(written).Should(Receive(MatchError(fence.ErrClosed)))
+	g.Eventually(returned).Should(BeClosed())
+}
