@@ -67,8 +67,9 @@ func (f *Fence) Term() *Term {
 	return l.term
 }
 
-// settle ends the term if its lease has ended, and returns the lease that lasts, nil for none. Whoever
-// sees first that a lease has ended ends the term for all, so that no one sees the term again.
+// settle ends the term if its lease has ended, and returns the lease that lasts, nil for none. The first
+// caller that sees the end of a lease ends the term for all callers, so that a term never seems to go on
+// after its end.
 func (f *Fence) settle() *lease {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,7 +191,7 @@ func (f *Fence) closeLocked(cause error) {
 	if l == nil {
 		return
 	}
-	l.term.end(cause) // first, so that whoever sees no lease finds the cause
+	l.term.end(cause) // first, so that a caller that sees no lease finds the cause
 	f.lease.Store(nil)
 	if f.timer != nil {
 		f.timer.Stop() // the next lease has another end

@@ -11,9 +11,10 @@ import (
 )
 
 // ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while this
-// replica holds the lock. leaseDuration is the LeaseDuration of the leader election; a lease that says
-// less about itself counts for less. Give the returned lock, and no other, to one LeaderElector or
-// manager: it is not safe for concurrent use. The lock's Identity must be unique to this process.
+// replica holds the lock. leaseDuration is the LeaseDuration of the leader election, whole seconds: a
+// Lease has no fractions of seconds, and the fence never opens with less than one. If a record has a
+// shorter duration, the shorter one counts. Give the returned lock, and no other, to one LeaderElector or
+// manager; the lock is not safe for concurrent use. The lock's Identity must be unique to this process.
 func ForLeaderElection(lock resourcelock.Interface, leaseDuration time.Duration) (resourcelock.Interface, *Fence) {
 	f := newFence()
 	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration}, f

@@ -110,7 +110,7 @@ func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clus
 	f.changed = make(chan struct{})
 }
 
-// updateChunk computes what is new before it locks: get is code of others, and takes locks of its own.
+// updateChunk computes the changes before it locks, because get is the ClusterCache's code and takes locks.
 func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
 	now time.Time) {
 	type change struct {

@@ -41,7 +41,7 @@ const (
 // request, wherever the handler is. A request proves its user with a token that the API server takes.
 // Without one the answer is 401, and for others 403; a browser then receives a form for a token, which
 // the page keeps in its memory only. Serve the handler with TLS, and with a certificate that browsers
-// can verify: people give their tokens to whoever answers.
+// can verify, because people enter their tokens.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
 // system:auth-delegator grants it. Guard reviews at most 20 requests a second, and answers 429 beyond
@@ -110,7 +110,7 @@ func (r *reviews) of(ctx context.Context, token, path string) verdict {
 		return known.(verdict)
 	}
 	answer, _, _ := r.flight.Do(string(key[:]), func() (any, error) {
-		// on a context of its own, because several requests may wait for the answer
+		// not the request's context, because several requests may wait for the answer
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
 		v := r.ask(ctx, token, path)

@@ -21,7 +21,7 @@ const (
 	streamTime = 5 * time.Minute
 	// writeTimeout is how long a browser may take to receive a view of a stream.
 	writeTimeout = 10 * time.Second
-	// retryAfter is what a browser is told to wait before it asks for another stream.
+	// retryAfter is how many seconds a browser waits before it asks for another stream.
 	retryAfter = "10"
 )
 

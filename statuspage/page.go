@@ -85,7 +85,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const (
 	// answerTimeout is how long a client may take to receive an answer that is not a stream.
 	answerTimeout = 30 * time.Second
-	// bodyTimeout is how long a body that nobody reads may take to come.
+	// bodyTimeout is how long the server waits for a body that it does not read.
 	bodyTimeout = time.Second
 )
 

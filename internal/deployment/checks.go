@@ -90,7 +90,7 @@ func allowedByOneOf(request Request, permissions []Permission, bindings []string
 	}) || slices.ContainsFunc(slices.Concat(bindings, ofEveryUser), request.AllowedBy)
 }
 
-// allNamespaces reports whether the manager is told to act in all namespaces.
+// allNamespaces reports whether the flags of the manager include all namespaces.
 func allNamespaces(pod *corev1.Pod) bool {
 	args := pod.Spec.Containers[0].Args
 	return !slices.Contains(args, "--credentials=kubeconfigs") && !slices.ContainsFunc(args, func(arg string) bool {
@@ -100,7 +100,7 @@ func allNamespaces(pod *corev1.Pod) bool {
 
 // CheckPermissions returns an error unless the manager had all permissions that it needed, and used
 // each of them, by the audit log. A permission in the whole cluster counts as used if a request was
-// about the whole cluster, unless the manager is told to act in all namespaces.
+// about the whole cluster, unless the flags of the manager include all namespaces.
 func CheckPermissions(auditLog string, objects []*unstructured.Unstructured) error {
 	pod, err := Pod(objects)
 	if err != nil {

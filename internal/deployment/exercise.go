@@ -59,7 +59,7 @@ func CreateExtensions(ctx context.Context, cp *controlplane.ControlPlane) error 
 
 // Exercise runs the manager of the objects three times, with Pods of different addresses. Each time
 // all tenants connect, the readiness probe succeeds, prometheus of namespace monitoring reads the
-// metrics if the manager serves them, somebody the status page, and a reader the state API.
+// metrics if the manager serves them, and readers read the status page and the state API.
 // An error says which of these did not happen within the patience, and has the manager's log.
 func Exercise(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstructured.Unstructured,
 	options Options, patience time.Duration) error {
@@ -164,8 +164,7 @@ func (m *Manager) exerciseMetrics(ctx context.Context, cp *controlplane.ControlP
 	return nil
 }
 
-// exerciseStateAPI reads the connections from the manager's state API, as somebody with the role for
-// its readers.
+// exerciseStateAPI reads the connections from the manager's state API, with the role for its readers.
 func (m *Manager) exerciseStateAPI(ctx context.Context, cp *controlplane.ControlPlane) error {
 	name := TenantNamespace + "-viewer"
 	if _, err := cp.KubectlInput(ctx, fmt.Sprintf(`

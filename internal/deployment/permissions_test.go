@@ -118,7 +118,7 @@ func TestCheckPermissions(t *testing.T) {
 				r[4].Annotations["authorization.k8s.io/reason"] = byCluster
 				return r
 			}, want: "used in single namespaces only: ClusterRole/latchkey rule 0: create serviceaccounts/token a"},
-		"the same, as it is told": {
+		"in the whole cluster, with flags for all namespaces": {
 			manifests: func(m string) string {
 				m = strings.Replace(m, ", --service-account-namespaces=blue", "", 1)
 				return strings.Replace(strings.Replace(m, tokens, "", 1), "rules:\n", "rules:\n"+tokens+"\n", 1)

@@ -18,7 +18,7 @@ type Lease struct {
 	renewals int64
 }
 
-// NewLease returns a lease that nobody holds, and its fence, which is closed.
+// NewLease returns a lease without a holder, and the lease's fence, which is closed.
 func NewLease() (*Lease, *fence.Fence) {
 	l := &Lease{}
 	var f *fence.Fence

@@ -340,7 +340,7 @@ func TestAlertsOfTheManager(t *testing.T) {
 	p.fires(t, mayNot, refuseTokens("green"), issueTokens, disconnected)
 	p.fires(t, disconnected, refuseTokens("blue"), issueTokens, mayNot)
 
-	t.Run("what tenants have to repair pages nobody", func(t *testing.T) {
+	t.Run("what tenants have to repair fires no alert", func(t *testing.T) {
 		g := NewWithT(t)
 		account("delete", "red")(g)
 		g.Eventually(func() ([]sample, error) {

@@ -149,7 +149,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// expectGuarded checks that somebody who may create extensions, and may act as nobody, may not name a
+// expectGuarded checks that a user who may create extensions, and may impersonate none, may not name a
 // ServiceAccount.
 func expectGuarded(t *testing.T, cp *controlplane.ControlPlane) {
 	t.Helper()

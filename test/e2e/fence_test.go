@@ -18,8 +18,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// held passes on the requests of tenants, counts them, and holds back the answers to their writes while
-// it is told to.
+// held passes on the requests of tenants, counts them, and holds back the answers to their writes between
+// holdWrites and release.
 type held struct {
 	*faults
 	requests atomic.Int64 // of tenants, not counting what goes on

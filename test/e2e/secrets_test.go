@@ -303,7 +303,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 			g.Expect(answer.Body.String()).To(ContainSubstring(provider.use[0]))
 			see("%s", answer.Body)
 		}
-		// Whoever reads the page on the network sends a token of theirs, which is reviewed.
+		// A visitor of the page on the network sends a token, which is reviewed.
 		visitor := httptest.NewRequest(http.MethodGet, "/status/view", http.NoBody)
 		visitor.Header.Set("Authorization", "Bearer "+noteSecret("visitor's token", token(t, ns, "token")))
 		answer := httptest.NewRecorder()

@@ -97,7 +97,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		end: end, tasks: tasks, term: extension.Term,
 		resolution: bound.resolution, observers: observers}
 	if c.term != nil {
-		// In time, although nobody asks. Err does not depend on it.
+		// The timer of the term ends the connection, also if no caller uses it. Err does not need the timer.
 		stop := context.AfterFunc(c.term.Context(), func() { _ = c.Err() })
 		context.AfterFunc(life, func() { stop() })
 	}

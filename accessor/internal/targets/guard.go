@@ -15,15 +15,15 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// guard keeps a TCP connection from sending what needs a term that has ended. A request compares the
-// time when it begins, and again when it is answered. Between the two, net/http hands it from goroutine
-// to goroutine, and a process that is suspended then, or that gets no CPU, would send it much later. So
-// the connection looks once more before each write. Where a write must not be, the whole connection
-// ends, with the requests of others on it: nobody can take back a part of it. That happens only to a
-// process that was stopped in that moment.
+// guard keeps a TCP connection from sending a request whose term has ended. A request compares the time
+// when it begins, and again when its answer arrives. Between the two, net/http hands the request from
+// goroutine to goroutine. A process that is suspended then, or that gets no CPU, would send the request
+// much later. So the connection compares the time once more before each write. If a write is refused, the
+// whole connection ends, with the requests of other identities on it, because a part of a connection
+// cannot be taken back. Only a process that was stopped in that moment loses a connection.
 //
-// Its methods may be called from any goroutine, and on nil: a connection without a guard sends
-// everything.
+// The methods may be called from any goroutine. begin may be called on nil: a connection without a guard
+// sends everything.
 type guard struct {
 	mu   sync.Mutex
 	uses []*guardedUse // guarded by mu; of requests that need a term and are not written
@@ -46,7 +46,7 @@ const lateWrite = 10 * time.Second
 // ackPatience is how long the other side may take to acknowledge what it has received.
 const ackPatience = 100 * time.Millisecond
 
-// begin notes a request that needs the term. The caller calls returned after RoundTrip.
+// begin notes a request that needs the term. The caller calls hasReturned after RoundTrip.
 func (g *guard) begin(term *fence.Term) *guardedUse {
 	if g == nil || term == nil {
 		return nil

@@ -301,14 +301,13 @@ func TestWriteThatWaits(t *testing.T) {
 		result <- err
 	}()
 	g.Consistently(result).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
-	l.Release() // and nobody cancels the request
+	l.Release() // the context of the request goes on
 	received, _ := io.Copy(io.Discard, right)
 	g.Expect(<-result).To(MatchError(fence.ErrClosed))
 	g.Expect(received).To(BeNumerically("<", filled+8<<20))
 }
 
-// Whoever closes a connection, and whenever: what the other side has not acknowledged of a request that
-// needs a term is dropped.
+// Closing a connection drops what the other side has not acknowledged of a request that needs a term.
 func TestCloseDropsWhatIsNotAcknowledged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		uses  func(*guard, *fence.Fence)

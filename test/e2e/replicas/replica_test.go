@@ -35,7 +35,7 @@ const (
 	retryPeriod   = 500 * time.Millisecond
 )
 
-// options are those of a replica, which is this test binary as a process of its own.
+// options are the options of a replica. A replica is a process of this test binary.
 type options struct {
 	Name       string
 	Kubeconfig string
@@ -49,7 +49,7 @@ type options struct {
 const optionsVariable = "LATCHKEY_TEST_REPLICA"
 
 // runReplica runs a host operator that writes for all its tenants all the time, until it loses its lease
-// or is told to end.
+// or receives SIGTERM.
 func runReplica(text string) error {
 	var o options
 	if err := json.Unmarshal([]byte(text), &o); err != nil {

@@ -265,7 +265,7 @@ func expectNoOverlap(t *testing.T, prefix string) (order []string) {
 	return order
 }
 
-// proxy forwards TCP connections to the API server until it is told otherwise.
+// proxy forwards TCP connections to the API server. set cuts them, or lets their data wait.
 type proxy struct {
 	listener net.Listener
 	mu       sync.Mutex
