@@ -10,13 +10,11 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
@@ -250,41 +248,6 @@ func (c *Connection) Host() string { return c.config.Host }
 // HTTPClient returns the client for requests that end.
 func (c *Connection) HTTPClient() *http.Client { return c.httpClient }
 
-// ProbeClients send the requests of a probe.
-type ProbeClients struct {
-	Identity *http.Client
-	// Own sends requests as the credential's own user; nil unless other requests impersonate.
-	Own *http.Client
-}
-
-// ProbeClients returns clients whose requests use the connection's credential. shared carries the
-// requests of Own unless the credential brings its own transport.
-func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duration) ProbeClients {
-	clients := ProbeClients{Identity: c.httpClient}
-	if now := c.credential.Load(); now != nil { // otherwise the connection has ended, and so its client refuses
-		clients.Own = c.probeClient(now.ownRoundTripper(shared), timeout)
-	}
-	return clients
-}
-
-// ProbeClientsOf returns clients whose requests use another credential than the connection's.
-// shared carries the requests unless the credential brings its own transport.
-func (c *Connection) ProbeClientsOf(other *Credential, shared http.RoundTripper, timeout time.Duration) ProbeClients {
-	return ProbeClients{Identity: c.probeClient(other.RoundTripper(shared), timeout),
-		Own: c.probeClient(other.ownRoundTripper(shared), timeout)}
-}
-
-func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Duration) *http.Client {
-	if transport == nil {
-		return nil
-	}
-	if c.term != nil {
-		transport = c.term.RoundTripper(transport)
-	}
-	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
-		Timeout: timeout, CheckRedirect: neverRedirect}
-}
-
 // Clients returns the clients of the connection, built on first use without I/O.
 func (c *Connection) Clients() (*Clients, error) { return c.clients() }
 
@@ -372,41 +335,4 @@ func newClients(c *Connection) (*Clients, error) {
 	h := &Clients{Cached: cached, Uncached: live, Cache: bound}
 	c.builtClients.Store(h)
 	return h, nil
-}
-
-func newCluster(c *Connection) (cluster.Cluster, error) {
-	h, err := c.clients()
-	if err != nil {
-		return nil, err
-	}
-	created, err := cluster.New(c.RESTConfig(), func(o *cluster.Options) {
-		o.Scheme = c.options.Scheme
-		o.Logger = c.options.Logger
-		o.HTTPClient = c.streams
-		o.MapperProvider = func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return c.mapper, nil }
-		o.NewCache = func(*rest.Config, cache.Options) (cache.Cache, error) { return h.Cache, nil }
-		o.NewClient = func(*rest.Config, client.Options) (client.Client, error) { return h.Cached, nil }
-	})
-	if err != nil {
-		return nil, errors.Wrap(err, "creating a cluster.Cluster")
-	}
-	c.tasks.Start(func() { _ = created.Start(c.life) }) // its event recorders end with the connection
-	return &boundCluster{Cluster: created, conn: c}, nil
-}
-
-// boundCluster is a cluster.Cluster that runs as long as its connection, independent of Start.
-type boundCluster struct {
-	cluster.Cluster
-	conn *Connection
-}
-
-// Start waits until ctx or the connection ends. If the connection ends first, Start returns the
-// reason.
-func (b *boundCluster) Start(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-b.conn.life.Done():
-		return b.conn.Err()
-	}
 }

@@ -1,0 +1,41 @@
+package connection
+
+import (
+	"net/http"
+	"time"
+)
+
+// ProbeClients send the requests of a probe.
+type ProbeClients struct {
+	Identity *http.Client
+	// Own sends requests as the credential's own user; nil unless other requests impersonate.
+	Own *http.Client
+}
+
+// ProbeClients returns clients whose requests use the connection's credential. shared carries the
+// requests of Own unless the credential brings its own transport.
+func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duration) ProbeClients {
+	clients := ProbeClients{Identity: c.httpClient}
+	if now := c.credential.Load(); now != nil { // otherwise the connection has ended, and so its client refuses
+		clients.Own = c.probeClient(now.ownRoundTripper(shared), timeout)
+	}
+	return clients
+}
+
+// ProbeClientsOf returns clients whose requests use another credential than the connection's.
+// shared carries the requests unless the credential brings its own transport.
+func (c *Connection) ProbeClientsOf(other *Credential, shared http.RoundTripper, timeout time.Duration) ProbeClients {
+	return ProbeClients{Identity: c.probeClient(other.RoundTripper(shared), timeout),
+		Own: c.probeClient(other.ownRoundTripper(shared), timeout)}
+}
+
+func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Duration) *http.Client {
+	if transport == nil {
+		return nil
+	}
+	if c.term != nil {
+		transport = c.term.RoundTripper(transport)
+	}
+	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
+		Timeout: timeout, CheckRedirect: neverRedirect}
+}
