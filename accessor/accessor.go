@@ -13,6 +13,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -29,10 +30,13 @@ import (
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
-	term      *fence.Term // in which this replica may act for the extension; nil for any time
+	within    *fence.Term // in which this replica may act for the extension; nil for any time
+	term      *fence.Term // within, or the part of it that ends when the extension is given up
 	published atomic.Pointer[snapshot]
-	watches   watches.Registry // has its own lock; may be used under mu, because it never calls the accessor
-	effects   afterEffects     // has its own lock; effects are appended under mu and run without it
+	watches   watches.Registry   // has its own lock; may be used under mu, because it never calls the accessor
+	effects   afterEffects       // has its own lock; effects are appended under mu and run without it
+	tasks     workpool.TaskGroup // the goroutines of all connections
+	left      chan struct{}      // closed when the accessor was removed, and tasks has ended or was given time to
 
 	mu          sync.Mutex // guards the fields below
 	machine     lifecycle.Machine
@@ -49,9 +53,14 @@ type identityAccessor struct {
 
 func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, term: term, machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
+	a := &identityAccessor{key: key, set: set, within: term, term: term, tasks: workpool.TaskGroup{Parent: &set.tasks},
+		left: make(chan struct{}), machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
 			Metrics: set.options.Metrics}}
+	if set.options.Divided {
+		set.options.Metrics.Took()
+		a.term = term.Part()
+	}
 	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {
 		if !set.tasks.Start(drain) { // the set has ended, so no remaining effect takes long
@@ -196,7 +205,7 @@ func (a *identityAccessor) remove(reason connstate.Reason, cause error) {
 // belongsTo reports whether the accessor is that of the object in the term, and not of an earlier
 // object with the same name, or of an earlier term.
 func (a *identityAccessor) belongsTo(object client.Object, term *fence.Term) bool {
-	if a.term != term {
+	if a.within != term {
 		return false
 	}
 	last := a.lastObject()

@@ -49,7 +49,7 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 		}
 	}
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
-		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term},
+		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term, TermReason: a.set.leaseReason()},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
@@ -79,7 +79,7 @@ func (t *attempt) submit() {
 			// What failed because of that says nothing about the credential or the target. The reconciler
 			// removes the accessor.
 			if conn != nil {
-				conn.Close(&connstate.NotConnectedError{Extension: t.extension.Key, Reason: connstate.ReasonNotLeading,
+				conn.Close(&connstate.NotConnectedError{Extension: t.extension.Key, Reason: t.accessor.set.leaseReason(),
 					Since: time.Now(), Err: closed})
 			}
 			return
@@ -136,7 +136,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 	a := t.accessor
 	// the callbacks hold the ID, not the attempt, which references the first credential
 	sentAt, id := time.Now(), t.Attempt
-	conn := connection.New(a.set.life, &a.set.tasks, &a.set.connections, t.extension, t.Epoch, t.membership.Target,
+	conn := connection.New(a.set.life, &a.tasks, &a.set.connections, t.extension, t.Epoch, t.membership.Target,
 		t.credential,
 		connection.Observers{
 			Unauthorized:  func() { a.stepAsync(lifecycle.RequestUnauthorized{Attempt: id}) },

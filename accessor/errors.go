@@ -12,6 +12,9 @@ import (
 var errUnknown = errors.New("the extension is unknown here: the manager has not started, or the extension " +
 	"is not seen yet, deleted, or filtered out, or this replica is not the leader")
 
+// errNotOwned is the cause of NotOwned for an extension that this replica has not had.
+var errNotOwned = errors.New("another replica serves the extension, or is about to")
+
 // reasonOf returns the reason why resolving an extension, or obtaining a credential, failed.
 func reasonOf(err error) connstate.Reason {
 	switch {

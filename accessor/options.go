@@ -40,6 +40,7 @@ type Options struct {
 	Tracer         *tracing.Tracer // may be nil
 	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
 	Fence          *fence.Fence    // why extensions are unknown while it is closed; may be nil
+	Divided        bool            // replicas share the extensions: accessors are given up one by one
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)

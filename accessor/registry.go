@@ -19,6 +19,8 @@ type registry struct {
 	byKey   *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
 	unknown atomic.Pointer[unknownExtensions]
 	fence   *fence.Fence // nil for none
+	// notOwned has the extensions that another replica serves.
+	notOwned *xsync.Map[client.ObjectKey, struct{}]
 }
 
 // unknownExtensions is the reason why extensions are unknown, where a specific reason exists.
@@ -49,6 +51,9 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	if !ok {
 		if r.fence != nil && !r.fence.Open() {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotLeading, Err: fence.ErrClosed}
+		}
+		if _, notOwned := r.notOwned.Load(key); notOwned {
+			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotOwned, Err: errNotOwned}
 		}
 		if u := r.unknown.Load(); u != nil {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: u.reason, Err: u.cause}

@@ -1,8 +1,8 @@
 package accessor
 
 import (
-	"cmp"
 	"context"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
@@ -46,6 +46,7 @@ type Set struct {
 	shared      *Shared
 	attempts    *workpool.Share
 	tasks       workpool.TaskGroup
+	leaving     sync.Map // *identityAccessor to struct{}: given up, with goroutines that may still run
 
 	life context.Context // parent of everything; ends when Run does
 	end  context.CancelCauseFunc
@@ -62,10 +63,12 @@ func NewSet(options Options) *Set {
 		options.States = &statechanges.Hub{}
 	}
 	return &Set{
-		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](), fence: options.Fence},
-		options:  &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
+		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](),
+			notOwned: xsync.NewMap[client.ObjectKey, struct{}](), fence: options.Fence},
+		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
-			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider()},
+			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider(),
+			Fenced: options.Metrics.Fenced},
 		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
 		policy:    targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
@@ -92,6 +95,9 @@ func (s *Set) Run(ctx context.Context) error {
 // metricsSnapshot returns the values that the metrics export.
 func (s *Set) metricsSnapshot() metrics.Snapshot {
 	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
+	if s.options.Divided {
+		p.Divided, p.Owned, p.NotOwned = true, s.byKey.Size(), s.notOwned.Size()
+	}
 	s.each(func(a *identityAccessor) {
 		published := a.published.Load()
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
@@ -143,13 +149,14 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	}
 	if ok {
 		reason := connstate.ReasonDeleted // the object was deleted and created again between two reconciles
-		if found.term != term {
-			reason = connstate.ReasonNotLeading // the lease ended and began again
+		if found.within != term {
+			reason = s.leaseReason() // the lease ended and began again
 		}
 		s.Remove(key, reason)
 	}
 	a := newAccessor(s, key, term)
 	s.byKey.Store(key, a)
+	s.notOwned.Delete(key)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
 		s.byKey.Delete(key)
 		return 0
@@ -159,14 +166,22 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 
 // Remove ends the extension's connection and deletes all state of the extension.
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
-	if found, ok := s.byKey.LoadAndDelete(key); ok {
-		var cause error
-		if reason == connstate.ReasonNotLeading {
-			cause = cmp.Or(found.term.Err(), fence.ErrClosed)
-		}
-		found.remove(reason, cause)
-		s.options.States.Changed(key)
+	if found, ok := s.byKey.Load(key); ok {
+		s.remove(found, reason)
 	}
+	if reason == connstate.ReasonNotOwned {
+		s.notOwned.Store(key, struct{}{})
+	} else {
+		s.notOwned.Delete(key)
+	}
+}
+
+// leaseReason is the reason of what ends with a lease.
+func (s *Set) leaseReason() connstate.Reason {
+	if s.options.Divided {
+		return connstate.ReasonNotOwned
+	}
+	return connstate.ReasonNotLeading
 }
 
 // WakeDelay returns how long one of the given number of waiters delays its retry after the resource

@@ -29,6 +29,7 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -108,6 +109,11 @@ type Options struct {
 	// over TCP connections that client-go dials itself, are the exception. Connections end with the
 	// lease, with the reason NotLeading, and are made anew when the fence opens again.
 	Fence *fence.Fence
+	// Ownership, if set, divides the extensions among replicas, each of which connects its share; see
+	// package ownership. An extension that is another replica's is not connected (NotOwned). The
+	// reconciler then runs on every replica, whether or not the manager has a leader. Ownership excludes
+	// Fence, because it has fences of its own.
+	Ownership ownership.Engine
 	// EventRecorder, if set, records an Event on an extension when the extension connects, and when
 	// it is not connected for another reason than before. Each extension may have a burst of a few
 	// Events, and then one a minute. Use the manager's GetEventRecorder. EventRecorder must not
@@ -213,6 +219,8 @@ func (o *Options) validate() error {
 		return errors.New("Options.Client.UserAgent must be set: the logs of API servers show it for the host operator")
 	case strings.ContainsFunc(o.Client.UserAgent, unicode.IsControl):
 		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
+	case o.Ownership != nil && o.Fence != nil:
+		return errors.New("Options.Ownership and Options.Fence exclude each other: the engine has fences of its own")
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
 		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
 	case o.Cache.AccessReviewInterval < 0 || o.Cache.IdleTimeout < 0:

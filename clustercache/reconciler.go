@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"cmp"
 	"context"
 	"runtime/debug"
 	"strings"
@@ -51,6 +52,7 @@ type reconciler struct {
 	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
 	fence    *fence.Fence // nil for none
+	owner    *owner       // nil if all extensions are this replica's
 	metrics  *metrics.Cache
 	ended    func() // called when nothing runs any more
 
@@ -92,7 +94,7 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 			return err
 		}
 	}
-	// The set runs on the replica where the controller runs, and ends with it.
+	// The set runs on the replicas where the controller runs, and ends with it.
 	runnable, ok := c.(manager.LeaderElectionRunnable)
 	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || runnable.NeedLeaderElection()})
 }
@@ -110,7 +112,20 @@ func (r *reconciler) run(ctx context.Context) error {
 		running.Go(func() { r.runAlongside(ctx) })
 	}
 	defer running.Wait()
-	return r.set.Run(ctx)
+	if r.owner == nil {
+		return r.set.Run(ctx)
+	}
+	// The set ends after the engine has given up all extensions.
+	setCtx, endSet := context.WithCancel(context.WithoutCancel(ctx))
+	defer endSet()
+	var engineErr error
+	running.Go(func() {
+		defer endSet()
+		engineErr = r.owner.run(ctx)
+	})
+	err := r.set.Run(setCtx)
+	running.Wait()
+	return cmp.Or(engineErr, err)
 }
 
 // runnableLike runs on the same replicas as the controller.
@@ -200,6 +215,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.forget(req.NamespacedName, ReasonNotLeading)
 		return reconcile.Result{}, nil // the fence wakes all when it opens
 	}
+	defer r.owner.reconciling()()
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)
@@ -231,6 +247,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !wanted {
 		r.forget(req.NamespacedName, ReasonFiltered)
 		return reconcile.Result{}, err
+	}
+	if r.owner != nil {
+		owned := false
+		if term, owned = r.owner.term(object); !owned {
+			r.forget(req.NamespacedName, ReasonNotOwned)
+			return reconcile.Result{}, nil // Take wakes it
+		}
 	}
 	resolution, err := r.resolve(ctx, object)
 	for _, waiting := range r.forbidden.note(req.NamespacedName, errors.Is(err, identity.ErrOperatorForbidden)) {

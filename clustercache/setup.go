@@ -23,7 +23,9 @@ import (
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that the
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
-// manager starts, no extension is connected. All connections end when the manager ends.
+// manager starts, no extension is connected. With Options.Ownership the reconciler runs on every
+// replica, and connects the extensions that are the replica's. All connections end when the manager
+// ends.
 //
 // ctx is used only during the call. A manager takes several ClusterCaches with different
 // Options.Name. They share the TCP connections to each API server, what is known of its health and
@@ -86,6 +88,13 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 
 		firstPass: newFirstPass(),
 	}
+	if o.Ownership != nil {
+		if err := o.Ownership.Check(kind.GroupKind(), kind.Namespaced); err != nil {
+			return nil, errors.WithMessage(err, "Options.Ownership")
+		}
+		r.owner = &owner{engine: o.Ownership, reconciler: r}
+		controllerOptions.NeedLeaderElection = new(false) // each replica has its share
+	}
 	rbacWatcher, err := o.rbacWatcher(mgr, logger)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
@@ -97,7 +106,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
 		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Fence: o.Fence,
-		Wake: r.wake, Changed: hub.Changed, States: states,
+		Divided: o.Ownership != nil,
+		Wake:    r.wake, Changed: hub.Changed, States: states,
 	})
 	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,
 		scheme: r.scheme, gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}

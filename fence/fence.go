@@ -38,11 +38,32 @@ type lease struct {
 	term  *Term
 }
 
-// Term is a time without a gap in which a fence is open. Its methods may be called from any goroutine.
+// Term is a time without a gap in which a fence is open, or a part of one. Its methods may be called from
+// any goroutine.
 type Term struct {
-	fence *Fence
-	ctx   context.Context // done when the term ends; its cause wraps ErrClosed
-	end   context.CancelCauseFunc
+	fence  *Fence // nil for a part
+	parent *Term  // that this is a part of; nil for a whole term, and for a part of no term
+	over   atomic.Bool
+	ctx    context.Context // done when the term ends; its cause wraps ErrClosed
+	end    context.CancelCauseFunc
+}
+
+// Part returns a part of the term: it ends with the term, or before, when End is called. A part of a nil
+// Term ends with End only. The caller must call End.
+func (t *Term) Part() *Term {
+	parent := context.Background()
+	if t != nil {
+		parent = t.ctx
+	}
+	part := &Term{parent: t}
+	part.ctx, part.end = context.WithCancelCause(parent)
+	return part
+}
+
+// End ends a part of a term: from then on Err returns an error with this cause, which wraps ErrClosed.
+func (t *Term) End(cause string) {
+	t.end(fmt.Errorf("%s: %w", cause, ErrClosed)) // first, so that a caller of Err finds the cause
+	t.over.Store(true)
 }
 
 func newFence() *Fence { return newFenceAt(time.Now) }
@@ -203,8 +224,13 @@ func (f *Fence) closeLocked(cause error) {
 // Err returns nil while the term lasts, and then an error that wraps ErrClosed. Err compares the time
 // itself: it costs an atomic load and a reading of the clock.
 func (t *Term) Err() error {
-	if t == nil {
+	switch {
+	case t == nil:
 		return nil
+	case t.fence == nil && t.over.Load():
+		return cmp.Or(context.Cause(t.ctx), ErrClosed)
+	case t.fence == nil:
+		return t.parent.Err()
 	}
 	l := t.fence.lease.Load()
 	if l != nil && t.fence.elapsed() >= l.until {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // endsWithin is how soon after SIGTERM the manager must have exited, even if the API server does
@@ -49,35 +49,17 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// output collects the output of a program.
-type output struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // runningManager is a running "latchkey manager".
 type runningManager struct {
 	process *os.Process
-	printed *output
+	printed *testutil.Output
 	ended   chan error
 }
 
 func startManager(t *testing.T, args ...string) *runningManager {
 	t.Helper()
 	cmd := latchkey(t, append([]string{"manager", "--guarded-by-admission", "--metrics-bind-address=0"}, args...)...)
-	m := &runningManager{printed: &output{}, ended: make(chan error, 1)}
+	m := &runningManager{printed: &testutil.Output{}, ended: make(chan error, 1)}
 	cmd.Stdout, cmd.Stderr = m.printed, m.printed
 	NewWithT(t).Expect(cmd.Start()).To(Succeed())
 	m.process = cmd.Process

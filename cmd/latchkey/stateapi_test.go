@@ -28,6 +28,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 const patience = 3 * time.Minute // a safety bound: informers of client-go wait up to a minute between tries
@@ -57,14 +58,14 @@ func kubeconfigOf(t *testing.T, cp *controlplane.ControlPlane, token string) str
 type replica struct {
 	cmd     *exec.Cmd
 	address string // that the state API listens on
-	log     *output
+	log     *testutil.Output
 	ended   chan struct{}
 }
 
 // startReplica starts a manager, whose Pod would have the IP address.
 func startReplica(t *testing.T, kubeconfig, ip string) *replica {
 	t.Helper()
-	r := &replica{address: freeAddress(t), log: &output{}, ended: make(chan struct{})}
+	r := &replica{address: freeAddress(t), log: &testutil.Output{}, ended: make(chan struct{})}
 	r.cmd = latchkey(t, "manager", "--kubeconfig", kubeconfig, "--guarded-by-admission", "--metrics-bind-address=0",
 		"--health-probe-bind-address=0", "--leader-elect", "--leader-election-namespace=latchkey-system", "--state-api",
 		"--state-api-namespace=latchkey-system", "--state-api-bind-address="+r.address, "--state-api-address="+ip)

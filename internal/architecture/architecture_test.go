@@ -23,7 +23,7 @@ const module = "github.com/latchkey-dev/latchkey"
 // may import. No other package may exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
-		"healthprobe", "stateapi", "statuspage", "fence"},
+		"healthprobe", "stateapi", "statuspage", "fence", "ownership/buckets"},
 	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
 	"internal/advice":      {},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",
@@ -63,7 +63,9 @@ var mayImport = map[string][]string{
 	"clustercache": {"accessor", "credential", "scopedcache", "internal/watches", "healthprobe",
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics",
 		"internal/connstate", "internal/identity", "internal/statechanges", "internal/untrusted",
-		"internal/tracing", "fence"},
+		"internal/tracing", "fence", "ownership"},
+	"ownership":         {"fence"},
+	"ownership/buckets": {"ownership", "fence"},
 	"accessor": {
 		"credential", "accessor/internal/connection", "accessor/internal/lifecycle", "accessor/internal/targets",
 		"accessor/internal/workpool", "scopedcache", "internal/watches", "healthprobe", "internal/untrusted",

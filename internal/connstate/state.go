@@ -68,6 +68,8 @@ const (
 	// ReasonNotLeading means: this replica does not hold the lease that its requests need. Another
 	// replica may serve the extension. Handles from before end when the lease does.
 	ReasonNotLeading Reason = "NotLeading"
+	// ReasonNotOwned means: another replica serves the extension, or is about to.
+	ReasonNotOwned Reason = "NotOwned"
 	// ReasonUnreachable means: the API server does not answer.
 	ReasonUnreachable Reason = "Unreachable"
 	// ReasonProbeFailed means: the API server answers, but does not report the identity.

@@ -32,6 +32,15 @@ var (
 		"How long connects and probes waited for their turn in the pool.", append(slices.Clone(seconds), 30, 60, 300))
 	tokenRequests = counters("latchkey_token_requests_total",
 		"Finished TokenRequests, by result: Issued, ServiceAccountNotFound, TokenRequestFailed, or Unreachable.", "result")
+	fenced = counters("latchkey_fenced_requests_total",
+		"Requests of connections that did not start, or were cut, because this replica did not hold the lease, or had "+
+			"given up the extension.")
+	moves = counters("latchkey_ownership_moves_total",
+		"Extensions that this replica took from other replicas or from none, or gave up, by direction: Taken or GivenUp.",
+		"direction")
+	moveDuration = histograms("latchkey_ownership_move_duration_seconds",
+		"How long it took until the extensions of a share were connected or tried once (Taken), or until nothing acted "+
+			"for them any more (GivenUp).", append(slices.Clone(seconds), 30, 60), "direction")
 	handlerPanics = counters("latchkey_handler_panics_total",
 		"Panics of the host operator's functions: event handlers, OnError, map functions (the event is lost), "+
 			"Filter, AllowIdentity, RESTConfigMappers (the extension is refused).")
@@ -41,9 +50,9 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append([]string{"cache"}, labels...))
 }
 
-func histograms(name, help string, buckets []float64) *prometheus.HistogramVec {
+func histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets},
-		[]string{"cache"})
+		append([]string{"cache"}, labels...))
 }
 
 var (
@@ -54,6 +63,8 @@ var (
 	informers = gauge("latchkey_informers",
 		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", "state")
 	objects = gauge("latchkey_objects", "Objects in the caches.")
+	owned   = gauge("latchkey_ownership_extensions",
+		"Extensions by whether this replica serves them: true or false. Only with Options.Ownership.", "owned")
 
 	extensionConnected = gauge("latchkey_extension_connected",
 		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")
@@ -104,6 +115,7 @@ func (c *Cache) Export(snapshot func() Snapshot) (end func()) {
 		histogram.WithLabelValues(c.name)
 	}
 	handlerPanics.WithLabelValues(c.name)
+	fenced.WithLabelValues(c.name)
 	// Prometheus sees no increase from a series that begins with its first event.
 	rotations.WithLabelValues(c.name, notUsed)
 	tokenRequests.WithLabelValues(c.name, tokenRequestFailed)
@@ -138,9 +150,10 @@ func (c *Cache) count(counter *prometheus.CounterVec, labels ...string) {
 }
 
 // observe records a duration. If the span of ctx is sampled, the duration is its exemplar.
-func (c *Cache) observe(ctx context.Context, histogram *prometheus.HistogramVec, duration time.Duration) {
+func (c *Cache) observe(ctx context.Context, histogram *prometheus.HistogramVec, duration time.Duration,
+	labels ...string) {
 	c.unlessEnded(func() {
-		observer := histogram.WithLabelValues(c.name)
+		observer := histogram.WithLabelValues(append([]string{c.name}, labels...)...)
 		span := trace.SpanContextFromContext(ctx)
 		if exemplars, ok := observer.(prometheus.ExemplarObserver); ok && span.IsSampled() {
 			exemplars.ObserveWithExemplar(duration.Seconds(), prometheus.Labels{"trace_id": span.TraceID().String(),
@@ -178,6 +191,31 @@ func (c *Cache) WaitedForTurn(ctx context.Context, duration time.Duration) {
 // RequestedToken counts a finished TokenRequest, by result.
 func (c *Cache) RequestedToken(result string) { c.count(tokenRequests, result) }
 
+// Fenced counts a request that did not start, or was cut, because a term had ended.
+func (c *Cache) Fenced() { c.count(fenced) }
+
+// Directions of moves.
+const (
+	taken   = "Taken"
+	givenUp = "GivenUp"
+)
+
+// Took counts an extension that became this replica's.
+func (c *Cache) Took() { c.count(moves, taken) }
+
+// GaveUp counts an extension that this replica has given up.
+func (c *Cache) GaveUp() { c.count(moves, givenUp) }
+
+// TookShare records how long it took until the extensions of a share were served.
+func (c *Cache) TookShare(ctx context.Context, duration time.Duration) {
+	c.observe(ctx, moveDuration, duration, taken)
+}
+
+// GaveUpShare records how long it took until nothing acted for the extensions of a share any more.
+func (c *Cache) GaveUpShare(ctx context.Context, duration time.Duration) {
+	c.observe(ctx, moveDuration, duration, givenUp)
+}
+
 // HandlerPanicked counts a panic of one of the host operator's functions.
 func (c *Cache) HandlerPanicked() { c.count(handlerPanics) }
 
@@ -187,6 +225,9 @@ type Snapshot struct {
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
+	Divided     bool        // whether replicas share the extensions
+	Owned       int         // extensions of this replica, if divided
+	NotOwned    int         // extensions of other replicas, if divided
 	Extensions  []Extension // empty unless series per extension are enabled
 }
 
@@ -221,7 +262,8 @@ var all = &collector{exported: map[int]exported{}, announced: map[string]int{}}
 var counting = []interface {
 	prometheus.Collector
 	DeletePartialMatch(labels prometheus.Labels) int
-}{connects, connectDuration, rotations, probes, probeDuration, poolWait, tokenRequests, handlerPanics}
+}{connects, connectDuration, rotations, probes, probeDuration, poolWait, tokenRequests, fenced, moves, moveDuration,
+	handlerPanics}
 
 // everything lists all registered collectors.
 func everything() (collectors []prometheus.Collector) {
@@ -269,7 +311,7 @@ func (c *collector) announce(name string) (end func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, extensionConnected,
+	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, owned, extensionConnected,
 		extensionSuccess} {
 		ch <- desc
 	}
@@ -313,6 +355,9 @@ func (s *Snapshot) add(other Snapshot) {
 	}
 	s.Watches += other.Watches
 	s.Objects += other.Objects
+	s.Divided = s.Divided || other.Divided
+	s.Owned += other.Owned
+	s.NotOwned += other.NotOwned
 	s.Extensions = append(s.Extensions, other.Extensions...)
 }
 
@@ -332,6 +377,10 @@ func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 		gauge(connections, float64(n), connection.Phase, connection.Reason)
 	}
 	gauge(watches, float64(s.Watches))
+	if s.Divided {
+		gauge(owned, float64(s.Owned), "true")
+		gauge(owned, float64(s.NotOwned), "false")
+	}
 	seen := map[[2]string]bool{} // caches of one name may know extensions of one name; Prometheus accepts a series once
 	for _, e := range s.Extensions {
 		if seen[[2]string{e.Namespace, e.Name}] {

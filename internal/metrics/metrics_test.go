@@ -134,6 +134,9 @@ func TestCountersEndWithTheCache(t *testing.T) {
 		c.WaitedForTurn(t.Context(), time.Second)
 		c.RequestedToken("Issued")
 		c.HandlerPanicked()
+		c.Fenced()
+		c.Took()
+		c.TookShare(t.Context(), time.Second)
 	}
 	snapshot := func() Snapshot { return Snapshot{Connections: map[Connection]int{}} }
 	first, second, other := New("ending"), New("ending"), New("staying")
@@ -141,7 +144,7 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	defer endOther()
 	g.Expect(families("ending")).To(ConsistOf("latchkey_handler_panics_total", "latchkey_connect_duration_seconds",
 		"latchkey_probe_duration_seconds", "latchkey_pool_wait_seconds", "latchkey_watches", "latchkey_objects",
-		"latchkey_rotations_total", "latchkey_token_requests_total"),
+		"latchkey_rotations_total", "latchkey_token_requests_total", "latchkey_fenced_requests_total"),
 		"what has no other label, and what alerts are about, is there before the first event")
 	for _, c := range []*Cache{first, second, other} {
 		count(c)

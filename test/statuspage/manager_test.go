@@ -1,7 +1,6 @@
 package statuspage
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -24,6 +22,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 const (
@@ -71,24 +70,6 @@ func startControlPlane(t *testing.T) *controlplane.ControlPlane {
 	return cp
 }
 
-// output collects the output of a program.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // startManager starts "latchkey manager" and returns the host and port of its status page.
 func startManager(t *testing.T, cp *controlplane.ControlPlane, args ...string) string {
 	t.Helper()
@@ -114,7 +95,7 @@ func startManager(t *testing.T, cp *controlplane.ControlPlane, args ...string) s
 	address := listener.Addr().String()
 	g.Expect(listener.Close()).To(Succeed())
 
-	var printed output
+	var printed testutil.Output
 	cmd := exec.Command(program, append([]string{"manager", "--kubeconfig", kubeconfig, "--guarded-by-admission",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--status-address=" + address}, args...)...)
 	cmd.Stdout, cmd.Stderr = &printed, &printed

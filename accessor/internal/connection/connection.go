@@ -42,10 +42,11 @@ type Connection struct {
 	identity   connstate.Identity
 	resolution identity.Resolution // that the connection was created for
 
-	life  context.Context // ends with the connection; its cause is the *NotConnectedError
-	end   context.CancelCauseFunc
-	term  *fence.Term         // the connection ends with it; nil for none
-	tasks *workpool.TaskGroup // the tasks end with life
+	life       context.Context // ends with the connection; its cause is the *NotConnectedError
+	end        context.CancelCauseFunc
+	term       *fence.Term // the connection ends with it; nil for none
+	termReason connstate.Reason
+	tasks      *workpool.TaskGroup // the tasks end with life
 
 	config     *rest.Config // authenticates as the identity, holds no secret; callers get copies
 	httpClient *http.Client // for requests that end
@@ -77,6 +78,8 @@ type Extension struct {
 	Key  client.ObjectKey
 	UID  types.UID
 	Term *fence.Term // in which this replica may act for the extension; nil for any time
+	// TermReason is the reason of connections that end with the term.
+	TermReason connstate.Reason
 }
 
 // Observers are called from any goroutine, and must not block. All must be set.
@@ -92,7 +95,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	t *targets.Target, bound *Credential, observers Observers) *Connection {
 	life, end := context.WithCancelCause(parent)
 	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
-		end: end, tasks: tasks, term: extension.Term,
+		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason,
 		resolution: bound.resolution, observers: observers}
 	if c.term != nil {
 		// The timer of the term ends the connection, also if no caller uses it. Err does not need the timer.
@@ -157,7 +160,7 @@ func (c *Connection) Err() error {
 		if closed == nil {
 			return nil
 		}
-		c.Close(&connstate.NotConnectedError{Extension: c.key, Reason: connstate.ReasonNotLeading, Since: time.Now(),
+		c.Close(&connstate.NotConnectedError{Extension: c.key, Reason: c.termReason, Since: time.Now(),
 			Err: closed})
 	}
 	return context.Cause(c.life)

@@ -22,6 +22,9 @@ type Options struct {
 	Logger      logr.Logger
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
+	// Fenced is called for each request that did not start, or was cut, because a term had ended. It must
+	// not block.
+	Fenced func()
 }
 
 // CacheOptions are the part of clustercache.CacheOptions that a connection needs.

@@ -41,6 +41,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
+		g.conn.countIfFenced()
 		return nil, err
 	}
 	caller := req
@@ -58,11 +59,13 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	if err != nil {
 		release()
 		if ended := g.conn.Err(); ended != nil {
+			g.conn.countIfFenced()
 			return nil, g.conn.interrupted(req, ended)
 		}
 		return nil, err
 	}
 	if g.conn.term.Err() != nil {
+		g.conn.countIfFenced()
 		// The lease ended while the request was under way. Another replica may have acted since.
 		release()
 		_ = resp.Body.Close()
@@ -96,6 +99,13 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	resp.Body = bodyWithRelease(resp.Body, ended, release)
 	resp.Request = caller // not the request that carries the token
 	return resp, nil
+}
+
+// countIfFenced counts a request that failed, if a term ended it.
+func (c *Connection) countIfFenced() {
+	if c.term.Err() != nil {
+		c.options.Fenced()
+	}
 }
 
 // requestContext returns the context of a request, with the term that the request needs.

@@ -8,20 +8,35 @@ import (
 // TaskGroup counts goroutines, so that the owner can wait until they end. The zero value is ready
 // to use.
 type TaskGroup struct {
+	// Parent, if set, waits for the goroutines of this group, too. Set it before use.
+	Parent *TaskGroup
+
 	mu     sync.Mutex
 	closed bool // guarded by mu
 	group  sync.WaitGroup
 }
 
 // Start runs f in a goroutine and returns true. After Wait was called, Start returns false and does
-// not run f. f must end when its connection ends.
+// not run f; so it does after Wait of the parent. f must end when its connection ends.
 func (g *TaskGroup) Start(f func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.closed {
+	switch {
+	case g.closed:
+		return false
+	case g.Parent == nil:
 		g.group.Go(f)
+		return true
 	}
-	return !g.closed
+	g.group.Add(1)
+	started := g.Parent.Start(func() {
+		defer g.group.Done()
+		f()
+	})
+	if !started {
+		g.group.Done()
+	}
+	return started
 }
 
 // Wait returns when all goroutines have ended, or after patience, and reports whether all have

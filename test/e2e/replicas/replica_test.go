@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -27,6 +30,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership/buckets"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 const (
@@ -42,6 +47,16 @@ type options struct {
 	// LeaseHost is where the replica reaches the API server for its lease.
 	LeaseHost  string
 	Extensions []string
+	// Buckets is the number of buckets if the replicas share the extensions, 0 if one of them leads.
+	Buckets int
+	// Fleet is the name of the buckets' fleet.
+	Fleet string
+	// Lease is the duration of the buckets' Leases, 0 for leaseDuration.
+	Lease time.Duration
+	// WritePause is the pause between writes for an extension, 0 for 5 ms.
+	WritePause time.Duration
+	// ReadEvery is how often a replica reads as each tenant that it is connected for, 0 for never.
+	ReadEvery time.Duration
 	// Unfenced leaves out what is tested, to see the tests fail.
 	Unfenced bool
 }
@@ -67,35 +82,50 @@ func runReplica(text string) error {
 		return err
 	}
 	config.UserAgent = o.Name
-	lock, err := newLock(config, o)
-	if err != nil {
-		return err
-	}
-	lock, f := fence.ForLeaderElection(lock, leaseDuration)
-	mgr, err := ctrl.NewManager(config, manager.Options{
-		Metrics:        metricsserver.Options{BindAddress: "0"},
-		LeaderElection: true, LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
-		LeaseDuration: new(leaseDuration), RenewDeadline: new(renewDeadline), RetryPeriod: new(retryPeriod),
+	managerOptions := manager.Options{
+		Metrics:                 metricsserver.Options{BindAddress: "0"},
+		NewCache:                scopedcache.New, // controller-runtime's leaks the goroutines of metadata watches
 		GracefulShutdownTimeout: new(5 * time.Second),
-	})
+	}
+	cacheOptions := clustercache.Options{
+		AllowIdentity: clustercache.GuardedByAdmission,
+		Client:        clustercache.ClientOptions{UserAgent: o.Name, QPS: 10_000, Burst: 10_000},
+	}
+	managerCtx := ctx
+	if o.Buckets > 0 {
+		leases := rest.CopyConfig(config)
+		if o.LeaseHost != "" {
+			leases.Host = o.LeaseHost
+		}
+		engine, err := buckets.New(leases, buckets.Options{Namespace: "default", Name: o.Fleet, Identity: o.Name,
+			Buckets: o.Buckets, LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+		if err != nil {
+			return err
+		}
+		managerCtx = engine.HandOver(ctx)
+		cacheOptions.Ownership, cacheOptions.WatchFilterValue = engine, o.Fleet
+	} else if err := elect(config, o, &managerOptions, &cacheOptions); err != nil {
+		return err
+	}
+	mgr, err := ctrl.NewManager(config, managerOptions)
 	if err != nil {
 		return err
 	}
-	if o.Unfenced {
-		f = nil
-	}
-	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
-		AllowIdentity: clustercache.GuardedByAdmission, Fence: f,
-		Client: clustercache.ClientOptions{UserAgent: o.Name, QPS: 10_000, Burst: 10_000},
-	}, controller.Options{})
+	cc, err := clustercache.SetupWithManager(ctx, mgr, cacheOptions, controller.Options{})
 	if err != nil {
 		return err
 	}
-	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+	if err := mgr.Add(everywhere(func(ctx context.Context) error {
+		report(ctx, cc, o.ReadEvery)
+		return nil
+	})); err != nil {
+		return err
+	}
+	if err := mgr.Add(everywhere(func(ctx context.Context) error {
 		var writing sync.WaitGroup
 		for _, extension := range o.Extensions {
 			for range 2 {
-				writing.Go(func() { write(ctx, cc, client.ObjectKey{Name: extension}) })
+				writing.Go(func() { write(ctx, cc, client.ObjectKey{Name: extension}, cmp.Or(o.WritePause, 5*time.Millisecond)) })
 			}
 		}
 		writing.Wait()
@@ -103,7 +133,91 @@ func runReplica(text string) error {
 	})); err != nil {
 		return err
 	}
-	return mgr.Start(ctx)
+	if err := mgr.Start(managerCtx); err != nil {
+		return err
+	}
+	for range 10 { // a TCP connection with a stream that was cancelled is not idle at once
+		utilnet.CloseIdleConnectionsFor(mgr.GetHTTPClient().Transport)
+		if err = goleak.Find(); err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// everywhere is a runnable that does not wait until its replica leads.
+type everywhere func(context.Context) error
+
+func (e everywhere) Start(ctx context.Context) error { return e(ctx) }
+func (everywhere) NeedLeaderElection() bool          { return false }
+
+// elect sets up a leader election, and its fence.
+func elect(config *rest.Config, o options, m *manager.Options, c *clustercache.Options) error {
+	lock, err := newLock(config, o)
+	if err != nil {
+		return err
+	}
+	m.LeaderElectionResourceLockInterface, c.Fence = fence.ForLeaderElection(lock, leaseDuration)
+	m.LeaderElection, m.LeaderElectionReleaseOnCancel = true, true
+	m.LeaseDuration, m.RenewDeadline, m.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
+	if o.Unfenced {
+		c.Fence = nil
+	}
+	return nil
+}
+
+// change is a line of a replica's report: an extension connected there, or is not connected any more.
+type change struct {
+	At        time.Time
+	Extension string
+	Connected bool
+}
+
+// report writes each change to the standard output, and reads as each connected tenant now and then.
+func report(ctx context.Context, cc clustercache.ClusterCache, readEvery time.Duration) {
+	var mu sync.Mutex
+	connected := map[string]bool{}
+	var running sync.WaitGroup
+	defer running.Wait()
+	if readEvery > 0 {
+		running.Go(func() { readAll(ctx, cc, readEvery) })
+	}
+	out := json.NewEncoder(os.Stdout)
+	cc.SubscribeStates(ctx, func(keys []client.ObjectKey) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, key := range keys {
+			state, _ := cc.GetConnectionState(ctx, key)
+			if is := state.Phase == clustercache.PhaseConnected; is != connected[key.Name] {
+				connected[key.Name] = is
+				_ = out.Encode(change{time.Now(), key.Name, is})
+			}
+		}
+	})
+}
+
+// readAll reads as each connected tenant, again and again, spread over the interval.
+func readAll(ctx context.Context, cc clustercache.ClusterCache, interval time.Duration) {
+	for ctx.Err() == nil {
+		states := cc.ListConnectionStates(ctx)
+		pause := interval / time.Duration(max(1, len(states)))
+		for _, state := range states {
+			if c, err := cc.GetUncachedClient(ctx, state.Extension); err == nil {
+				_ = c.Get(ctx, client.ObjectKey{Namespace: "default", Name: state.Extension.Name}, &corev1.ConfigMap{})
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+		}
+		if len(states) == 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(interval / 10):
+			}
+		}
+	}
 }
 
 // newLock returns the lock of all replicas, as controller-runtime makes it.
@@ -127,7 +241,7 @@ func newLock(config *rest.Config, o options) (resourcelock.Interface, error) {
 
 // write writes as the tenant, again and again, and leaves the API server some room. Nothing in it cares
 // for leases.
-func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey) {
+func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey, pause time.Duration) {
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: extension.Name}}
 	for n := 0; ctx.Err() == nil; n++ {
 		c, err := cc.GetUncachedClient(ctx, extension)
@@ -138,7 +252,7 @@ func write(ctx context.Context, cc clustercache.ClusterCache, extension client.O
 		_ = err // such as NotLeading
 		select {
 		case <-ctx.Done():
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,11 +25,16 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 var (
-	unfenced = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
-	rounds   = flag.Int("rounds", 3, "how often a leader is suspended")
+	unfenced  = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
+	logs      = flag.Bool("logs", false, "show the logs of the replicas also if the test passes")
+	rounds    = flag.Int("rounds", 3, "how often a leader is suspended")
+	sequences = flag.Int("sequences", 4, "how many random sequences of faults")
+	seed      = flag.Uint64("seed", 1, "seed of the first random sequence of faults")
+	size      = flag.Int("extensions", 300, "how many extensions replicas share")
 )
 
 const busyVariable = "LATCHKEY_TEST_BUSY"
@@ -115,25 +121,9 @@ rules: [{apiGroups: [""], resources: [configmaps], verbs: [get, patch]}]
 type replica struct {
 	name  string
 	cmd   *exec.Cmd
-	log   *output
-	ended chan struct{} // closed when the process has ended
-}
-
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
+	log   *testutil.Output
+	out   *testutil.Output // its report
+	ended chan struct{}    // closed when the process has ended
 }
 
 // startReplica starts a replica, whose name no other process of the test has.
@@ -145,9 +135,10 @@ func startReplica(t *testing.T, o options) *replica {
 	g.Expect(err).NotTo(HaveOccurred())
 	program, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
-	r := &replica{name: o.Name, cmd: exec.Command(program), log: &output{}, ended: make(chan struct{})}
+	r := &replica{name: o.Name, cmd: exec.Command(program), log: &testutil.Output{}, out: &testutil.Output{},
+		ended: make(chan struct{})}
 	r.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
-	r.cmd.Stdout, r.cmd.Stderr = r.log, r.log
+	r.cmd.Stdout, r.cmd.Stderr = r.out, r.log
 	g.Expect(r.cmd.Start()).To(Succeed())
 	go func() {
 		defer close(r.ended)
@@ -156,7 +147,7 @@ func startReplica(t *testing.T, o options) *replica {
 	t.Cleanup(func() {
 		r.signal(syscall.SIGKILL)
 		<-r.ended
-		if t.Failed() {
+		if t.Failed() || *logs {
 			t.Logf("%s logged:\n%s", r.name, r.log)
 		}
 	})
@@ -171,9 +162,11 @@ func (r *replica) requests() int {
 	defer audit.mu.Unlock()
 	audit.readLocked()
 	n := 0
-	for _, request := range audit.requests {
-		if request.replica == r.name {
-			n++
+	for _, requests := range audit.requests {
+		for _, request := range requests {
+			if request.replica == r.name {
+				n++
+			}
 		}
 	}
 	return n
@@ -194,24 +187,42 @@ type tenantRequest struct {
 	uri                string
 }
 
+// leaseWrite is a write to the Lease of a bucket that the API server has carried out.
+type leaseWrite struct {
+	replica string
+	bucket  int
+	at      time.Time // of the answer
+}
+
 // auditReader reads the audit log as it grows. Its methods may be called from any goroutine.
 type auditReader struct {
 	mu       sync.Mutex
-	offset   int64           // guarded by mu; of the first line that was not read
-	requests []tenantRequest // guarded by mu
+	offset   int64                      // guarded by mu; of the first line that was not read
+	requests map[string][]tenantRequest // guarded by mu; by the prefix of the extension's name
+	leases   map[string][]leaseWrite    // guarded by mu; by fleet
 }
 
-var audit auditReader
+var audit = auditReader{requests: map[string][]tenantRequest{}, leases: map[string][]leaseWrite{}}
 
-// tenantRequests returns the requests of all replicas as tenants, by the time at which the API server
-// received them.
-func tenantRequests() []tenantRequest {
+// tenantRequests returns the requests of all replicas as the tenants whose names begin with prefix and a
+// dash, by the time at which the API server received them.
+func tenantRequests(prefix string) []tenantRequest {
 	audit.mu.Lock()
 	defer audit.mu.Unlock()
 	audit.readLocked()
-	requests := slices.Clone(audit.requests)
+	requests := slices.Clone(audit.requests[prefix])
 	slices.SortStableFunc(requests, func(x, y tenantRequest) int { return x.at.Compare(y.at) })
 	return requests
+}
+
+// leaseWrites returns the writes to the Leases of a fleet's buckets, by the time of the answer.
+func leaseWrites(fleet string) []leaseWrite {
+	audit.mu.Lock()
+	defer audit.mu.Unlock()
+	audit.readLocked()
+	writes := slices.Clone(audit.leases[fleet])
+	slices.SortStableFunc(writes, func(x, y leaseWrite) int { return x.at.Compare(y.at) })
+	return writes
 }
 
 func (a *auditReader) readLocked() {
@@ -229,17 +240,35 @@ func (a *auditReader) readLocked() {
 			return // also a line that the API server has not finished
 		}
 		a.offset += int64(len(line))
-		if !bytes.Contains(line, []byte(" extension/")) || !bytes.Contains(line, []byte(`"stage":"RequestReceived"`)) {
+		ofTenant := bytes.Contains(line, []byte(" extension/")) && bytes.Contains(line, []byte(`"stage":"RequestReceived"`))
+		ofLease := bytes.Contains(line, []byte("-bucket-")) && bytes.Contains(line, []byte(`"stage":"ResponseComplete"`))
+		if !ofTenant && !ofLease {
 			continue
 		}
 		var event auditv1.Event
 		if json.Unmarshal(line, &event) != nil {
 			continue
 		}
-		if replica, extension, ok := strings.Cut(event.UserAgent, " extension/"); ok {
-			a.requests = append(a.requests, tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
-				event.Verb + " " + event.RequestURI})
+		if ofLease {
+			a.leaseLocked(&event)
+			continue
 		}
+		replica, extension, _ := strings.Cut(event.UserAgent, " extension/")
+		prefix := extension[:max(0, strings.LastIndex(extension, "-"))]
+		a.requests[prefix] = append(a.requests[prefix], tenantRequest{replica, extension,
+			event.RequestReceivedTimestamp.Time, event.Verb + " " + event.RequestURI})
+	}
+}
+
+func (a *auditReader) leaseLocked(event *auditv1.Event) {
+	if event.Verb != "update" && event.Verb != "create" || event.ObjectRef == nil || event.ResponseStatus == nil ||
+		event.ResponseStatus.Code >= 300 {
+		return
+	}
+	name := event.ObjectRef.Name
+	fleet, number, ok := strings.Cut(name, "-bucket-")
+	if bucket, err := strconv.Atoi(number); ok && err == nil {
+		a.leases[fleet] = append(a.leases[fleet], leaseWrite{event.UserAgent, bucket, event.StageTimestamp.Time})
 	}
 }
 
@@ -248,11 +277,9 @@ func (a *auditReader) readLocked() {
 func expectNoOverlap(t *testing.T, prefix string) (order []string) {
 	t.Helper()
 	var last tenantRequest
-	for _, request := range tenantRequests() {
-		if !strings.HasPrefix(request.extension, prefix+"-") || request.replica == last.replica {
-			if request.replica == last.replica {
-				last = request
-			}
+	for _, request := range tenantRequests(prefix) {
+		if request.replica == last.replica {
+			last = request
 			continue
 		}
 		if slices.Contains(order, request.replica) {
@@ -263,6 +290,30 @@ func expectNoOverlap(t *testing.T, prefix string) (order []string) {
 		last = request
 	}
 	return order
+}
+
+// expectNoInterleaving checks for each extension that the requests of each replica are in one piece, until
+// the extension comes back to the replica: that a replica which has sent a request after another one does
+// not follow a request of its own that was sent before it gave the extension up cannot be seen, so each
+// return needs a connect.
+func expectNoInterleaving(t *testing.T, prefix string) {
+	t.Helper()
+	last := map[string]tenantRequest{}
+	returns := 0
+	for _, request := range tenantRequests(prefix) {
+		before, known := last[request.extension]
+		last[request.extension] = request
+		if !known || before.replica == request.replica {
+			continue
+		}
+		returns++
+		if !strings.Contains(request.uri, "selfsubjectreviews") {
+			t.Errorf("%s sent %s for %s at %s, %s after %s had sent %s, and had not connected anew", request.replica,
+				request.uri, request.extension, request.at.Format(time.StampMicro), request.at.Sub(before.at), before.replica,
+				before.uri)
+		}
+	}
+	t.Logf("%d moves", returns)
 }
 
 // proxy forwards TCP connections to the API server. set cuts them, or lets their data wait.
@@ -357,5 +408,3 @@ func (p *proxy) set(cut, flows bool) {
 		p.conns = nil
 	}
 }
-
-var _ io.Writer = (*output)(nil)

@@ -1,0 +1,124 @@
+package accessor
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	"github.com/puzpuzpuz/xsync/v4"
+	"golang.org/x/sync/errgroup"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+)
+
+// givenUpAtOnce is how many extensions are given up at the same time.
+const givenUpAtOnce = 32
+
+// settleInterval is how often Settled looks.
+const settleInterval = 20 * time.Millisecond
+
+// remove ends an accessor, if it still is that of its extension.
+func (s *Set) remove(a *identityAccessor, reason connstate.Reason) {
+	removed := false
+	s.byKey.Compute(a.key, func(current *identityAccessor, _ bool) (*identityAccessor, xsync.ComputeOp) {
+		if removed = current == a; removed {
+			if reason == connstate.ReasonNotOwned {
+				s.leaving.Store(a, struct{}{}) // before it is gone, so that GiveUp sees it here or there
+			}
+			return nil, xsync.DeleteOp
+		}
+		return current, xsync.CancelOp
+	})
+	if !removed {
+		return
+	}
+	var cause error
+	switch reason {
+	case connstate.ReasonNotLeading:
+		cause = cmp.Or(a.term.Err(), fence.ErrClosed)
+	case connstate.ReasonNotOwned:
+		s.options.Metrics.GaveUp()
+		a.term.End("this replica has given up the extension")
+		cause = a.term.Err()
+	}
+	a.remove(reason, cause)
+	s.options.States.Changed(a.key)
+	if reason == connstate.ReasonNotOwned {
+		left := func() {
+			if !a.tasks.Wait(handlerPatience) {
+				s.options.Logger.Info("Gave up an extension while event handlers of other controllers are still running",
+					"extension", connstate.KeyString(a.key), "waited", handlerPatience)
+			}
+			s.leaving.Delete(a)
+			close(a.left)
+		}
+		if !s.tasks.Start(left) { // the set has ended, and has waited already
+			left()
+		}
+	}
+}
+
+// GiveUp ends the connections of the extensions that share selects, and returns when nothing of them runs
+// any more, or is given no more time. The caller has seen to it that no Reconcile of them begins or goes
+// on. GiveUp may be called from any goroutine.
+func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error {
+	var ending errgroup.Group
+	ending.SetLimit(givenUpAtOnce)
+	s.each(func(a *identityAccessor) {
+		if object := a.lastObject(); object != nil && share(object) {
+			ending.Go(func() error {
+				s.remove(a, connstate.ReasonNotOwned)
+				s.notOwned.Store(a.key, struct{}{})
+				return nil
+			})
+		}
+	})
+	_ = ending.Wait()
+	var err error
+	s.leaving.Range(func(key, _ any) bool {
+		a := key.(*identityAccessor)
+		if object := a.lastObject(); object == nil || !share(object) {
+			return true
+		}
+		select {
+		case <-a.left:
+		case <-ctx.Done():
+			err = errors.Wrapf(context.Cause(ctx), "giving up %s", connstate.KeyString(a.key))
+		}
+		return err == nil
+	})
+	return err
+}
+
+// Settled returns when each of the extensions is connected, or has been tried once, or is not known any
+// more. An extension that is not known yet counts as known if wanted reports true.
+func (s *Set) Settled(ctx context.Context, extensions []client.ObjectKey, wanted func(client.ObjectKey) bool) error {
+	tick := time.NewTicker(settleInterval)
+	defer tick.Stop()
+	for {
+		for len(extensions) > 0 && s.settled(extensions[0], wanted) {
+			extensions = extensions[1:]
+		}
+		if len(extensions) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Set) settled(key client.ObjectKey, wanted func(client.ObjectKey) bool) bool {
+	a, ok := s.byKey.Load(key)
+	if !ok {
+		return !wanted(key)
+	}
+	published := a.published.Load()
+	return published.phase == connstate.PhaseConnected ||
+		published.phase == connstate.PhaseDisconnected && published.reason != connstate.ReasonNotStarted
+}

@@ -1,0 +1,113 @@
+package clustercache
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/objectlist"
+	"github.com/latchkey-dev/latchkey/ownership"
+)
+
+var _ ownership.Replica = (*owner)(nil)
+
+// owner asks the engine which extensions are this replica's, and does what the engine decides.
+type owner struct {
+	engine     ownership.Engine
+	reconciler *reconciler
+	// deciding is locked for reading while a Reconcile acts on what the engine said, and for a moment
+	// when the engine says something else: after that, nothing acts on what it said before.
+	deciding sync.RWMutex
+}
+
+// reconciling begins a Reconcile, and returns the function that ends it.
+func (o *owner) reconciling() (end func()) {
+	if o == nil {
+		return func() {}
+	}
+	o.deciding.RLock()
+	return o.deciding.RUnlock
+}
+
+// awaitReconciles returns when no Reconcile acts any more on what the engine said before.
+func (o *owner) awaitReconciles() {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+}
+
+// term returns the term in which this replica may act for the extension, nil for any time, or false if the
+// extension is not this replica's.
+func (o *owner) term(extension client.Object) (term *fence.Term, owned bool) {
+	f, owned := o.engine.Owns(extension)
+	if !owned || f == nil {
+		return nil, owned
+	}
+	term = f.Term()
+	return term, term != nil
+}
+
+// run runs the engine until it has given up everything.
+func (o *owner) run(ctx context.Context) error {
+	return o.engine.Run(ctx, o)
+}
+
+// Take implements ownership.Replica.
+func (o *owner) Take(ctx context.Context, share ownership.Share) error {
+	start := time.Now()
+	r := o.reconciler
+	extensions, err := o.extensions(ctx, share)
+	if err != nil {
+		return err // the next event of each extension reconciles it
+	}
+	for _, key := range extensions {
+		r.wake(key)
+	}
+	err = r.set.Settled(ctx, extensions, func(key client.ObjectKey) bool { return o.isWanted(ctx, key, share) })
+	r.metrics.TookShare(ctx, time.Since(start))
+	return err
+}
+
+// isWanted reports whether the extension still is to be connected.
+func (o *owner) isWanted(ctx context.Context, key client.ObjectKey, share ownership.Share) bool {
+	object := o.reconciler.object.DeepCopyObject().(client.Object)
+	if o.reconciler.objects.Get(ctx, key, object) != nil || !share(object) {
+		return false
+	}
+	wanted, _ := o.reconciler.isWanted(object)
+	return wanted
+}
+
+// GiveUp implements ownership.Replica.
+func (o *owner) GiveUp(ctx context.Context, share ownership.Share) error {
+	start := time.Now()
+	o.awaitReconciles()
+	err := o.reconciler.set.GiveUp(ctx, share)
+	o.reconciler.metrics.GaveUpShare(ctx, time.Since(start))
+	ctrl.LoggerFrom(ctx).V(1).Info("Gave up extensions", "took", time.Since(start))
+	return err
+}
+
+// extensions returns the keys of the extensions in share that the cache has.
+func (o *owner) extensions(ctx context.Context, share ownership.Share) (keys []client.ObjectKey, err error) {
+	r := o.reconciler
+	list, err := objectlist.New(r.object, r.scheme)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.objects.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	err = meta.EachListItem(list, func(item runtime.Object) error {
+		if object := item.(client.Object); r.labelled(object) && share(object) {
+			keys = append(keys, client.ObjectKeyFromObject(object))
+		}
+		return nil
+	})
+	return keys, err
+}

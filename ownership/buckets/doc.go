@@ -1,0 +1,30 @@
+// Package buckets is an engine of package ownership that divides the extensions by their UIDs.
+//
+// # Setup
+//
+//	engine, err := buckets.New(config, buckets.Options{Namespace: "my-namespace", Name: "my-operator"})
+//	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{Ownership: engine}, controller.Options{})
+//	err = mgr.Start(engine.HandOver(ctx))
+//
+// The host operator needs get, list, watch, create, update and delete on leases in that namespace.
+//
+// # Usage
+//
+// The fleet is divided into buckets. Each bucket has a Lease, which a replica holds by client-go's leader
+// election, and a fence (package fence). Which replica is to hold which bucket follows from the replicas
+// that are alive, by rendezvous hashing with a bound: all have about the same number, and one that joins
+// or ends moves no more than its part. A bucket moves when its replica has given it up: at most two at a
+// time for each replica, and the next ones when the extensions of the former are connected again.
+//
+// Buckets are ranges of the hash that Kubernetes' sharded list and watch (KEP-5866) uses.
+//
+// # Considerations
+//
+//   - Each bucket costs a write to the API server in each RetryPeriod, whatever the number of replicas:
+//     64 buckets and 15 s are 30 writes a second.
+//   - Each replica's cache has the objects of all extensions. Their connections, informers and what those
+//     read are only its share.
+//   - The number of buckets cannot be changed while a replica runs.
+//   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
+//   - ForOrdinal needs no Leases, and has no fences: the StatefulSet's promise takes their place.
+package buckets

@@ -1,0 +1,217 @@
+package buckets
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pkg/errors"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership"
+)
+
+const (
+	// takePatience is how long a replica says of a bucket that it does not serve it yet.
+	takePatience = 30 * time.Second
+	// servePatience is how long a replica that hands over buckets waits until the next one serves a
+	// bucket that it has taken.
+	servePatience = 10 * time.Second
+	// giveUpPatience bounds giving up.
+	giveUpPatience = 10 * time.Second
+)
+
+// serve holds a bucket whenever this replica is to have it, until ctx is done.
+func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
+	mayTake := func(p *plan) bool {
+		return p.owners[b] == e.options.Identity && (p.holders[b] == "" || p.holders[b] == e.options.Identity)
+	}
+	for e.await(ctx, nil, func(p *plan) bool { return !e.isLeaving() && mayTake(p) }) {
+		if !e.hold(ctx, replica, b) {
+			select { // another replica was faster, or the API server did not answer
+			case <-ctx.Done():
+			case <-time.After(e.options.RetryPeriod):
+			}
+		}
+	}
+}
+
+// hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx is
+// done. It returns false if it could not take the bucket.
+func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int) bool {
+	lock, f := fence.ForLeaderElection(e.lock(b), e.options.LeaseDuration)
+	begun := make(chan struct{})
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, LeaseDuration: e.options.LeaseDuration, RenewDeadline: e.options.RenewDeadline,
+		RetryPeriod: e.options.RetryPeriod, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil { // Options were checked
+		ctrl.LoggerFrom(ctx).Error(err, "The options of the leader election are wrong")
+		return false
+	}
+	election, release := context.WithCancel(ctrl.LoggerInto(context.WithoutCancel(ctx), ctrl.LoggerFrom(ctx).V(2)))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		elector.Run(election)
+	}()
+	defer func() {
+		release()
+		<-ended
+	}()
+	timeout := time.NewTimer(e.options.RenewDeadline)
+	defer timeout.Stop()
+	select {
+	case <-begun:
+	case <-timeout.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+	term := f.Term()
+	if term == nil {
+		return false
+	}
+	taken := e.take(ctx, replica, b, f)
+	handsOver := e.holdUntil(ctx, b, term, ended)
+	taken()
+	e.giveUp(ctx, replica, b)
+	release()
+	<-ended
+	if handsOver {
+		e.awaitSuccessor(ctx, b)
+		<-e.moving
+	}
+	return true
+}
+
+// take connects the extensions of a bucket. The function that it returns ends that.
+func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *fence.Fence) (end func()) {
+	start := time.Now()
+	e.buckets[b].fence.Store(f)
+	ctrl.LoggerFrom(ctx).V(1).Info("Took a bucket", "bucket", b)
+	ctx, cancel := context.WithTimeout(ctx, takePatience)
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		if err := replica.Take(ctx, e.share(b)); err != nil && !errors.Is(err, context.Canceled) {
+			ctrl.LoggerFrom(ctx).Info("Not all extensions of a bucket could be tried yet", "bucket", b, "error", err.Error())
+		}
+		e.buckets[b].serves.Store(true)
+		e.refreshMember()
+		ctrl.LoggerFrom(ctx).Info("Serves a bucket", "bucket", b, "took", time.Since(start))
+	}()
+	return func() {
+		cancel()
+		<-taken
+	}
+}
+
+// holdUntil returns true when the bucket is to be another replica's and its turn has come, and false when
+// ctx is done, or the lease is lost.
+func (e *Engine) holdUntil(ctx context.Context, b int, term *fence.Term, ended <-chan struct{}) (handsOver bool) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(term.Context(), func() { cancel(context.Cause(term.Context())) })()
+	for {
+		if !e.await(ctx, ended, func(p *plan) bool { return e.isLeaving() || p.owners[b] != e.options.Identity }) {
+			return false
+		}
+		select {
+		case e.moving <- struct{}{}:
+		case <-ended:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+		if e.isLeaving() || e.ownerOf(b) != e.options.Identity {
+			return true
+		}
+		<-e.moving // the bucket came back while it waited for its turn
+	}
+}
+
+func (e *Engine) ownerOf(b int) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.plan.owners[b]
+}
+
+// giveUp ends what this replica does for the extensions of a bucket.
+func (e *Engine) giveUp(ctx context.Context, replica ownership.Replica, b int) {
+	start := time.Now()
+	e.buckets[b].fence.Store(nil)
+	e.buckets[b].serves.Store(false)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpPatience)
+	defer cancel()
+	if err := replica.GiveUp(ctx, e.share(b)); err != nil {
+		ctrl.LoggerFrom(ctx).Info("A bucket is given up while something still runs for it", "bucket", b, "error", err.Error())
+	}
+	ctrl.LoggerFrom(ctx).Info("Gave up a bucket", "bucket", b, "took", time.Since(start))
+	e.broadcast()
+}
+
+// awaitSuccessor waits until another replica serves a bucket that this one has handed over.
+func (e *Engine) awaitSuccessor(ctx context.Context, b int) {
+	self := e.options.Identity
+	taken := func(p *plan) bool { return p.holders[b] != "" && p.holders[b] != self }
+	over := func(p *plan) bool { return p.owners[b] == self || p.owners[b] == "" }
+	if !e.await(ctx, nil, func(p *plan) bool { return taken(p) || over(p) }) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, servePatience)
+	defer cancel()
+	e.await(ctx, nil, func(p *plan) bool {
+		return over(p) || !taken(p) || slices.Contains(p.serving[p.holders[b]], b)
+	})
+}
+
+// lock returns the lock of a bucket.
+func (e *Engine) lock(b int) resourcelock.Interface {
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.bucketLease(b)},
+		Client:     expiringLeases{e.leases, &e.observed},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Identity},
+		Labels:     map[string]string{FleetLabel: e.options.Name, RoleLabel: roleBucket},
+	}
+}
+
+// expiringLeases returns a Lease that has expired as free. A LeaderElector counts from when it first saw a
+// Lease; this replica has observed all of them from the beginning, so it need not wait again.
+type expiringLeases struct {
+	coordinationclient.LeasesGetter
+	observed *observed
+}
+
+// Leases implements coordinationclient.LeasesGetter.
+func (l expiringLeases) Leases(namespace string) coordinationclient.LeaseInterface {
+	return expiringLease{l.LeasesGetter.Leases(namespace), l.observed}
+}
+
+type expiringLease struct {
+	coordinationclient.LeaseInterface
+	observed *observed
+}
+
+// Get implements coordinationclient.LeaseInterface. A version that has expired is free: the write that
+// takes it fails if another version has followed.
+func (l expiringLease) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
+	lease, err := l.LeaseInterface.Get(ctx, name, options)
+	if err != nil {
+		return nil, err
+	}
+	seen := l.observed.get(name)
+	if seen.lease != nil && seen.lease.ResourceVersion == lease.ResourceVersion && seen.holder(l.observed.now()) == "" {
+		lease.Spec.HolderIdentity = new("")
+	}
+	return lease, nil
+}

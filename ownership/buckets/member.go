@@ -1,0 +1,179 @@
+package buckets
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// forgetAfter is after how many durations of a lease that has expired the Lease of a member is deleted.
+const forgetAfter = 10
+
+// joinFleet creates the Lease of the fleet, or compares it. It tries again until the API server answers,
+// or ctx is done.
+func (e *Engine) joinFleet(ctx context.Context) error {
+	leases := e.leases.Leases(e.options.Namespace)
+	wanted := map[string]string{BucketsAnnotation: strconv.Itoa(len(e.buckets)), KindAnnotation: e.kind.String()}
+	for {
+		fleet, err := leases.Get(ctx, e.options.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.Name,
+				Labels:      map[string]string{FleetLabel: e.options.Name, RoleLabel: roleFleet},
+				Annotations: wanted}}, metav1.CreateOptions{})
+		}
+		if err == nil {
+			return e.compareFleet(fleet, wanted)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		ctrl.LoggerFrom(ctx).Info("Cannot read the Lease of the fleet yet", "lease", e.options.Name, "error", err.Error())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(e.options.RetryPeriod):
+		}
+	}
+}
+
+// compareFleet returns an error if replicas of this fleet divide it in another way.
+func (e *Engine) compareFleet(fleet *coordinationv1.Lease, wanted map[string]string) error {
+	if fleet.Labels[RoleLabel] != roleFleet {
+		return errors.Errorf("Lease %s/%s is not that of a fleet: choose another Options.Name",
+			fleet.Namespace, fleet.Name)
+	}
+	for key, value := range wanted {
+		if is := fleet.Annotations[key]; is != value {
+			return errors.Errorf("fleet %s/%s has %s %q, and this replica has %q: two ways to divide a fleet would let two "+
+				"replicas serve one extension. To change it, stop all replicas, and delete Lease %s/%s",
+				fleet.Namespace, fleet.Name, key, is, value, fleet.Namespace, fleet.Name)
+		}
+	}
+	return nil
+}
+
+// announce keeps this replica's own Lease, by which the others know of it. The function that it returns
+// ends that, and deletes the Lease.
+func (e *Engine) announce(ctx context.Context, running *sync.WaitGroup) (stop func()) {
+	renewing, end := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	e.writeMember(ctx)
+	running.Go(func() {
+		defer close(ended)
+		tick := time.NewTicker(e.options.RetryPeriod)
+		defer tick.Stop()
+		for {
+			select {
+			case <-renewing.Done():
+				return
+			case <-tick.C:
+				e.forgetMembers(renewing)
+			case <-e.refresh:
+			}
+			e.writeMember(renewing)
+		}
+	})
+	return func() {
+		end()
+		<-ended
+		err := e.leases.Leases(e.options.Namespace).Delete(ctx, e.options.memberLease(), metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			ctrl.LoggerFrom(ctx).Info("The Lease of this replica stays until it expires", "error", err.Error())
+		}
+	}
+}
+
+// refreshMember makes this replica's own Lease be written soon.
+func (e *Engine) refreshMember() {
+	select {
+	case e.refresh <- struct{}{}:
+	default:
+	}
+}
+
+// writeMember writes this replica's own Lease. A failure is repaired by the next one.
+func (e *Engine) writeMember(ctx context.Context) {
+	var serves []string
+	for b := range e.buckets {
+		if e.buckets[b].serves.Load() {
+			serves = append(serves, strconv.Itoa(b))
+		}
+	}
+	holder := e.options.Identity
+	if e.isLeaving() {
+		holder = ""
+	}
+	now := metav1.NowMicro()
+	wanted := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: e.options.memberLease(),
+			Labels:      map[string]string{FleetLabel: e.options.Name, RoleLabel: roleMember},
+			Annotations: map[string]string{ServesAnnotation: strings.Join(serves, ",")}},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &now,
+			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second))},
+	}
+	if err := e.storeMember(ctx, wanted); err != nil && ctx.Err() == nil {
+		ctrl.LoggerFrom(ctx).Info("Cannot renew the Lease of this replica", "error", err.Error())
+	}
+}
+
+// storeMember creates or updates this replica's own Lease, which no other replica writes.
+func (e *Engine) storeMember(ctx context.Context, wanted *coordinationv1.Lease) error {
+	leases := e.leases.Leases(e.options.Namespace)
+	if wanted.ResourceVersion = e.memberVersion; wanted.ResourceVersion == "" {
+		last, err := leases.Get(ctx, wanted.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		if err == nil {
+			wanted.ResourceVersion = last.ResourceVersion
+		}
+	}
+	var stored *coordinationv1.Lease
+	var err error
+	if wanted.ResourceVersion == "" {
+		stored, err = leases.Create(ctx, wanted, metav1.CreateOptions{})
+	} else {
+		stored, err = leases.Update(ctx, wanted, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		e.memberVersion = "" // what is stored is not known
+		return err
+	}
+	e.memberVersion = stored.ResourceVersion
+	return nil
+}
+
+// forgetMembers deletes the Leases of members that ended long ago.
+func (e *Engine) forgetMembers(ctx context.Context) {
+	for _, lease := range e.observed.expiredMembers(e.observed.now(), forgetAfter*e.options.LeaseDuration) {
+		err := e.leases.Leases(lease.Namespace).Delete(ctx, lease.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			ctrl.LoggerFrom(ctx).Info("Cannot delete the Lease of a replica that has ended", "lease", lease.Name,
+				"error", err.Error())
+		}
+	}
+}
+
+// awaitOthers gives replicas that start at the same time the chance to appear, if no bucket has a replica:
+// otherwise the first one takes all buckets, and hands most of them over at once.
+func (e *Engine) awaitOthers(ctx context.Context) {
+	now := e.observed.now()
+	for b := range e.buckets {
+		if e.observed.get(e.options.bucketLease(b)).holder(now) != "" {
+			return
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(e.options.RetryPeriod):
+	}
+}

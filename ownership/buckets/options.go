@@ -1,0 +1,130 @@
+package buckets
+
+import (
+	"hash/fnv"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+)
+
+// MaxBuckets is the largest number of buckets.
+const MaxBuckets = 1024
+
+// Options configure New. Namespace is required. Replicas that share a fleet have the same Name, Namespace
+// and Buckets.
+type Options struct {
+	// Name of the fleet. The names of its Leases begin with it. Defaults to "latchkey".
+	Name string
+	// Namespace of the Leases.
+	Namespace string
+	// Buckets is the number of buckets, and of Leases. It is the same for the whole life of a fleet: the
+	// first replica records it, and one with another number does not start. Take a number that is large
+	// beside that of the replicas: with 64, three replicas get 22, 22 and 20. Defaults to 64.
+	Buckets int
+	// Identity of this replica, unique to the process. Defaults to the host's name and a random suffix.
+	Identity string
+	// LeaseDuration is how long the buckets of a replica that ended without giving them up stay without
+	// one. Whole seconds. Defaults to 15 s.
+	LeaseDuration time.Duration
+	// RenewDeadline is how long a replica tries to renew a lease before it gives the bucket up. Defaults
+	// to two thirds of LeaseDuration.
+	RenewDeadline time.Duration
+	// RetryPeriod is the time between renewals: each bucket costs one write to the API server in that
+	// time. Defaults to a seventh of LeaseDuration, about 2 s.
+	RetryPeriod time.Duration
+	// HandOverTimeout bounds HandOver. Defaults to 20 s. Kubernetes kills a Pod after its
+	// terminationGracePeriodSeconds, 30 s unless set.
+	HandOverTimeout time.Duration
+}
+
+// withDefaults returns the options with defaults, or an error that names the field that is wrong.
+func (o Options) withDefaults() (Options, error) {
+	if o.Name == "" {
+		o.Name = "latchkey"
+	}
+	if o.Buckets == 0 {
+		o.Buckets = 64
+	}
+	if o.LeaseDuration == 0 {
+		o.LeaseDuration = 15 * time.Second
+	}
+	if o.RenewDeadline == 0 {
+		o.RenewDeadline = o.LeaseDuration * 2 / 3
+	}
+	if o.RetryPeriod == 0 {
+		o.RetryPeriod = o.LeaseDuration / 7
+	}
+	if o.HandOverTimeout == 0 {
+		o.HandOverTimeout = 20 * time.Second
+	}
+	if o.Identity == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return o, errors.Wrap(err, "Options.Identity is not set, and the host has no name")
+		}
+		o.Identity = host + "_" + string(uuid.NewUUID())
+	}
+	switch messages := validation.IsDNS1123Subdomain(o.Name); {
+	case len(messages) > 0 || len(o.Name) > 40:
+		return o, errors.Errorf("Options.Name %q must be a name of Kubernetes objects of at most 40 characters", o.Name)
+	case o.Namespace == "":
+		return o, errors.New("Options.Namespace must be set: the namespace of the Leases")
+	case o.Buckets < 1 || o.Buckets > MaxBuckets:
+		return o, errors.Errorf("Options.Buckets must be from 1 to %d, not %d", MaxBuckets, o.Buckets)
+	case o.LeaseDuration < time.Second || o.LeaseDuration%time.Second != 0:
+		return o, errors.Errorf("Options.LeaseDuration must be whole seconds, not %s", o.LeaseDuration)
+	case o.RenewDeadline >= o.LeaseDuration:
+		return o, errors.Errorf("Options.RenewDeadline %s must be less than LeaseDuration %s", o.RenewDeadline,
+			o.LeaseDuration)
+	case o.RetryPeriod <= 0 || o.RetryPeriod*6/5 >= o.RenewDeadline: // client-go's own condition
+		return o, errors.Errorf("Options.RetryPeriod %s must be positive, and by a fifth less than RenewDeadline %s",
+			o.RetryPeriod, o.RenewDeadline)
+	case o.HandOverTimeout < 0:
+		return o, errors.New("Options.HandOverTimeout must not be negative")
+	}
+	return o, nil
+}
+
+// New returns an Engine for one ClusterCache. config is that of the host operator, whose rights the
+// Leases need: get, list, watch, create, update and delete on leases in Options.Namespace. New sends no
+// request.
+func New(config *rest.Config, options Options) (*Engine, error) {
+	options, err := options.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	config.RateLimiter, config.QPS = nil, -1 // the number of buckets and RetryPeriod are the limit
+	watching, err := coordinationclient.NewForConfig(config)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client to watch Leases")
+	}
+	config.Timeout = options.RenewDeadline / 2 // a request that hangs leaves time for another one
+	writing, err := coordinationclient.NewForConfig(config)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client for Leases")
+	}
+	e := &Engine{options: options, leases: writing, watching: watching, moving: make(chan struct{}, movingAtOnce),
+		buckets: make([]bucket, options.Buckets), changed: make(chan struct{}), stopped: make(chan struct{}),
+		refresh: make(chan struct{}, 1)}
+	e.observed.now = time.Now
+	e.plan.owners = make([]string, options.Buckets)
+	e.plan.holders = make([]string, options.Buckets)
+	return e, nil
+}
+
+// bucketLease returns the name of a bucket's Lease.
+func (o *Options) bucketLease(bucket int) string { return o.Name + "-bucket-" + strconv.Itoa(bucket) }
+
+// memberLease returns the name of this replica's Lease.
+func (o *Options) memberLease() string {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(o.Identity)) // an identity may have characters that a name may not have
+	return o.Name + "-member-" + strconv.FormatUint(hash.Sum64(), 36)
+}

@@ -1,0 +1,53 @@
+package buckets
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership"
+)
+
+// ForOrdinal returns an engine without Leases, for the Pods of a StatefulSet: the Pod with this ordinal,
+// which counts from 0, has one of as many buckets as the StatefulSet has replicas. The StatefulSet sees to
+// it that no two Pods have one ordinal, so do not delete its Pods with --force. While a Pod does not run,
+// its extensions have no replica. To change the number of replicas, scale to 0 first: Pods that count to
+// different numbers would serve the same extensions.
+func ForOrdinal(ordinal, replicas int) (ownership.Engine, error) {
+	if ordinal < 0 || ordinal >= replicas {
+		return nil, errors.Errorf("the ordinal must be from 0 to %d, not %d", replicas-1, ordinal)
+	}
+	return &ordinalEngine{ordinal: ordinal, replicas: replicas}, nil
+}
+
+type ordinalEngine struct {
+	ordinal, replicas int
+	running           atomic.Bool
+}
+
+// Check implements ownership.Engine.
+func (*ordinalEngine) Check(schema.GroupKind, bool) error { return nil }
+
+// Owns implements ownership.Engine.
+func (o *ordinalEngine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+	return nil, o.running.Load() && o.has(extension)
+}
+
+func (o *ordinalEngine) has(extension client.Object) bool {
+	return bucketOf(extension.GetUID(), o.replicas) == o.ordinal
+}
+
+// Run implements ownership.Engine.
+func (o *ordinalEngine) Run(ctx context.Context, replica ownership.Replica) error {
+	o.running.Store(true)
+	if err := replica.Take(ctx, o.has); err != nil && ctx.Err() == nil {
+		return err
+	}
+	<-ctx.Done()
+	o.running.Store(false)
+	return replica.GiveUp(context.WithoutCancel(ctx), o.has)
+}

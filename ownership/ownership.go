@@ -1,0 +1,46 @@
+package ownership
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+)
+
+// Engine decides which extensions are this replica's. An Engine belongs to one ClusterCache. Owns may be
+// called from any goroutine, at any time.
+type Engine interface {
+	// Check returns an error if the engine cannot divide extensions of this kind. SetupWithManager calls
+	// Check, and fails with its error.
+	Check(kind schema.GroupKind, namespaced bool) error
+
+	// Owns reports whether the extension is this replica's now. The fence is that of the lease which says
+	// so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O. It is
+	// called on each reconcile; the engine calls Take or GiveUp when the result has changed. Do not change
+	// the object.
+	Owns(extension client.Object) (f *fence.Fence, owned bool)
+
+	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns.
+	// Owns reports false for every extension before Run is called, and after it has returned.
+	Run(ctx context.Context, replica Replica) error
+}
+
+// Share selects extensions, by the object. A Share may be called from any goroutine, and must not change
+// the object.
+type Share func(extension client.Object) bool
+
+// Replica does what an Engine decides. Its methods may be called from any goroutine.
+type Replica interface {
+	// Take connects the extensions in share, which Owns reports to be this replica's from now on. Take
+	// returns when each of them that exists now is connected, or has been tried once, or when ctx is
+	// done.
+	Take(ctx context.Context, share Share) error
+
+	// GiveUp ends the connections of the extensions in share, of which Owns reports none from now on. No
+	// request for them starts after the call began to end them, those under way end, and informers and
+	// event handlers return. A handler that hangs delays GiveUp by 5 s. When GiveUp returns, another
+	// replica may take the extensions, whatever the error: the error says what has not returned.
+	GiveUp(ctx context.Context, share Share) error
+}

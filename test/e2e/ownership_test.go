@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/ownership"
+)
+
+var _ ownership.Engine = (*handEngine)(nil)
+
+// handEngine is an engine that a test drives. Its extensions are this replica's from take until giveUp.
+type handEngine struct {
+	fence   *fence.Fence // may be nil
+	running chan ownership.Replica
+
+	mu    sync.Mutex
+	owned map[string]bool // guarded by mu; by name
+}
+
+func newHandEngine(f *fence.Fence) *handEngine {
+	return &handEngine{fence: f, running: make(chan ownership.Replica, 1), owned: map[string]bool{}}
+}
+
+func (*handEngine) Check(schema.GroupKind, bool) error { return nil }
+
+func (e *handEngine) Owns(extension client.Object) (*fence.Fence, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fence, e.owned[extension.GetName()]
+}
+
+func (e *handEngine) Run(ctx context.Context, replica ownership.Replica) error {
+	e.running <- replica
+	<-ctx.Done()
+	e.set("", false)
+	return replica.GiveUp(context.WithoutCancel(ctx), func(client.Object) bool { return true })
+}
+
+// set makes the extension this replica's, or not; "" is all.
+func (e *handEngine) set(name string, owned bool) ownership.Share {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if name == "" {
+		clear(e.owned)
+	} else {
+		e.owned[name] = owned
+	}
+	return func(extension client.Object) bool { return extension.GetName() == name }
+}
+
+// An extension that is not this replica's is not connected, and a replica that gives one up sends nothing
+// more for it: what was under way has an unknown outcome, watches end, other extensions go on.
+func TestOwnership(t *testing.T) {
+	for _, fenced := range []string{"without a lease", "with a lease"} {
+		t.Run(fenced, func(t *testing.T) {
+			g := NewWithT(t)
+			ns := namespace(t)
+			tenant(t, ns, "shared")
+			tenant(t, ns, "mine")
+			h := newHeld(t)
+			config, _ := h.operatorConfig(t)
+			var engine *handEngine
+			lease, f := testutil.NewLease()
+			defer lease.Release()
+			if engine = newHandEngine(nil); fenced == "with a lease" {
+				engine.fence = f
+				lease.Renew(3600)
+			}
+			o := newOperatorAt(t, config, clustercache.Options{Ownership: engine,
+				AllowIdentity: clustercache.GuardedByAdmission})
+			o.also = append(o.also, h.quiet)
+			o.start(t)
+			replica := <-engine.running
+			events := newFakeController(t)
+			g.Expect(events.Watch(o.GetExtensionSource("owner", clustercache.EnqueueExtension))).To(Succeed())
+			g.Eventually(func() error { _, err := o.GetClient(t.Context(), key("shared")); return err }).
+				WithTimeout(patience).Should(HaveField("Reason", clustercache.ReasonNotOwned))
+			g.Expect(h.requests.Load()).To(BeZero())
+
+			g.Expect(replica.Take(t.Context(), engine.set("mine", true))).To(Succeed())
+			g.Expect(replica.Take(t.Context(), engine.set("shared", true))).To(Succeed())
+			c, err := o.GetClient(t.Context(), key("shared"))
+			g.Expect(err).NotTo(HaveOccurred(), "Take returns when the extension is connected")
+			other, err := o.GetClient(t.Context(), key("mine"))
+			g.Expect(err).NotTo(HaveOccurred())
+			watch := clustercache.NewWatcher(events.watch("content", &corev1.ConfigMap{}, ns))
+			g.Expect(o.Watch(t.Context(), key("shared"), watch)).To(Succeed())
+			create(t, configMap(ns, "before"))
+			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create before"))
+
+			release := h.holdWrites()
+			defer release()
+			written := make(chan error, 1)
+			go func() { written <- c.Create(t.Context(), configMap(ns, "under-way")) }()
+			g.Eventually(func() error {
+				return admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "under-way"}, &corev1.ConfigMap{})
+			}).WithTimeout(patience).Should(Succeed(), "the API server has carried it out")
+			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create under-way"))
+			g.Expect(replica.GiveUp(t.Context(), engine.set("shared", false))).To(Succeed())
+			err = <-written
+			g.Expect(err).To(MatchError(clustercache.ErrOutcomeUnknown))
+			expectReason(g, err, clustercache.ReasonNotOwned)
+			release()
+
+			g.Expect(other.Create(t.Context(), configMap(ns, "of-another"))).To(Succeed(), "others go on")
+			create(t, configMap(ns, "after"))
+			expectReason(g, c.Create(t.Context(), configMap(ns, "refused")), clustercache.ReasonNotOwned)
+			_, err = o.GetClient(t.Context(), key("shared"))
+			expectReason(g, err, clustercache.ReasonNotOwned)
+			g.Consistently(events.seen).WithTimeout(time.Second).ShouldNot(ContainElement("create after"))
+
+			g.Expect(replica.Take(t.Context(), engine.set("shared", true))).To(Succeed())
+			g.Expect(o.Watch(t.Context(), key("shared"), watch)).To(Succeed())
+			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create after"))
+			expectReason(g, c.Create(t.Context(), configMap(ns, "refused")), clustercache.ReasonNotOwned)
+		})
+	}
+}
+
+// Giving up waits for the event handlers that run, for 5 s and not for ever.
+func TestGiveUpWaitsForHandlers(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "handled")
+	engine := newHandEngine(nil)
+	o := newOperator(t, clustercache.Options{Ownership: engine, AllowIdentity: clustercache.GuardedByAdmission}).start(t)
+	replica := <-engine.running
+	hang := make(chan struct{})
+	defer func() { close(hang) }()
+	give := func() (took time.Duration) {
+		begun := time.Now()
+		g.Expect(replica.GiveUp(t.Context(), engine.set("handled", false))).To(Succeed())
+		return time.Since(begun)
+	}
+	handle := func(hang chan struct{}) (running chan struct{}) {
+		running = make(chan struct{})
+		options := newFakeController(t).watch("content", &corev1.ConfigMap{}, ns)
+		begin := sync.OnceFunc(func() { close(running) })
+		options.EventHandler = handler.TypedFuncs[client.Object, reconcile.Request]{
+			CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				begin()
+				<-hang
+			}}
+		g.Expect(replica.Take(t.Context(), engine.set("handled", true))).To(Succeed())
+		g.Expect(o.Watch(t.Context(), key("handled"), clustercache.NewWatcher(options))).To(Succeed())
+		return running
+	}
+	create(t, configMap(ns, "an-event"))
+
+	none := make(chan struct{})
+	close(none)
+	<-handle(none)
+	g.Expect(give()).To(BeNumerically("<", 4*time.Second))
+
+	brief := make(chan struct{})
+	<-handle(brief)
+	gaveUp := make(chan time.Duration)
+	go func() { gaveUp <- give() }()
+	g.Consistently(gaveUp).WithTimeout(300*time.Millisecond).ShouldNot(Receive(), "a handler runs")
+	close(brief)
+	g.Expect(<-gaveUp).To(BeNumerically("<", 4*time.Second))
+
+	<-handle(hang)
+	g.Expect(give()).To(BeNumerically("~", 5*time.Second, 1500*time.Millisecond), "a handler that hangs")
+}

@@ -1,0 +1,208 @@
+package replicas
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+// fleet is replicas that share extensions by buckets.
+type fleet struct {
+	t        *testing.T
+	name     string
+	options  options
+	replicas []*replica // also those that have ended
+	killed   map[*replica]time.Time
+}
+
+func newFleet(t *testing.T, name string, o options) *fleet {
+	t.Helper()
+	o.Fleet = name
+	t.Cleanup(func() { deleteLeases(name) })
+	return &fleet{t: t, name: name, options: o, killed: map[*replica]time.Time{}}
+}
+
+// start adds a replica.
+func (f *fleet) start() *replica {
+	f.t.Helper()
+	o := f.options
+	o.Name = fmt.Sprintf("%s-replica-%d", f.name, len(f.replicas))
+	r := startReplica(f.t, o)
+	f.replicas = append(f.replicas, r)
+	return r
+}
+
+// kill ends a replica that has no time to give anything up.
+func (f *fleet) kill(r *replica) {
+	r.signal(syscall.SIGKILL)
+	<-r.ended
+	f.killed[r] = time.Now()
+}
+
+// changes returns what the replica has reported.
+func (r *replica) changes() (list []change) {
+	for line := range bytes.Lines([]byte(r.out.String())) {
+		var c change
+		if json.Unmarshal(line, &c) == nil { // the last line may not be complete yet
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// serving returns the extensions that each replica is connected for.
+func (f *fleet) serving() map[*replica][]string {
+	serving := map[*replica][]string{}
+	for _, r := range f.replicas {
+		if _, killed := f.killed[r]; killed {
+			continue
+		}
+		connected := map[string]bool{}
+		for _, c := range r.changes() {
+			connected[c.Extension] = c.Connected
+		}
+		for extension, is := range connected {
+			if is {
+				serving[r] = append(serving[r], extension)
+			}
+		}
+	}
+	return serving
+}
+
+// owners returns the replica of each extension that has one.
+func (f *fleet) owners() map[string]*replica {
+	owners := map[string]*replica{}
+	for r, extensions := range f.serving() {
+		for _, extension := range extensions {
+			owners[extension] = r
+		}
+	}
+	return owners
+}
+
+// settle waits until each of n extensions is one replica's, and each of the replicas has a share that is
+// within 15 % of an equal one, if there are 2,000 or more: few extensions differ more, by chance.
+func (f *fleet) settle(n, replicas int) {
+	f.t.Helper()
+	equal := float64(n) / float64(replicas)
+	tolerance := 0.15 * equal * max(1, math.Sqrt(2000/float64(n)))
+	NewWithT(f.t).Eventually(func(g Gomega) {
+		serving := f.serving()
+		g.Expect(len(serving)).To(Equal(replicas), "replicas that serve")
+		sum := 0
+		for r, extensions := range serving {
+			sum += len(extensions)
+			g.Expect(float64(len(extensions))).To(BeNumerically("~", equal, tolerance), "share of %s", r.name)
+		}
+		g.Expect(sum).To(Equal(n))
+	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
+}
+
+// gaps returns how long each extension had no replica, at most, after that time.
+func (f *fleet) gaps(after time.Time) map[string]time.Duration {
+	type event struct {
+		change
+		r *replica
+	}
+	var events []event
+	for _, r := range f.replicas {
+		connected := map[string]bool{}
+		for _, c := range r.changes() {
+			events = append(events, event{c, r})
+			connected[c.Extension] = c.Connected
+		}
+		if at, killed := f.killed[r]; killed {
+			for extension, is := range connected {
+				if is {
+					events = append(events, event{change{at, extension, false}, r})
+				}
+			}
+		}
+	}
+	slices.SortFunc(events, func(x, y event) int { return x.At.Compare(y.At) })
+	gaps, since, serving := map[string]time.Duration{}, map[string]time.Time{}, map[string]int{}
+	for _, e := range events {
+		if e.Connected {
+			serving[e.Extension]++
+			if begin, ok := since[e.Extension]; ok && e.At.After(after) {
+				gaps[e.Extension] = max(gaps[e.Extension], e.At.Sub(begin))
+			}
+			delete(since, e.Extension)
+		} else if serving[e.Extension]--; serving[e.Extension] == 0 {
+			since[e.Extension] = e.At
+		}
+	}
+	return gaps
+}
+
+// Three replicas share a fleet evenly. When one is killed, the others serve its extensions within twice
+// the lease; when one joins, no more than a third moves; and when one ends, no extension waits for long.
+func TestBuckets(t *testing.T) {
+	g := NewWithT(t)
+	tenants := manyExtensions(t, "buckets", *size)
+	f := newFleet(t, "buckets", options{Buckets: 64, ReadEvery: 10 * time.Second})
+	for range 3 {
+		f.start()
+	}
+	f.settle(len(tenants), 3)
+	report := func(what string) {
+		for _, r := range f.replicas {
+			if n := len(f.serving()[r]); n > 0 {
+				t.Logf("%s: %s has %d of %d (%+.1f %% of an equal share)", what, r.name, n, len(tenants),
+					100*(float64(n)*float64(len(f.serving()))/float64(len(tenants))-1))
+			}
+		}
+	}
+	report("three")
+
+	killed := time.Now()
+	f.kill(f.replicas[0])
+	f.settle(len(tenants), 2)
+	worst := longest(f.gaps(killed))
+	t.Logf("killed one: the longest gap was %s, the lease %s", worst, leaseDuration)
+	g.Expect(worst).To(BeNumerically("<", 2*leaseDuration))
+	report("two")
+	f.start()
+	f.settle(len(tenants), 3)
+	report("three again")
+
+	before := f.owners()
+	joined := time.Now()
+	f.start()
+	f.settle(len(tenants), 4)
+	report("four")
+	moved := 0
+	for extension, owner := range f.owners() {
+		if owner != before[extension] {
+			moved++
+		}
+	}
+	t.Logf("a fourth joined: %.1f %% moved, the longest gap was %s", 100*float64(moved)/float64(len(tenants)),
+		longest(f.gaps(joined)))
+	g.Expect(moved).To(BeNumerically("<=", len(tenants)/3))
+
+	ended := time.Now()
+	f.replicas[1].signal(syscall.SIGTERM)
+	g.Eventually(f.replicas[1].ended).WithTimeout(patience).Should(BeClosed())
+	t.Logf("one ended in %s", time.Since(ended))
+	f.settle(len(tenants), 3)
+	worst = longest(f.gaps(ended))
+	t.Logf("one ended: the longest gap was %s", worst)
+	g.Expect(worst).To(BeNumerically("<", 2*time.Second))
+	expectNoInterleaving(t, "buckets")
+}
+
+func longest(gaps map[string]time.Duration) (longest time.Duration) {
+	for _, gap := range gaps {
+		longest = max(longest, gap)
+	}
+	return longest
+}

@@ -1,0 +1,202 @@
+package replicas
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/sharding"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// faultBuckets is the number of buckets in TestRandomFaults.
+const faultBuckets = 4
+
+// bucketOf returns the bucket of a UID, by the documented rule.
+func bucketOf(uid string, n uint64) int {
+	var hash uint64
+	_, _ = fmt.Sscanf(sharding.HashField(uid), "%x", &hash)
+	return int(hash / (^uint64(0)/n + 1)) // n is a power of two
+}
+
+// faulty is a fleet to which random things happen. Each replica reaches its Leases through a proxy of its
+// own.
+type faulty struct {
+	*fleet
+	random  *rand.Rand
+	paths   map[*replica]*proxy
+	running []*replica
+	done    []string // what has happened
+}
+
+func (f *faulty) join() {
+	p := startProxy(f.t)
+	f.options.LeaseHost = p.url()
+	r := f.start()
+	f.paths[r] = p
+	f.running = append(f.running, r)
+}
+
+// act does something at random, and returns how it is undone.
+func (f *faulty) act() (undo func()) {
+	undo = func() {}
+	if len(f.running) == 0 || len(f.running) < 4 && f.random.IntN(5) == 0 {
+		f.note("join")
+		f.join()
+		return undo
+	}
+	r := f.running[f.random.IntN(len(f.running))]
+	path := f.paths[r]
+	switch f.random.IntN(5) {
+	case 0:
+		f.note("kill " + r.name)
+		f.kill(r)
+		f.ended(r)
+	case 1:
+		f.note("pause " + r.name)
+		r.signal(syscall.SIGSTOP)
+		return func() { r.signal(syscall.SIGCONT) }
+	case 2:
+		f.note("cut " + r.name)
+		path.set(true, true)
+		return func() { path.set(false, true) }
+	case 3:
+		f.note("delay " + r.name)
+		path.set(false, false)
+		return func() { path.set(false, true) }
+	default:
+		f.note("leave " + r.name)
+		r.signal(syscall.SIGTERM)
+		f.ended(r)
+		if f.random.IntN(2) == 0 {
+			<-r.ended
+		}
+	}
+	return undo
+}
+
+// pass lets time pass, in which something may happen.
+func (f *faulty) pass(duration time.Duration) {
+	select {
+	case <-time.After(duration):
+	case <-f.t.Context().Done():
+	}
+}
+
+func (f *faulty) note(what string) { f.done = append(f.done, what) }
+
+func (f *faulty) ended(r *replica) {
+	f.running = slices.DeleteFunc(f.running, func(other *replica) bool { return other == r })
+}
+
+// Whatever happens to replicas, no two of them send requests for one extension in turns, and in the end
+// every extension is served.
+func TestRandomFaults(t *testing.T) {
+	for n := range *sequences {
+		seed := *seed + uint64(n)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			testRandomFaults(t, seed)
+		})
+	}
+}
+
+func testRandomFaults(t *testing.T, seed uint64) {
+	g := NewWithT(t)
+	name := fmt.Sprintf("faults-%d", seed)
+	tenants := manyExtensions(t, name, 6)
+	f := &faulty{random: rand.New(rand.NewPCG(seed, 0)), paths: map[*replica]*proxy{}, //nolint:gosec // not a secret
+		fleet: newFleet(t, name, options{Extensions: tenants, Buckets: faultBuckets, Lease: time.Second,
+			WritePause: 20 * time.Millisecond})}
+	defer func() {
+		if t.Failed() {
+			t.Logf("what happened: %s", strings.Join(f.done, ", "))
+		}
+	}()
+	for range 1 + f.random.IntN(3) {
+		f.join()
+	}
+	var undoing sync.WaitGroup
+	for range 2 + f.random.IntN(4) {
+		f.pass(time.Duration(f.random.IntN(1200)) * time.Millisecond)
+		undo, later := f.act(), time.Duration(f.random.IntN(2500))*time.Millisecond
+		undoing.Go(func() {
+			f.pass(later)
+			undo()
+		})
+	}
+	undoing.Wait()
+	if len(f.running) == 0 {
+		f.join()
+	}
+	from := len(tenantRequests(name))
+	g.Eventually(func() int {
+		served := map[string]bool{}
+		for _, request := range tenantRequests(name)[from:] {
+			served[request.extension] = true
+		}
+		return len(served)
+	}).WithTimeout(patience).WithPolling(50*time.Millisecond).Should(Equal(len(tenants)),
+		"extensions that are served in the end")
+	for _, r := range f.running {
+		r.signal(syscall.SIGTERM)
+	}
+	for _, r := range f.replicas {
+		g.Eventually(r.ended).WithTimeout(patience).Should(BeClosed())
+		status := r.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		if status.Signaled() { // killed, or ended before it had set up its signals
+			g.Expect(status.Signal()).To(Or(Equal(syscall.SIGKILL), Equal(syscall.SIGTERM)), "signal of %s", r.name)
+		} else {
+			g.Expect(status.ExitStatus()).To(Equal(0), "exit code of %s", r.name)
+		}
+	}
+	expectHolders(t, name, tenants)
+}
+
+// expectHolders checks that each request for an extension is of the replica that wrote the Lease of the
+// extension's bucket last: that no two replicas act for one extension in turns, except one after the other
+// with the Lease.
+func expectHolders(t *testing.T, fleet string, tenants []string) {
+	t.Helper()
+	g := NewWithT(t)
+	c := admin(t)
+	bucket := map[string]int{}
+	for _, tenant := range tenants {
+		extension := newExtension(fleet, tenant)
+		g.Expect(c.Get(t.Context(), client.ObjectKeyFromObject(extension), extension)).To(Succeed())
+		bucket[tenant] = bucketOf(string(extension.GetUID()), faultBuckets)
+	}
+	writes := map[int][]leaseWrite{}
+	for _, write := range leaseWrites(fleet) {
+		writes[write.bucket] = append(writes[write.bucket], write)
+	}
+	moves, requests := 0, tenantRequests(fleet)
+	for b, all := range writes {
+		for i := range all[1:] {
+			if all[i].replica != all[i+1].replica {
+				moves++
+			}
+		}
+		g.Expect(b).To(BeNumerically("<", faultBuckets))
+	}
+	for _, request := range requests {
+		of := writes[bucket[request.extension]]
+		next := sort.Search(len(of), func(i int) bool { return of[i].at.After(request.at) })
+		if next == 0 || of[next-1].replica != request.replica {
+			holder := "no replica"
+			if next > 0 {
+				holder = of[next-1].replica
+			}
+			t.Errorf("%s sent %s for %s at %s, when %s held its bucket", request.replica, request.uri, request.extension,
+				request.at.Format(time.StampMicro), holder)
+		}
+	}
+	t.Logf("%d requests, %d moves of buckets", len(requests), moves)
+}
