@@ -17,7 +17,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fence ownership ownership/buckets fake config stateapi stateapi/v1alpha1 stateapi/extension statuspage \
+PUBLIC := clustercache credential scopedcache healthprobe fence ownership ownership/buckets ownership/controllersharding fake config stateapi stateapi/v1alpha1 stateapi/extension statuspage \
 	serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 

@@ -1,6 +1,7 @@
 package clustercache
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -52,9 +53,16 @@ func (o *owner) term(extension client.Object) (term *fence.Term, owned bool) {
 	return term, term != nil
 }
 
-// run runs the engine until it has given up everything.
+// run runs the engine and the set. The set ends after the engine has given up all extensions.
 func (o *owner) run(ctx context.Context) error {
-	return o.engine.Run(ctx, o)
+	setCtx, endSet := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() {
+		defer endSet()
+		ended <- o.engine.Run(ctx, o)
+	}()
+	err := o.reconciler.set.Run(setCtx)
+	return cmp.Or(<-ended, err)
 }
 
 // Take implements ownership.Replica.

@@ -1,7 +1,6 @@
 package clustercache
 
 import (
-	"cmp"
 	"context"
 	"runtime/debug"
 	"strings"
@@ -103,6 +102,9 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 func (r *reconciler) run(ctx context.Context) error {
 	defer r.ended()
 	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
 	if r.fence != nil {
@@ -111,21 +113,10 @@ func (r *reconciler) run(ctx context.Context) error {
 	if r.runAlongside != nil {
 		running.Go(func() { r.runAlongside(ctx) })
 	}
-	defer running.Wait()
-	if r.owner == nil {
-		return r.set.Run(ctx)
+	if r.owner != nil {
+		return r.owner.run(ctx)
 	}
-	// The set ends after the engine has given up all extensions.
-	setCtx, endSet := context.WithCancel(context.WithoutCancel(ctx))
-	defer endSet()
-	var engineErr error
-	running.Go(func() {
-		defer endSet()
-		engineErr = r.owner.run(ctx)
-	})
-	err := r.set.Run(setCtx)
-	running.Wait()
-	return cmp.Or(engineErr, err)
+	return r.set.Run(ctx)
 }
 
 // runnableLike runs on the same replicas as the controller.

@@ -44,6 +44,7 @@ type managerFlags struct {
 	probeAddress            string
 	leaderElect             bool
 	leaderElectionNamespace string
+	sharing                 sharingFlags
 	leaderElectionID        string
 	userAgent               string
 	health                  healthprobe.Options
@@ -95,9 +96,11 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 		"address that serves /healthz and /readyz; 0 disables it")
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id; "+
 		"after the lease has ended, no request is sent as a tenant")
-	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager", "name of the lease")
+	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager",
+		"name of the lease; with --buckets the names of the leases begin with it")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
-		"namespace of the lease; required outside of a cluster")
+		"namespace of the leases; required outside of a cluster")
+	m.sharing.bind(flags)
 	m.state.bind(flags)
 	m.status.bind(flags)
 	m.zap.BindFlags(flags)
@@ -182,8 +185,8 @@ func runManager(ctx context.Context, args []string) error {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&m.zap)))
 	klog.SetLogger(ctrl.Log) // of the libraries
-	if m.leaderElect && m.leaderElectionNamespace == "" && !inCluster() {
-		return errors.New("--leader-elect outside of a cluster needs --leader-election-namespace for the lease")
+	if err := m.validateSharing(); err != nil {
+		return err
 	}
 	result := make(chan error, 1)
 	go func() { result <- m.run(ctx, restConfig, options) }()
@@ -195,16 +198,16 @@ func runManager(ctx context.Context, args []string) error {
 	select {
 	case err := <-result:
 		return err
-	case <-time.After(shutdownPatience):
+	case <-time.After(m.shutdownPatience()):
 		// A call without a context, such as discovery, waits for an API server that hangs.
-		return errors.Errorf("shutdown did not complete within %s of the signal; exiting anyway", shutdownPatience)
+		return errors.Errorf("shutdown did not complete within %s of the signal; exiting anyway", m.shutdownPatience())
 	}
 }
 
 const (
 	// gracefulShutdown is how long the manager waits until its controllers return.
 	gracefulShutdown = 5 * time.Second
-	// shutdownPatience is how long the whole shutdown may take.
+	// shutdownPatience is how long the shutdown may take, without the time to hand buckets over.
 	shutdownPatience = 9 * time.Second
 	// permissionInterval is how often the cache reviews this program's own read permissions.
 	permissionInterval = 10 * time.Second
@@ -255,6 +258,10 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	}
 	defer endElection()
 	options.Fence = fenced
+	managerCtx, err := m.share(ctx, restConfig, &managerOptions, &options)
+	if err != nil {
+		return err
+	}
 	mgr, err := ctrl.NewManager(restConfig, managerOptions)
 	if err != nil {
 		return errors.Wrap(err, "creating the manager")
@@ -287,7 +294,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err := m.status.setUp(ctx, mgr, connections); err != nil {
 		return err
 	}
-	return mgr.Start(ctx)
+	return mgr.Start(managerCtx)
 }
 
 // setUp adds a ClusterCache to the manager. Its errors name the flag to change.

@@ -23,7 +23,8 @@ const module = "github.com/latchkey-dev/latchkey"
 // may import. No other package may exist.
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
-		"healthprobe", "stateapi", "statuspage", "fence", "ownership/buckets"},
+		"healthprobe", "stateapi", "statuspage", "fence", "ownership",
+		"ownership/buckets", "ownership/controllersharding"},
 	"cmd/kubectl-latchkey": {"internal/advice", "stateapi/v1alpha1"},
 	"internal/advice":      {},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",
@@ -64,8 +65,10 @@ var mayImport = map[string][]string{
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics",
 		"internal/connstate", "internal/identity", "internal/statechanges", "internal/untrusted",
 		"internal/tracing", "fence", "ownership"},
-	"ownership":         {"fence"},
-	"ownership/buckets": {"ownership", "fence"},
+	"ownership":                    {"fence"},
+	"ownership/buckets":            {"ownership", "ownership/internal/holding", "fence"},
+	"ownership/controllersharding": {"ownership", "ownership/internal/holding", "fence"},
+	"ownership/internal/holding":   {"fence"},
 	"accessor": {
 		"credential", "accessor/internal/connection", "accessor/internal/lifecycle", "accessor/internal/targets",
 		"accessor/internal/workpool", "scopedcache", "internal/watches", "healthprobe", "internal/untrusted",

@@ -31,7 +31,8 @@ type Engine struct {
 	watching coordinationclient.CoordinationV1Interface
 	kind     schema.GroupKind // set by Check
 	begun    atomic.Bool      // Run was called
-	stopped  chan struct{}    // closed when Run has returned
+	ended    context.Context  // done when Run has returned
+	end      context.CancelFunc
 	observed observed
 	buckets  []bucket
 	moving   chan struct{} // has a token for each bucket that is being handed over
@@ -85,7 +86,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	if !e.begun.CompareAndSwap(false, true) {
 		return errors.New("an Engine runs once")
 	}
-	defer close(e.stopped)
+	defer e.end()
 	logger := ctrl.LoggerFrom(ctx).WithValues("fleet", e.options.Name, "identity", e.options.Identity)
 	ctx = ctrl.LoggerInto(ctx, logger)
 	if err := e.joinFleet(ctx); err != nil || ctx.Err() != nil {
@@ -140,7 +141,8 @@ func (e *Engine) HandOver(ctx context.Context) context.Context {
 		}
 		bound, cancel := context.WithTimeout(stopping, e.options.HandOverTimeout)
 		defer cancel()
-		e.await(bound, e.stopped, func(*plan) bool { return e.holdsNone() })
+		defer context.AfterFunc(e.ended, cancel)()
+		e.await(bound, func(*plan) bool { return e.holdsNone() })
 	})
 	return stopping
 }
@@ -181,8 +183,8 @@ func (e *Engine) broadcast() {
 	e.broadcastLocked()
 }
 
-// await returns true when condition is true, or false when ctx is done or ended is closed.
-func (e *Engine) await(ctx context.Context, ended <-chan struct{}, condition func(*plan) bool) bool {
+// await returns true when condition is true, or false when ctx is done.
+func (e *Engine) await(ctx context.Context, condition func(*plan) bool) bool {
 	for {
 		e.mu.Lock()
 		current, changed := e.plan, e.changed
@@ -192,8 +194,6 @@ func (e *Engine) await(ctx context.Context, ended <-chan struct{}, condition fun
 		}
 		select {
 		case <-changed:
-		case <-ended:
-			return false
 		case <-ctx.Done():
 			return false
 		}

@@ -9,12 +9,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 const (
@@ -32,7 +32,7 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
 	mayTake := func(p *plan) bool {
 		return p.owners[b] == e.options.Identity && (p.holders[b] == "" || p.holders[b] == e.options.Identity)
 	}
-	for e.await(ctx, nil, func(p *plan) bool { return !e.isLeaving() && mayTake(p) }) {
+	for e.await(ctx, func(p *plan) bool { return !e.isLeaving() && mayTake(p) }) {
 		if !e.hold(ctx, replica, b) {
 			select { // another replica was faster, or the API server did not answer
 			case <-ctx.Done():
@@ -45,53 +45,19 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
 // hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx is
 // done. It returns false if it could not take the bucket.
 func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int) bool {
-	lock, f := fence.ForLeaderElection(e.lock(b), e.options.LeaseDuration)
-	begun := make(chan struct{})
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, LeaseDuration: e.options.LeaseDuration, RenewDeadline: e.options.RenewDeadline,
-		RetryPeriod: e.options.RetryPeriod, ReleaseOnCancel: true,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
-		},
-	})
-	if err != nil { // Options were checked
-		ctrl.LoggerFrom(ctx).Error(err, "The options of the leader election are wrong")
-		return false
-	}
-	election, release := context.WithCancel(ctrl.LoggerInto(context.WithoutCancel(ctx), ctrl.LoggerFrom(ctx).V(2)))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		elector.Run(election)
-	}()
-	defer func() {
-		release()
-		<-ended
-	}()
-	timeout := time.NewTimer(e.options.RenewDeadline)
-	defer timeout.Stop()
-	select {
-	case <-begun:
-	case <-timeout.C:
-		return false
-	case <-ctx.Done():
-		return false
-	}
-	term := f.Term()
-	if term == nil {
-		return false
-	}
-	taken := e.take(ctx, replica, b, f)
-	handsOver := e.holdUntil(ctx, b, term, ended)
-	taken()
-	e.giveUp(ctx, replica, b)
-	release()
-	<-ended
+	handsOver := false
+	held := holding.Hold(ctx, e.options.times(), e.lock(b), e.options.RenewDeadline,
+		func(holds context.Context, f *fence.Fence) {
+			taken := e.take(ctx, replica, b, f)
+			handsOver = e.holdUntil(holds, b)
+			taken()
+			e.giveUp(ctx, replica, b)
+		})
 	if handsOver {
 		e.awaitSuccessor(ctx, b)
 		<-e.moving
 	}
-	return true
+	return held
 }
 
 // take connects the extensions of a bucket. The function that it returns ends that.
@@ -117,19 +83,14 @@ func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *
 }
 
 // holdUntil returns true when the bucket is to be another replica's and its turn has come, and false when
-// ctx is done, or the lease is lost.
-func (e *Engine) holdUntil(ctx context.Context, b int, term *fence.Term, ended <-chan struct{}) (handsOver bool) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(term.Context(), func() { cancel(context.Cause(term.Context())) })()
+// ctx is done.
+func (e *Engine) holdUntil(ctx context.Context, b int) (handsOver bool) {
 	for {
-		if !e.await(ctx, ended, func(p *plan) bool { return e.isLeaving() || p.owners[b] != e.options.Identity }) {
+		if !e.await(ctx, func(p *plan) bool { return e.isLeaving() || p.owners[b] != e.options.Identity }) {
 			return false
 		}
 		select {
 		case e.moving <- struct{}{}:
-		case <-ended:
-			return false
 		case <-ctx.Done():
 			return false
 		}
@@ -165,12 +126,12 @@ func (e *Engine) awaitSuccessor(ctx context.Context, b int) {
 	self := e.options.Identity
 	taken := func(p *plan) bool { return p.holders[b] != "" && p.holders[b] != self }
 	over := func(p *plan) bool { return p.owners[b] == self || p.owners[b] == "" }
-	if !e.await(ctx, nil, func(p *plan) bool { return taken(p) || over(p) }) {
+	if !e.await(ctx, func(p *plan) bool { return taken(p) || over(p) }) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, servePatience)
 	defer cancel()
-	e.await(ctx, nil, func(p *plan) bool {
+	e.await(ctx, func(p *plan) bool {
 		return over(p) || !taken(p) || slices.Contains(p.serving[p.holders[b]], b)
 	})
 }

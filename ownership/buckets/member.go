@@ -23,9 +23,9 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 	leases := e.leases.Leases(e.options.Namespace)
 	wanted := map[string]string{BucketsAnnotation: strconv.Itoa(len(e.buckets)), KindAnnotation: e.kind.String()}
 	for {
-		fleet, err := leases.Get(ctx, e.options.Name, metav1.GetOptions{})
+		fleet, err := leases.Get(ctx, e.options.fleetLease(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.Name,
+			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.fleetLease(),
 				Labels:      map[string]string{FleetLabel: e.options.Name, RoleLabel: roleFleet},
 				Annotations: wanted}}, metav1.CreateOptions{})
 		}
@@ -35,7 +35,8 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		ctrl.LoggerFrom(ctx).Info("Cannot read the Lease of the fleet yet", "lease", e.options.Name, "error", err.Error())
+		ctrl.LoggerFrom(ctx).Info("Cannot read the Lease of the fleet yet", "lease", e.options.fleetLease(),
+			"error", err.Error())
 		select {
 		case <-ctx.Done():
 			return nil

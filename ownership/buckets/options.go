@@ -1,6 +1,7 @@
 package buckets
 
 import (
+	"context"
 	"hash/fnv"
 	"os"
 	"strconv"
@@ -11,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 // MaxBuckets is the largest number of buckets.
@@ -51,15 +54,8 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Buckets == 0 {
 		o.Buckets = 64
 	}
-	if o.LeaseDuration == 0 {
-		o.LeaseDuration = 15 * time.Second
-	}
-	if o.RenewDeadline == 0 {
-		o.RenewDeadline = o.LeaseDuration * 2 / 3
-	}
-	if o.RetryPeriod == 0 {
-		o.RetryPeriod = o.LeaseDuration / 7
-	}
+	times := o.times().WithDefaults()
+	o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = times.LeaseDuration, times.RenewDeadline, times.RetryPeriod
 	if o.HandOverTimeout == 0 {
 		o.HandOverTimeout = 20 * time.Second
 	}
@@ -77,18 +73,14 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.New("Options.Namespace must be set: the namespace of the Leases")
 	case o.Buckets < 1 || o.Buckets > MaxBuckets:
 		return o, errors.Errorf("Options.Buckets must be from 1 to %d, not %d", MaxBuckets, o.Buckets)
-	case o.LeaseDuration < time.Second || o.LeaseDuration%time.Second != 0:
-		return o, errors.Errorf("Options.LeaseDuration must be whole seconds, not %s", o.LeaseDuration)
-	case o.RenewDeadline >= o.LeaseDuration:
-		return o, errors.Errorf("Options.RenewDeadline %s must be less than LeaseDuration %s", o.RenewDeadline,
-			o.LeaseDuration)
-	case o.RetryPeriod <= 0 || o.RetryPeriod*6/5 >= o.RenewDeadline: // client-go's own condition
-		return o, errors.Errorf("Options.RetryPeriod %s must be positive, and by a fifth less than RenewDeadline %s",
-			o.RetryPeriod, o.RenewDeadline)
 	case o.HandOverTimeout < 0:
 		return o, errors.New("Options.HandOverTimeout must not be negative")
 	}
-	return o, nil
+	return o, times.Validate()
+}
+
+func (o *Options) times() holding.Times {
+	return holding.Times{LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod}
 }
 
 // New returns an Engine for one ClusterCache. config is that of the host operator, whose rights the
@@ -110,14 +102,20 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	e := &Engine{options: options, leases: writing, watching: watching, moving: make(chan struct{}, movingAtOnce),
-		buckets: make([]bucket, options.Buckets), changed: make(chan struct{}), stopped: make(chan struct{}),
+	ended, end := context.WithCancel(context.Background())
+	e := &Engine{ended: ended, end: end, options: options, leases: writing, watching: watching,
+		moving:  make(chan struct{}, movingAtOnce),
+		buckets: make([]bucket, options.Buckets), changed: make(chan struct{}),
 		refresh: make(chan struct{}, 1)}
 	e.observed.now = time.Now
 	e.plan.owners = make([]string, options.Buckets)
 	e.plan.holders = make([]string, options.Buckets)
 	return e, nil
 }
+
+// fleetLease returns the name of the fleet's Lease. A Lease of the name itself is often that of a leader
+// election.
+func (o *Options) fleetLease() string { return o.Name + "-fleet" }
 
 // bucketLease returns the name of a bucket's Lease.
 func (o *Options) bucketLease(bucket int) string { return o.Name + "-bucket-" + strconv.Itoa(bucket) }

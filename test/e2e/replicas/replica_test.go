@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,16 +22,23 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/ownership/buckets"
+	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -51,7 +59,13 @@ type options struct {
 	Buckets int
 	// Fleet is the name of the buckets' fleet.
 	Fleet string
-	// Lease is the duration of the buckets' Leases, 0 for leaseDuration.
+	// Ring is the ControllerRing if the extensions are ConfigMaps that a sharder divides.
+	Ring string
+	// ClusterScoped leaves the extensions what they are otherwise, although there is a Ring.
+	ClusterScoped bool
+	// Hang is an extension whose event handlers hang.
+	Hang string
+	// Lease is the duration of the replica's Leases, 0 for leaseDuration.
 	Lease time.Duration
 	// WritePause is the pause between writes for an extension, 0 for 5 ms.
 	WritePause time.Duration
@@ -92,7 +106,24 @@ func runReplica(text string) error {
 		Client:        clustercache.ClientOptions{UserAgent: o.Name, QPS: 10_000, Burst: 10_000},
 	}
 	managerCtx := ctx
-	if o.Buckets > 0 {
+	if o.Ring != "" {
+		writer, err := client.New(config, client.Options{})
+		if err != nil {
+			return err
+		}
+		engine, err := controllersharding.New(config, controllersharding.Options{Ring: o.Ring, Shard: o.Name,
+			Namespace: "default", Client: writer, LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+		if err != nil {
+			return err
+		}
+		cacheOptions.Ownership = engine
+		if !o.ClusterScoped {
+			cacheOptions.Object, cacheOptions.AllowIdentity = &corev1.ConfigMap{}, nil
+			cacheOptions.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+				NamePath: "data.serviceAccount"})
+			managerOptions.Cache.ByObject = map[client.Object]cache.ByObject{&corev1.ConfigMap{}: {Label: engine.Selector()}}
+		}
+	} else if o.Buckets > 0 {
 		leases := rest.CopyConfig(config)
 		if o.LeaseHost != "" {
 			leases.Host = o.LeaseHost
@@ -121,11 +152,16 @@ func runReplica(text string) error {
 	})); err != nil {
 		return err
 	}
+	if o.Hang != "" {
+		if err := hangForEvents(mgr, cc, keyOf(o.Hang)); err != nil {
+			return err
+		}
+	}
 	if err := mgr.Add(everywhere(func(ctx context.Context) error {
 		var writing sync.WaitGroup
 		for _, extension := range o.Extensions {
 			for range 2 {
-				writing.Go(func() { write(ctx, cc, client.ObjectKey{Name: extension}, cmp.Or(o.WritePause, 5*time.Millisecond)) })
+				writing.Go(func() { write(ctx, cc, keyOf(extension), cmp.Or(o.WritePause, 5*time.Millisecond)) })
 			}
 		}
 		writing.Wait()
@@ -143,6 +179,14 @@ func runReplica(text string) error {
 		}
 	}
 	return err
+}
+
+// keyOf returns the key of an extension: its name, or namespace and name.
+func keyOf(extension string) client.ObjectKey {
+	if namespace, name, ok := strings.Cut(extension, "/"); ok {
+		return client.ObjectKey{Namespace: namespace, Name: name}
+	}
+	return client.ObjectKey{Name: extension}
 }
 
 // everywhere is a runnable that does not wait until its replica leads.
@@ -242,7 +286,8 @@ func newLock(config *rest.Config, o options) (resourcelock.Interface, error) {
 // write writes as the tenant, again and again, and leaves the API server some room. Nothing in it cares
 // for leases.
 func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey, pause time.Duration) {
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: extension.Name}}
+	name := strings.TrimSuffix(extension.Name, extensionSuffix) // of a ConfigMap that is no extension itself
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	for n := 0; ctx.Err() == nil; n++ {
 		c, err := cc.GetUncachedClient(ctx, extension)
 		if err == nil {
@@ -255,6 +300,34 @@ func write(ctx context.Context, cc clustercache.ClusterCache, extension client.O
 		case <-time.After(pause):
 		}
 	}
+}
+
+// hangForEvents watches for an extension with a handler that never returns.
+func hangForEvents(mgr manager.Manager, cc clustercache.ClusterCache, extension client.ObjectKey) error {
+	watcher, err := controller.New("hanging", mgr, controller.Options{NeedLeaderElection: new(false),
+		Reconciler: reconcile.Func(func(context.Context, reconcile.Request) (reconcile.Result, error) {
+			return reconcile.Result{}, nil
+		})})
+	if err != nil {
+		return err
+	}
+	return mgr.Add(everywhere(func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			err := cc.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{Name: "hanging",
+				Watcher: watcher, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: "default"},
+				EventHandler: handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent,
+					workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+					fmt.Fprintln(os.Stderr, "a handler hangs")
+					select {}
+				}}}))
+			_ = err // such as NotOwned
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		return nil
+	}))
 }
 
 // spin keeps a core busy until it is killed, for half a minute at most.

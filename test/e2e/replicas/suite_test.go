@@ -254,11 +254,14 @@ func (a *auditReader) readLocked() {
 			continue
 		}
 		replica, extension, _ := strings.Cut(event.UserAgent, " extension/")
-		prefix := extension[:max(0, strings.LastIndex(extension, "-"))]
+		prefix := prefixOf(extension)
 		a.requests[prefix] = append(a.requests[prefix], tenantRequest{replica, extension,
 			event.RequestReceivedTimestamp.Time, event.Verb + " " + event.RequestURI})
 	}
 }
+
+// prefixOf returns the name of an extension without the last dash and what follows.
+func prefixOf(extension string) string { return extension[:max(0, strings.LastIndex(extension, "-"))] }
 
 func (a *auditReader) leaseLocked(event *auditv1.Event) {
 	if event.Verb != "update" && event.Verb != "create" || event.ObjectRef == nil || event.ResponseStatus == nil ||

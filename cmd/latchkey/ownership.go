@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/ownership/buckets"
+	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
+)
+
+// handOverTimeout is how long a manager that ends hands its buckets over: with shutdownPatience less than
+// the 30 s after which Kubernetes kills a Pod.
+const handOverTimeout = 18 * time.Second
+
+// sharingFlags say how replicas share the extensions.
+type sharingFlags struct {
+	buckets int
+	ring    string
+}
+
+func (s *sharingFlags) bind(flags *flag.FlagSet) {
+	flags.IntVar(&s.buckets, "buckets", 0, "share the extensions with other replicas: their UIDs are divided into this "+
+		"many buckets, each of which has a lease in --leader-election-namespace; the same for all replicas. "+
+		"0 means not to share; 64 suits most fleets")
+	flags.StringVar(&s.ring, "ring", "", "share the extensions with other replicas as kubernetes-controller-sharding "+
+		"labels them: name of the ControllerRing, of which this replica is a shard. The kind must be namespaced")
+}
+
+// shutdownPatience returns how long the whole shutdown may take.
+func (m *managerFlags) shutdownPatience() time.Duration {
+	if m.sharing.buckets != 0 {
+		return handOverTimeout + shutdownPatience
+	}
+	return shutdownPatience
+}
+
+func (s *sharingFlags) shares() bool { return s.buckets != 0 || s.ring != "" }
+
+// validateSharing returns an error that names the flags that do not go together.
+func (m *managerFlags) validateSharing() error {
+	switch {
+	case m.leaderElect && m.sharing.shares():
+		return errors.New("--leader-elect lets one replica serve all extensions, --buckets and --ring let all serve a " +
+			"share: use one of them")
+	case m.sharing.buckets != 0 && m.sharing.ring != "":
+		return errors.New("--buckets and --ring exclude each other")
+	case m.sharing.shares() && m.state.enabled:
+		return errors.New("the state API shows the connections of one replica, and with --buckets or --ring each replica " +
+			"has a share of them: leave out --state-api, and look at the metrics of all replicas")
+	case (m.leaderElect || m.sharing.shares()) && m.leaderElectionNamespace == "" && !inCluster():
+		return errors.New("--leader-elect, --buckets and --ring outside of a cluster need --leader-election-namespace for " +
+			"their leases")
+	}
+	return nil
+}
+
+// share sets up how replicas share the extensions, and returns the context for the manager's Start.
+func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, managerOptions *manager.Options,
+	options *clustercache.Options) (context.Context, error) {
+	if !m.sharing.shares() {
+		return ctx, nil
+	}
+	namespace, err := m.leaseNamespace()
+	if err != nil {
+		return nil, err
+	}
+	if m.sharing.ring == "" {
+		engine, err := buckets.New(restConfig, buckets.Options{Name: m.leaderElectionID, Namespace: namespace,
+			Buckets: m.sharing.buckets, HandOverTimeout: handOverTimeout})
+		if err != nil {
+			return nil, errors.WithMessage(err, "--buckets")
+		}
+		options.Ownership = engine
+		return engine.HandOver(ctx), nil
+	}
+	writer, err := client.New(restConfig, client.Options{})
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client")
+	}
+	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring,
+		Namespace: namespace, Client: writer})
+	if err != nil {
+		return nil, errors.WithMessage(err, "--ring")
+	}
+	options.Ownership = engine
+	if managerOptions.Cache.ByObject == nil {
+		managerOptions.Cache.ByObject = map[client.Object]cache.ByObject{}
+	}
+	managerOptions.Cache.ByObject[options.Object] = cache.ByObject{Label: engine.Selector()}
+	return ctx, nil
+}
+
+// leaseNamespace returns the namespace of the leases: the flag's, or that of the Pod.
+func (m *managerFlags) leaseNamespace() (string, error) {
+	if m.leaderElectionNamespace != "" {
+		return m.leaderElectionNamespace, nil
+	}
+	text, err := os.ReadFile(namespaceFile)
+	return string(text), errors.Wrap(err, "finding the namespace of the leases")
+}

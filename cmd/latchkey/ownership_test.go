@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/internal/controlplane"
+)
+
+// ownedSeries are the values of latchkey_ownership_extensions{owned="true"}.
+var ownedSeries = regexp.MustCompile(`latchkey_ownership_extensions\{cache="clustercache",owned="true"\} (\d+)`)
+
+// Two managers with --buckets share the extensions. When one ends, the other one has all. One that counts
+// to another number of buckets does not start.
+func TestManagersShare(t *testing.T) {
+	g := NewWithT(t)
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
+		"crd/clusterextensions.latchkey.dev")
+	g.Expect(err).NotTo(HaveOccurred())
+	const extensions = 16
+	var manifests strings.Builder
+	for i := range extensions {
+		fmt.Fprintf(&manifests, `---
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: default, name: shared-%[1]d}}
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: ClusterExtension
+metadata: {name: shared-%[1]d}
+spec: {namespace: default, serviceAccount: {name: shared-%[1]d}}
+`, i)
+	}
+	_, err = cp.KubectlInput(t.Context(), manifests.String(), "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+
+	start := func(more ...string) (m *runningManager, owned func() int) {
+		address := freeAddress(t)
+		m = startManager(t, append([]string{"--kubeconfig", cp.Kubeconfig(), "--health-probe-bind-address=0",
+			"--leader-election-namespace=default", "--metrics-bind-address=" + address}, more...)...)
+		t.Cleanup(func() {
+			_ = m.process.Kill()
+			if t.Failed() {
+				t.Log(m.printed)
+			}
+		})
+		return m, func() int {
+			resp, err := http.Get("http://" + address + "/metrics")
+			if err != nil {
+				return 0
+			}
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			match := ownedSeries.FindSubmatch(body)
+			if match == nil {
+				return 0
+			}
+			n, _ := strconv.Atoi(string(match[1]))
+			return n
+		}
+	}
+	one, ofOne := start("--buckets=16")
+	g.Eventually(ofOne).WithTimeout(patience).Should(Equal(extensions))
+	_, ofTwo := start("--buckets=16")
+	g.Eventually(ofTwo).WithTimeout(patience).Should(BeNumerically(">", 0))
+	g.Eventually(func() int { return ofOne() + ofTwo() }).WithTimeout(patience).Should(Equal(extensions))
+
+	other, _ := start("--buckets=8")
+	g.Eventually(other.ended).WithTimeout(patience).Should(Receive(HaveOccurred()))
+	g.Expect(other.printed.String()).To(And(ContainSubstring(`has ownership.latchkey.dev/buckets "16"`),
+		ContainSubstring("delete Lease default/latchkey-manager-fleet")))
+
+	begun := time.Now()
+	g.Expect(one.process.Signal(syscall.SIGTERM)).To(Succeed())
+	g.Eventually(one.ended).WithTimeout(patience).Should(Receive(Not(HaveOccurred())), "%s", one.printed)
+	t.Logf("ended in %s", time.Since(begun))
+	g.Eventually(ofTwo).WithTimeout(patience).Should(Equal(extensions))
+}

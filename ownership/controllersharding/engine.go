@@ -1,0 +1,169 @@
+package controllersharding
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
+)
+
+var _ ownership.Engine = (*Engine)(nil)
+
+// drainsAtOnce is how many extensions are given up at the same time: a handler that hangs delays one of
+// them.
+const drainsAtOnce = 16
+
+// Engine has the extensions whose label names this shard. New returns an Engine, for one ClusterCache. Its
+// methods may be called from any goroutine.
+type Engine struct {
+	options Options
+	leases  coordinationclient.LeasesGetter
+	bound   atomic.Bool // Check was called
+	begun   atomic.Bool // Run was called
+	fence   atomic.Pointer[fence.Fence]
+	drains  workqueue.TypedRateLimitingInterface[drain]
+}
+
+// drain is a version of an extension that the sharder asks this shard to give up.
+type drain struct {
+	gvk             schema.GroupVersionKind
+	key             client.ObjectKey
+	uid             types.UID
+	resourceVersion string
+}
+
+// Check implements ownership.Engine. The sharder never moves cluster-scoped objects, so they are refused.
+func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
+	if !namespaced {
+		return errors.Errorf("%s is cluster-scoped, and kubernetes-controller-sharding labels cluster-scoped objects but "+
+			"never moves them (its issue 680): the extensions of a shard that ended would stay without one. Use package "+
+			"buckets", kind)
+	}
+	if !e.bound.CompareAndSwap(false, true) {
+		return errors.New("an Engine is for one ClusterCache")
+	}
+	return nil
+}
+
+// Owns implements ownership.Engine. An extension that is to be given up is not this shard's any more.
+func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+	labels := extension.GetLabels()
+	if labels[e.options.shardLabel()] != e.options.Shard {
+		return nil, false
+	}
+	f = e.fence.Load()
+	if f == nil {
+		return nil, false
+	}
+	if _, drains := labels[e.options.drainLabel()]; drains {
+		e.drains.Add(drain{extension.GetObjectKind().GroupVersionKind(), client.ObjectKeyFromObject(extension),
+			extension.GetUID(), extension.GetResourceVersion()})
+		return nil, false
+	}
+	return f, true
+}
+
+// Run implements ownership.Engine. Run holds the shard's Lease, and takes the shard's extensions whenever
+// it has it.
+func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
+	if !e.begun.CompareAndSwap(false, true) {
+		return errors.New("an Engine runs once")
+	}
+	logger := ctrl.LoggerFrom(ctx).WithValues("ring", e.options.Ring, "shard", e.options.Shard)
+	ctx = ctrl.LoggerInto(ctx, logger)
+	var draining sync.WaitGroup
+	for range drainsAtOnce {
+		draining.Go(func() { e.drainAll(ctx, replica) })
+	}
+	defer draining.Wait()
+	defer e.drains.ShutDown()
+	for ctx.Err() == nil {
+		holding.Hold(ctx, e.options.times(), e.lock(), 0, func(holds context.Context, f *fence.Fence) {
+			e.fence.Store(f)
+			if err := replica.Take(holds, all); err != nil && holds.Err() == nil {
+				logger.Info("Not all extensions of the shard could be tried yet", "error", err.Error())
+			}
+			logger.Info("Serves its extensions")
+			<-holds.Done()
+			e.fence.Store(nil)
+			if err := replica.GiveUp(context.WithoutCancel(ctx), all); err != nil {
+				logger.Info("The shard is given up while something still runs for it", "error", err.Error())
+			}
+			logger.Info("Gave up its extensions", "lease", context.Cause(holds).Error())
+		})
+	}
+	return nil
+}
+
+// all is the share of a replica that has, or loses, everything it can have.
+func all(client.Object) bool { return true }
+
+// lock returns the lock of the shard. It keeps the label that the sharder sets on the Lease.
+func (e *Engine) lock() resourcelock.Interface {
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.Shard},
+		Client:     e.leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Shard},
+		Labels:     map[string]string{RingLabel: e.options.Ring},
+	}
+}
+
+// drainAll gives up extensions that the sharder wants to move, until the queue ends.
+func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
+	for {
+		d, ended := e.drains.Get()
+		if ended {
+			return
+		}
+		if err := e.drain(ctx, replica, d); err != nil && ctx.Err() == nil {
+			ctrl.LoggerFrom(ctx).Info("Cannot remove the labels of an extension that was given up yet",
+				"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
+			e.drains.AddRateLimited(d)
+		} else {
+			e.drains.Forget(d)
+		}
+		e.drains.Done(d)
+	}
+}
+
+// drain gives an extension up, and removes both labels in one write, so that the sharder gives it to
+// another shard. If the extension has changed, the write fails, and the next event of the extension
+// decides.
+func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) error {
+	if err := replica.GiveUp(ctx, func(extension client.Object) bool { return extension.GetUID() == d.uid }); err != nil {
+		ctrl.LoggerFrom(ctx).Info("An extension is given up while something still runs for it",
+			"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
+	}
+	if f := e.fence.Load(); f == nil || !f.Open() {
+		return nil // the shard is not this replica's to speak for; when it is again, Take leads here
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": d.uid, "resourceVersion": d.resourceVersion,
+		"labels": map[string]any{e.options.shardLabel(): nil, e.options.drainLabel(): nil}}})
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: d.key.Namespace, Name: d.key.Name}}
+	object.SetGroupVersionKind(d.gvk)
+	err = e.options.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,104 @@
+package holding
+
+import (
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/latchkey-dev/latchkey/fence"
+)
+
+// Times are the times of a leader election.
+type Times struct {
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+}
+
+// WithDefaults sets the times that are 0: 15 s, two thirds of the lease, a seventh of the lease.
+func (t Times) WithDefaults() Times {
+	if t.LeaseDuration == 0 {
+		t.LeaseDuration = 15 * time.Second
+	}
+	if t.RenewDeadline == 0 {
+		t.RenewDeadline = t.LeaseDuration * 2 / 3
+	}
+	if t.RetryPeriod == 0 {
+		t.RetryPeriod = t.LeaseDuration / 7
+	}
+	return t
+}
+
+// Validate returns an error that names the field of Options that is wrong.
+func (t Times) Validate() error {
+	switch {
+	case t.LeaseDuration < time.Second || t.LeaseDuration%time.Second != 0:
+		return errors.Errorf("Options.LeaseDuration must be whole seconds, not %s", t.LeaseDuration)
+	case t.RenewDeadline >= t.LeaseDuration:
+		return errors.Errorf("Options.RenewDeadline %s must be less than LeaseDuration %s", t.RenewDeadline, t.LeaseDuration)
+	case t.RetryPeriod <= 0 || t.RetryPeriod*6/5 >= t.RenewDeadline: // client-go's own condition
+		return errors.Errorf("Options.RetryPeriod %s must be positive, and by a fifth less than RenewDeadline %s",
+			t.RetryPeriod, t.RenewDeadline)
+	}
+	return nil
+}
+
+// Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done when the
+// lease is lost, or ctx is done. When serve returns, Hold releases the lease, unless it is lost, and
+// returns true. Hold returns false if it does not get the lease while ctx lasts, nor before patience is
+// over; 0 is no limit.
+func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patience time.Duration,
+	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
+	lock, f := fence.ForLeaderElection(lock, times.LeaseDuration)
+	begun, ended := make(chan struct{}), make(chan struct{})
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, LeaseDuration: times.LeaseDuration, RenewDeadline: times.RenewDeadline,
+		RetryPeriod: times.RetryPeriod, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil { // Validate lets no such times pass
+		ctrl.LoggerFrom(ctx).Error(err, "The times of the leader election are wrong")
+		return false
+	}
+	// The election ends after serve. What it says of each lease is for those who look for it.
+	election, release := context.WithCancel(ctrl.LoggerInto(context.WithoutCancel(ctx), ctrl.LoggerFrom(ctx).V(2)))
+	go func() {
+		defer close(ended)
+		elector.Run(election)
+	}()
+	defer func() {
+		release()
+		<-ended
+	}()
+	waiting := ctx
+	if patience > 0 {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
+	select {
+	case <-begun:
+	case <-waiting.Done():
+		return false
+	}
+	term := f.Term()
+	if term == nil {
+		return false
+	}
+	serving, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
+	defer context.AfterFunc(term.Context(), func() { lost(context.Cause(term.Context())) })()
+	go func() {
+		select {
+		case <-ended:
+			lost(fence.ErrClosed)
+		case <-serving.Done():
+		}
+	}()
+	serve(serving, f)
+	return true
+}
