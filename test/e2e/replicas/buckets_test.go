@@ -15,14 +15,14 @@ import (
 
 // fleet is replicas that share extensions by buckets.
 type fleet struct {
-	t        *testing.T
+	t        testing.TB
 	name     string
 	options  options
 	replicas []*replica // also those that have ended
 	killed   map[*replica]time.Time
 }
 
-func newFleet(t *testing.T, name string, o options) *fleet {
+func newFleet(t testing.TB, name string, o options) *fleet {
 	t.Helper()
 	o.Fleet = name
 	t.Cleanup(func() { deleteLeases(name) })

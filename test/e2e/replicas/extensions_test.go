@@ -20,7 +20,7 @@ import (
 )
 
 // admin returns a client that may do everything, without a limit of requests.
-func admin(t *testing.T) client.Client {
+func admin(t testing.TB) client.Client {
 	t.Helper()
 	config := rest.CopyConfig(cp.Config())
 	config.QPS = -1
@@ -30,7 +30,7 @@ func admin(t *testing.T) client.Client {
 }
 
 // manyExtensions creates extensions whose ServiceAccounts may read and write ConfigMaps.
-func manyExtensions(t *testing.T, prefix string, n int) (names []string) {
+func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 	t.Helper()
 	g := NewWithT(t)
 	c := admin(t)

@@ -127,7 +127,7 @@ type replica struct {
 }
 
 // startReplica starts a replica, whose name no other process of the test has.
-func startReplica(t *testing.T, o options) *replica {
+func startReplica(t testing.TB, o options) *replica {
 	t.Helper()
 	g := NewWithT(t)
 	o.Kubeconfig, o.Unfenced = cp.Kubeconfig(), *unfenced
@@ -329,7 +329,7 @@ type proxy struct {
 	running  sync.WaitGroup
 }
 
-func startProxy(t *testing.T) *proxy {
+func startProxy(t testing.TB) *proxy {
 	t.Helper()
 	g := NewWithT(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
