@@ -46,6 +46,9 @@ func (s *Set) remove(a *identityAccessor, reason connstate.Reason) {
 	}
 	a.remove(reason, cause)
 	s.options.States.Changed(a.key)
+	if s.options.Divided && reason != connstate.ReasonNotOwned {
+		a.term.End("this replica does not know the extension any more")
+	}
 	if reason == connstate.ReasonNotOwned {
 		left := func() {
 			if !a.tasks.Wait(handlerPatience) {

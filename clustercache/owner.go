@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -36,10 +37,20 @@ func (o *owner) reconciling() (end func()) {
 	return o.deciding.RUnlock
 }
 
-// awaitReconciles returns when no Reconcile acts any more on what the engine said before.
-func (o *owner) awaitReconciles() {
-	o.deciding.Lock()
-	defer o.deciding.Unlock()
+// awaitReconciles returns when no Reconcile acts any more on what the engine said before, or ctx is done.
+func (o *owner) awaitReconciles(ctx context.Context) error {
+	none := make(chan struct{})
+	go func() {
+		defer close(none)
+		o.deciding.Lock()
+		defer o.deciding.Unlock()
+	}()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done(): // a function of the host operator hangs
+		return errors.Wrap(context.Cause(ctx), "waiting for a Reconcile")
+	}
 }
 
 // term returns the term in which this replica may act for the extension, nil for any time, or false if the
@@ -51,6 +62,13 @@ func (o *owner) term(extension client.Object) (term *fence.Term, owned bool) {
 	}
 	term = f.Term()
 	return term, term != nil
+}
+
+// forgotten lets the engine see an extension that is filtered out: it may be asked to give it up.
+func (o *owner) forgotten(extension client.Object) {
+	if o != nil {
+		_, _ = o.engine.Owns(extension)
+	}
 }
 
 // run runs the engine and the set. The set ends after the engine has given up all extensions.
@@ -94,8 +112,8 @@ func (o *owner) isWanted(ctx context.Context, key client.ObjectKey, share owners
 // GiveUp implements ownership.Replica.
 func (o *owner) GiveUp(ctx context.Context, share ownership.Share) error {
 	start := time.Now()
-	o.awaitReconciles()
-	err := o.reconciler.set.GiveUp(ctx, share)
+	waited := o.awaitReconciles(ctx)
+	err := cmp.Or(o.reconciler.set.GiveUp(ctx, share), waited)
 	o.reconciler.metrics.GaveUpShare(ctx, time.Since(start))
 	ctrl.LoggerFrom(ctx).V(1).Info("Gave up extensions", "took", time.Since(start))
 	return err

@@ -237,6 +237,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	wanted, err := r.isWanted(object)
 	if !wanted {
 		r.forget(req.NamespacedName, ReasonFiltered)
+		r.owner.forgotten(object)
 		return reconcile.Result{}, err
 	}
 	if r.owner != nil {

@@ -40,7 +40,8 @@ type Replica interface {
 
 	// GiveUp ends the connections of the extensions in share, of which Owns reports none from now on. No
 	// request for them starts after the call began to end them, those under way end, and informers and
-	// event handlers return. A handler that hangs delays GiveUp by 5 s. When GiveUp returns, another
-	// replica may take the extensions, whatever the error: the error says what has not returned.
+	// event handlers return. A handler that hangs delays GiveUp by 5 s, and is logged. The error is that of
+	// ctx, if it ends before all that has ended. When GiveUp returns, another replica may take the
+	// extensions, whatever the error: no request for them is sent any more.
 	GiveUp(ctx context.Context, share Share) error
 }

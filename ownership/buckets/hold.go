@@ -126,10 +126,13 @@ func (e *Engine) awaitSuccessor(ctx context.Context, b int) {
 	self := e.options.Identity
 	taken := func(p *plan) bool { return p.holders[b] != "" && p.holders[b] != self }
 	over := func(p *plan) bool { return p.owners[b] == self || p.owners[b] == "" }
-	if !e.await(ctx, func(p *plan) bool { return taken(p) || over(p) }) {
+	// A successor that ended takes nothing, and is known to have ended after its lease.
+	taking, cancel := context.WithTimeout(ctx, e.options.LeaseDuration+e.options.RenewDeadline)
+	defer cancel()
+	if !e.await(taking, func(p *plan) bool { return taken(p) || over(p) }) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, servePatience)
+	ctx, cancel = context.WithTimeout(ctx, servePatience)
 	defer cancel()
 	e.await(ctx, func(p *plan) bool {
 		return over(p) || !taken(p) || slices.Contains(p.serving[p.holders[b]], b)

@@ -37,7 +37,8 @@ const (
 // observed has the Leases of the fleet as they were last seen. A Lease that has not changed for its
 // duration has expired, by the clock of this replica: the times in it are other replicas'.
 type observed struct {
-	now func() time.Time
+	now     func() time.Time
+	longest time.Duration // of a lease; what is in a Lease may be anything
 
 	mu     sync.Mutex
 	leases map[string]observation // guarded by mu; by name
@@ -45,17 +46,25 @@ type observed struct {
 
 // observation is a version of a Lease.
 type observation struct {
-	lease *coordinationv1.Lease
-	at    time.Time // when this version was first seen; with a monotonic reading
+	lease    *coordinationv1.Lease
+	at       time.Time     // when this version was first seen; with a monotonic reading
+	duration time.Duration // until it expires
 }
 
 // expires returns when the lease expires unless it changes.
-func (o observation) expires() time.Time {
-	var seconds int32
-	if o.lease.Spec.LeaseDurationSeconds != nil {
-		seconds = *o.lease.Spec.LeaseDurationSeconds
+func (o observation) expires() time.Time { return o.at.Add(o.duration) }
+
+// durationOf returns the duration of a Lease. That of a member is at most longest: a replica that says
+// more would get buckets long after it has ended. That of a bucket is what its holder counts with.
+func (o *observed) durationOf(lease *coordinationv1.Lease) time.Duration {
+	if lease.Spec.LeaseDurationSeconds == nil {
+		return 0
 	}
-	return o.at.Add(time.Duration(seconds) * time.Second)
+	duration := time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+	if lease.Labels[RoleLabel] == roleMember {
+		duration = min(duration, o.longest)
+	}
+	return duration
 }
 
 // holder returns who holds the lease, "" if it is free.
@@ -88,7 +97,7 @@ func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 		o.leases = map[string]observation{}
 	}
 	now := o.now()
-	next := observation{lease, now}
+	next := observation{lease, now, o.durationOf(lease)}
 	if renewed := lease.Spec.RenewTime; !known && lease.Labels[RoleLabel] == roleMember && renewed != nil {
 		// A member that ended before this replica began. A clock that is wrong does no harm: a member that
 		// is alive renews its Lease soon, and only the Lease of a bucket lets a replica act.

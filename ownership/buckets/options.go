@@ -19,10 +19,11 @@ import (
 // MaxBuckets is the largest number of buckets.
 const MaxBuckets = 1024
 
-// Options configure New. Namespace is required. Replicas that share a fleet have the same Name, Namespace
+// Options configure New. Name and Namespace are required. Replicas that share a fleet have the same Name, Namespace
 // and Buckets.
 type Options struct {
-	// Name of the fleet. The names of its Leases begin with it. Defaults to "latchkey".
+	// Name of the fleet: of the host operator, and of the ClusterCache if it has several. The names of its
+	// Leases begin with it. Two fleets of one name in a namespace would be one.
 	Name string
 	// Namespace of the Leases.
 	Namespace string
@@ -48,9 +49,6 @@ type Options struct {
 
 // withDefaults returns the options with defaults, or an error that names the field that is wrong.
 func (o Options) withDefaults() (Options, error) {
-	if o.Name == "" {
-		o.Name = "latchkey"
-	}
 	if o.Buckets == 0 {
 		o.Buckets = 64
 	}
@@ -67,6 +65,8 @@ func (o Options) withDefaults() (Options, error) {
 		o.Identity = host + "_" + string(uuid.NewUUID())
 	}
 	switch messages := validation.IsDNS1123Subdomain(o.Name); {
+	case o.Name == "":
+		return o, errors.New("Options.Name must be set: a name that no other fleet in the namespace has")
 	case len(messages) > 0 || len(o.Name) > 40:
 		return o, errors.Errorf("Options.Name %q must be a name of Kubernetes objects of at most 40 characters", o.Name)
 	case o.Namespace == "":
@@ -107,7 +107,7 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 		moving:  make(chan struct{}, movingAtOnce),
 		buckets: make([]bucket, options.Buckets), changed: make(chan struct{}),
 		refresh: make(chan struct{}, 1)}
-	e.observed.now = time.Now
+	e.observed.now, e.observed.longest = time.Now, options.LeaseDuration
 	e.plan.owners = make([]string, options.Buckets)
 	e.plan.holders = make([]string, options.Buckets)
 	return e, nil

@@ -44,6 +44,7 @@ func (o *ordinalEngine) has(extension client.Object) bool {
 // Run implements ownership.Engine.
 func (o *ordinalEngine) Run(ctx context.Context, replica ownership.Replica) error {
 	o.running.Store(true)
+	defer o.running.Store(false)
 	if err := replica.Take(ctx, o.has); err != nil && ctx.Err() == nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -36,8 +35,12 @@ type Engine struct {
 	leases  coordinationclient.LeasesGetter
 	bound   atomic.Bool // Check was called
 	begun   atomic.Bool // Run was called
+	process string      // in which the engine runs; see ProcessAnnotation
 	fence   atomic.Pointer[fence.Fence]
-	drains  workqueue.TypedRateLimitingInterface[drain]
+	drains  workqueue.TypedRateLimitingInterface[types.UID]
+
+	mu       sync.Mutex
+	draining map[types.UID]drain // guarded by mu; the last version of what is in drains
 }
 
 // drain is a version of an extension that the sharder asks this shard to give up.
@@ -72,11 +75,36 @@ func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 		return nil, false
 	}
 	if _, drains := labels[e.options.drainLabel()]; drains {
-		e.drains.Add(drain{extension.GetObjectKind().GroupVersionKind(), client.ObjectKeyFromObject(extension),
+		e.note(drain{extension.GetObjectKind().GroupVersionKind(), client.ObjectKeyFromObject(extension),
 			extension.GetUID(), extension.GetResourceVersion()})
 		return nil, false
 	}
 	return f, true
+}
+
+// note puts an extension into the queue. Each has one place there, however often it changes.
+func (e *Engine) note(d drain) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.draining[d.uid] = d
+	e.drains.Add(d.uid)
+}
+
+// last returns the last version of an extension in the queue.
+func (e *Engine) last(uid types.UID) (d drain, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d, ok = e.draining[uid]
+	return d, ok
+}
+
+// drained forgets a version of an extension.
+func (e *Engine) drained(d drain) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.draining[d.uid] == d {
+		delete(e.draining, d.uid)
+	}
 }
 
 // Run implements ownership.Engine. Run holds the shard's Lease, and takes the shard's extensions whenever
@@ -114,31 +142,24 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 // all is the share of a replica that has, or loses, everything it can have.
 func all(client.Object) bool { return true }
 
-// lock returns the lock of the shard. It keeps the label that the sharder sets on the Lease.
-func (e *Engine) lock() resourcelock.Interface {
-	return &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.Shard},
-		Client:     e.leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Shard},
-		Labels:     map[string]string{RingLabel: e.options.Ring},
-	}
-}
-
 // drainAll gives up extensions that the sharder wants to move, until the queue ends.
 func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
 	for {
-		d, ended := e.drains.Get()
+		uid, ended := e.drains.Get()
 		if ended {
 			return
 		}
-		if err := e.drain(ctx, replica, d); err != nil && ctx.Err() == nil {
-			ctrl.LoggerFrom(ctx).Info("Cannot remove the labels of an extension that was given up yet",
-				"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
-			e.drains.AddRateLimited(d)
-		} else {
-			e.drains.Forget(d)
+		if d, ok := e.last(uid); ok {
+			if err := e.drain(ctx, replica, d); err != nil && ctx.Err() == nil {
+				ctrl.LoggerFrom(ctx).Info("Cannot remove the labels of an extension that was given up yet",
+					"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
+				e.drains.AddRateLimited(uid)
+			} else {
+				e.drained(d)
+				e.drains.Forget(uid)
+			}
 		}
-		e.drains.Done(d)
+		e.drains.Done(uid)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -30,8 +32,9 @@ const (
 type Options struct {
 	// Ring is the name of the ControllerRing, which must list the kind of the extensions.
 	Ring string
-	// Shard is the name of this replica, and of its Lease, unique in the ring. Defaults to the host's
-	// name, which is that of the Pod.
+	// Shard is the name of this replica, and of its Lease, unique in the ring, in all namespaces. Defaults
+	// to the host's name, which is that of the Pod, but not with hostNetwork. Of two processes with one
+	// name, one waits.
 	Shard string
 	// Namespace of the shard's Lease.
 	Namespace string
@@ -39,7 +42,7 @@ type Options struct {
 	// given up. The manager's GetClient is one. It needs "patch" on the extensions.
 	Client client.Writer
 	// LeaseDuration, RenewDeadline and RetryPeriod are those of the shard's Lease. They default to 15 s,
-	// two thirds of that, and a seventh of it. The sharder moves the extensions of a shard that ended
+	// two thirds of that, and a seventh of it, a second at least. The sharder moves the extensions of a shard that ended
 	// without a word after twice the LeaseDuration.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
@@ -54,6 +57,9 @@ func (o *Options) drainLabel() string { return DrainLabelPrefix + o.Ring }
 // withDefaults returns the options with defaults, or an error that names the field that is wrong.
 func (o Options) withDefaults() (Options, error) {
 	times := o.times().WithDefaults()
+	if o.RetryPeriod == 0 {
+		times.RetryPeriod = max(times.RetryPeriod, time.Second)
+	}
 	o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = times.LeaseDuration, times.RenewDeadline, times.RetryPeriod
 	if o.Shard == "" {
 		host, err := os.Hostname()
@@ -73,6 +79,10 @@ func (o Options) withDefaults() (Options, error) {
 	case o.Client == nil:
 		return o, errors.New("Options.Client must be set: it removes the labels of extensions that were given up")
 	}
+	if o.RetryPeriod < time.Second {
+		// The fence gives each renewal another second, and the sharder goes by that time.
+		return o, errors.Errorf("Options.RetryPeriod must be a second at least, not %s", o.RetryPeriod)
+	}
 	return o, times.Validate()
 }
 
@@ -89,8 +99,9 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	return &Engine{options: options, leases: leases, drains: workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[drain](100*time.Millisecond, 30*time.Second))}, nil
+	return &Engine{options: options, leases: leases, process: string(uuid.NewUUID()), draining: map[types.UID]drain{},
+		drains: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second))}, nil
 }
 
 // Selector selects the extensions of this shard, those to give up included. Use it in cache.Options.ByObject

@@ -2,6 +2,7 @@ package holding
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
@@ -51,10 +52,11 @@ func (t Times) Validate() error {
 // over; 0 is no limit.
 func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patience time.Duration,
 	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
-	lock, f := fence.ForLeaderElection(lock, times.LeaseDuration)
+	fenced, f := fence.ForLeaderElection(lock, times.LeaseDuration)
+	deferred := &deferredRelease{Interface: fenced}
 	begun, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, LeaseDuration: times.LeaseDuration, RenewDeadline: times.RenewDeadline,
+		Lock: deferred, LeaseDuration: times.LeaseDuration, RenewDeadline: times.RenewDeadline,
 		RetryPeriod: times.RetryPeriod, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
@@ -83,10 +85,12 @@ func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patienc
 	select {
 	case <-begun:
 	case <-waiting.Done():
+		deferred.served(ctx, times.RenewDeadline) // nothing is served
 		return false
 	}
 	term := f.Term()
 	if term == nil {
+		deferred.served(ctx, times.RenewDeadline)
 		return false
 	}
 	serving, lost := context.WithCancelCause(ctx)
@@ -100,5 +104,53 @@ func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patienc
 		}
 	}()
 	serve(serving, f)
+	deferred.served(ctx, times.RenewDeadline)
 	return true
+}
+
+// deferredRelease releases its lock only after serve has returned. A LeaderElector that cannot renew its
+// lease in time releases it by itself, at once.
+type deferredRelease struct {
+	resourcelock.Interface
+
+	mu       sync.Mutex
+	done     bool                               // guarded by mu; serve has returned
+	deferred *resourcelock.LeaderElectionRecord // guarded by mu
+}
+
+// Update implements resourcelock.Interface.
+func (d *deferredRelease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if record.HolderIdentity == "" && d.putOff(record) {
+		return nil
+	}
+	return d.Interface.Update(ctx, record)
+}
+
+func (d *deferredRelease) putOff(record resourcelock.LeaderElectionRecord) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.done {
+		d.deferred = &record
+	}
+	return !d.done
+}
+
+// served lets the lock be released, and releases it if that was put off.
+func (d *deferredRelease) served(ctx context.Context, timeout time.Duration) {
+	d.mu.Lock()
+	d.done = true
+	record := d.deferred
+	d.mu.Unlock()
+	if record == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	_, _, err := d.Get(ctx) // the fenced lock releases no lease that has another holder by now
+	if err == nil {
+		err = d.Interface.Update(ctx, *record)
+	}
+	if err != nil {
+		ctrl.LoggerFrom(ctx).V(1).Info("A lease that was lost is not released", "lock", d.Describe(), "error", err.Error())
+	}
 }

@@ -11,6 +11,10 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/ownership/buckets"
 )
 
 // fleet is replicas that share extensions by buckets.
@@ -103,7 +107,27 @@ func (f *fleet) settle(n, replicas int) {
 			g.Expect(float64(len(extensions))).To(BeNumerically("~", equal, tolerance), "share of %s", r.name)
 		}
 		g.Expect(sum).To(Equal(n))
+		g.Expect(f.owners()).To(HaveLen(n), "each has one replica")
+		for holder, buckets := range f.holders(g) { // so that none is to move any more
+			g.Expect(buckets).To(BeNumerically("<=", (f.options.Buckets+replicas-1)/replicas), "buckets of %s", holder)
+		}
 	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
+}
+
+// holders returns how many buckets each replica holds by the Leases, which must be all buckets.
+func (f *fleet) holders(g Gomega) map[string]int {
+	var leases coordinationv1.LeaseList
+	g.Expect(admin(f.t).List(f.t.Context(), &leases, client.InNamespace("default"),
+		client.MatchingLabels{buckets.FleetLabel: f.name, buckets.RoleLabel: "bucket"})).To(Succeed())
+	holders, sum := map[string]int{}, 0
+	for _, lease := range leases.Items {
+		if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
+			holders[*holder]++
+			sum++
+		}
+	}
+	g.Expect(sum).To(Equal(f.options.Buckets), "buckets that are held")
+	return holders
 }
 
 // gaps returns how long each extension had no replica, at most, after that time.
@@ -192,6 +216,7 @@ func TestBuckets(t *testing.T) {
 	ended := time.Now()
 	f.replicas[1].signal(syscall.SIGTERM)
 	g.Eventually(f.replicas[1].ended).WithTimeout(patience).Should(BeClosed())
+	g.Expect(f.replicas[1].cmd.ProcessState.ExitCode()).To(Equal(0), "it left nothing behind")
 	t.Logf("one ended in %s", time.Since(ended))
 	f.settle(len(tenants), 3)
 	worst = longest(f.gaps(ended))

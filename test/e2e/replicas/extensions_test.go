@@ -66,7 +66,12 @@ func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 		var deleting errgroup.Group
 		deleting.SetLimit(20)
 		for _, name := range names {
-			deleting.Go(func() error { return c.Delete(context.Background(), newExtension(prefix, name)) })
+			deleting.Go(func() error {
+				meta := metav1.ObjectMeta{Namespace: "default", Name: name}
+				_ = c.Delete(context.Background(), &corev1.ServiceAccount{ObjectMeta: meta})
+				_ = c.Delete(context.Background(), &corev1.ConfigMap{ObjectMeta: meta})
+				return c.Delete(context.Background(), newExtension(prefix, name))
+			})
 		}
 		_ = deleting.Wait()
 	})

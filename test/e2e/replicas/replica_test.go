@@ -37,6 +37,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/ownership/buckets"
 	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -116,7 +117,7 @@ func runReplica(text string) error {
 		if err != nil {
 			return err
 		}
-		cacheOptions.Ownership = engine
+		cacheOptions.Ownership = o.fenced(engine)
 		if !o.ClusterScoped {
 			cacheOptions.Object, cacheOptions.AllowIdentity = &corev1.ConfigMap{}, nil
 			cacheOptions.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{
@@ -134,7 +135,7 @@ func runReplica(text string) error {
 			return err
 		}
 		managerCtx = engine.HandOver(ctx)
-		cacheOptions.Ownership, cacheOptions.WatchFilterValue = engine, o.Fleet
+		cacheOptions.Ownership, cacheOptions.WatchFilterValue = o.fenced(engine), o.Fleet
 	} else if err := elect(config, o, &managerOptions, &cacheOptions); err != nil {
 		return err
 	}
@@ -187,6 +188,21 @@ func keyOf(extension string) client.ObjectKey {
 		return client.ObjectKey{Namespace: namespace, Name: name}
 	}
 	return client.ObjectKey{Name: extension}
+}
+
+// fenced returns the engine, or one whose extensions have no fence.
+func (o *options) fenced(engine ownership.Engine) ownership.Engine {
+	if o.Unfenced {
+		return unfencedEngine{engine}
+	}
+	return engine
+}
+
+type unfencedEngine struct{ ownership.Engine }
+
+func (e unfencedEngine) Owns(extension client.Object) (*fence.Fence, bool) {
+	_, owned := e.Engine.Owns(extension)
+	return nil, owned
 }
 
 // everywhere is a runnable that does not wait until its replica leads.

@@ -317,6 +317,7 @@ func expectNoInterleaving(t *testing.T, prefix string) {
 		}
 	}
 	t.Logf("%d moves", returns)
+	NewWithT(t).Expect(returns).To(BeNumerically(">", 0))
 }
 
 // proxy forwards TCP connections to the API server. set cuts them, or lets their data wait.

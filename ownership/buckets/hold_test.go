@@ -1,0 +1,42 @@
+package buckets
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientset "k8s.io/client-go/kubernetes/fake"
+)
+
+// A Lease is free for a LeaderElector if the version that is stored has expired, and not if another version
+// has followed.
+func TestExpiredLeasesAreFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		leases := clientset.NewClientset().CoordinationV1()
+		o := &observed{now: time.Now, longest: 15 * time.Second}
+		stored := lease("b", roleBucket, "one", "1")
+		stored.Namespace = "n"
+		_, err := leases.Leases("n").Create(t.Context(), stored, metav1.CreateOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		holder := func() string {
+			got, err := expiringLeases{leases, o}.Leases("n").Get(t.Context(), "b", metav1.GetOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			return *got.Spec.HolderIdentity
+		}
+		g.Expect(holder()).To(Equal("one"), "it was not observed")
+		o.see(stored)
+		g.Expect(holder()).To(Equal("one"), "it has not expired")
+		time.Sleep(15 * time.Second)
+		g.Expect(holder()).To(BeEmpty())
+		g.Expect(*stored.Spec.HolderIdentity).To(Equal("one"), "what was observed is not changed")
+		renewed := lease("b", roleBucket, "one", "2")
+		_, err = leases.Leases("n").Update(t.Context(), renewed, metav1.UpdateOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(holder()).To(Equal("one"), "the watch is late")
+		_, err = expiringLeases{leases, o}.Leases("n").Get(t.Context(), "none", metav1.GetOptions{})
+		g.Expect(err).To(HaveOccurred())
+	})
+}

@@ -1,0 +1,78 @@
+package controllersharding
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/latchkey-dev/latchkey/internal/testutil"
+)
+
+func newEngine(t *testing.T) *Engine {
+	t.Helper()
+	e, err := New(&rest.Config{}, Options{Ring: "ring", Shard: "me", Namespace: "n",
+		Client: fake.NewClientBuilder().Build()})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return e
+}
+
+func TestOptions(t *testing.T) {
+	writer := fake.NewClientBuilder().Build()
+	for wrong, o := range map[string]Options{
+		"Options.Ring":            {Shard: "a", Namespace: "n", Client: writer},
+		`Options.Ring "a/b"`:      {Ring: "a/b", Shard: "a", Namespace: "n", Client: writer},
+		`Options.Shard "A"`:       {Ring: "r", Shard: "A", Namespace: "n", Client: writer},
+		"at most 63 characters":   {Ring: "r", Shard: string(make([]byte, 64)), Namespace: "n", Client: writer},
+		"Options.Namespace must":  {Ring: "r", Shard: "a", Client: writer},
+		"Options.Client must":     {Ring: "r", Shard: "a", Namespace: "n"},
+		"Options.LeaseDuration":   {Ring: "r", Shard: "a", Namespace: "n", Client: writer, LeaseDuration: 1},
+		"must be a second":        {Ring: "r", Shard: "a", Namespace: "n", Client: writer, RetryPeriod: 1},
+		"less than LeaseDuration": {Ring: "r", Shard: "a", Namespace: "n", Client: writer, RenewDeadline: 1 << 40},
+	} {
+		_, err := New(&rest.Config{}, o)
+		NewWithT(t).Expect(err).To(MatchError(ContainSubstring(wrong)))
+	}
+}
+
+// An extension is this shard's if its label says so, the Lease is held, and it is not to be given up.
+func TestOwns(t *testing.T) {
+	g := NewWithT(t)
+	e := newEngine(t)
+	g.Expect(e.Check(schema.GroupKind{Kind: "X"}, false)).To(MatchError(ContainSubstring("cluster-scoped")))
+	g.Expect(e.Check(schema.GroupKind{Kind: "X"}, true)).To(Succeed())
+	g.Expect(e.Check(schema.GroupKind{Kind: "X"}, true)).To(MatchError(ContainSubstring("one ClusterCache")))
+	with := func(set map[string]string) client.Object {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Labels: set, UID: "u", ResourceVersion: "1"}}
+	}
+	const shard, drain = ShardLabelPrefix + "ring", DrainLabelPrefix + "ring"
+	mine := with(map[string]string{shard: "me"})
+	owns := func(object client.Object) bool { _, owned := e.Owns(object); return owned }
+	g.Expect(owns(mine)).To(BeFalse(), "without the Lease")
+	lease, f := testutil.NewLease()
+	defer lease.Release()
+	lease.Renew(3600)
+	e.fence.Store(f)
+	got, owned := e.Owns(mine)
+	g.Expect(owned).To(BeTrue())
+	g.Expect(got).To(BeIdenticalTo(f))
+	g.Expect(owns(with(nil))).To(BeFalse())
+	g.Expect(owns(with(map[string]string{shard: "other"}))).To(BeFalse())
+	g.Expect(owns(with(map[string]string{shard: "other", drain: "true"}))).To(BeFalse())
+	g.Expect(owns(with(map[string]string{shard + "2": "me"}))).To(BeFalse(), "another ring")
+	g.Expect(e.drains.Len()).To(BeZero())
+	g.Expect(owns(with(map[string]string{shard: "me", drain: ""}))).To(BeFalse(), "any value counts")
+	later := with(map[string]string{shard: "me", drain: "true"})
+	later.SetResourceVersion("2")
+	g.Expect(owns(later)).To(BeFalse())
+	g.Expect(e.drains.Len()).To(Equal(1), "it is to be given up, in its last version")
+	last, _ := e.last("u")
+	g.Expect(last.resourceVersion).To(Equal("2"))
+	g.Expect(e.Selector().Matches(labels.Set{shard: "me", drain: "true"})).To(BeTrue())
+	g.Expect(e.Selector().Matches(labels.Set{shard: "other"})).To(BeFalse())
+}

@@ -1,0 +1,133 @@
+package holding
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientset "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/latchkey-dev/latchkey/fence"
+)
+
+// server has a Lease, and may be out of reach.
+type server struct {
+	*clientset.Clientset
+	cut atomic.Bool
+}
+
+func newServer() *server {
+	s := &server{Clientset: clientset.NewClientset()}
+	s.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return s.cut.Load(), nil, errors.New("out of reach")
+	})
+	return s
+}
+
+func (s *server) lock(identity string) resourcelock.Interface {
+	return &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: "n", Name: "l"}, Client: s.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity}}
+}
+
+func (s *server) holder(g Gomega) string {
+	lease, err := s.CoordinationV1().Leases("n").Get(context.Background(), "l", metav1.GetOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	return *lease.Spec.HolderIdentity
+}
+
+// A lease is held until serve has returned, and released then. Another one waits for that.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, times := newServer(), Times{}.WithDefaults()
+		ctx, cancel := context.WithCancel(t.Context())
+		finish, held := make(chan struct{}), make(chan bool)
+		go func() {
+			held <- Hold(ctx, times, s.lock("one"), 0, func(ctx context.Context, f *fence.Fence) {
+				<-ctx.Done()
+				if !f.Open() {
+					t.Error("the fence is closed before the lease is released")
+				}
+				<-finish
+			})
+		}()
+		synctest.Wait()
+		g.Expect(s.holder(g)).To(Equal("one"))
+		g.Expect(Hold(t.Context(), times, s.lock("two"), time.Minute, nil)).To(BeFalse(), "another one holds it")
+		cancel()
+		time.Sleep(time.Minute)
+		g.Expect(s.holder(g)).To(Equal("one"), "serve has not returned")
+		close(finish)
+		g.Expect(<-held).To(BeTrue())
+		g.Expect(s.holder(g)).To(BeEmpty())
+		g.Expect(Hold(t.Context(), times, s.lock("two"), time.Minute, func(context.Context, *fence.Fence) {
+			g.Expect(s.holder(g)).To(Equal("two"))
+		})).To(BeTrue())
+	})
+}
+
+// When the lease cannot be renewed, serve is told so before the lease has expired. The lease is not
+// released before serve has returned, even if the server can be reached again.
+func TestLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, times := newServer(), Times{}.WithDefaults()
+		lost, finish, held := make(chan time.Time, 1), make(chan struct{}), make(chan bool)
+		go func() {
+			held <- Hold(t.Context(), times, s.lock("one"), 0, func(ctx context.Context, _ *fence.Fence) {
+				<-ctx.Done()
+				lost <- time.Now()
+				<-finish
+			})
+		}()
+		time.Sleep(time.Minute)
+		s.cut.Store(true)
+		begun := time.Now()
+		// The elector begins to give up after RenewDeadline, and the lease would end after LeaseDuration.
+		g.Expect((<-lost).Sub(begun)).To(And(BeNumerically(">", times.RetryPeriod), BeNumerically("<", times.LeaseDuration)))
+		s.cut.Store(false)
+		time.Sleep(time.Minute)
+		g.Expect(s.holder(g)).To(Equal("one"), "serve has not returned")
+		close(finish)
+		g.Expect(<-held).To(BeTrue())
+	})
+}
+
+// A lease that the elector releases by itself is released when serve returns, and only if it is still held.
+func TestDeferredRelease(t *testing.T) {
+	g := NewWithT(t)
+	s := newServer()
+	fenced, _ := fence.ForLeaderElection(s.lock("one"), 15*time.Second)
+	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "one", LeaseDurationSeconds: 15}
+	g.Expect(fenced.Create(t.Context(), mine)).To(Succeed())
+	d := &deferredRelease{Interface: fenced}
+	g.Expect(d.Update(t.Context(), mine)).To(Succeed(), "a renewal")
+	g.Expect(d.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})).To(Succeed())
+	g.Expect(s.holder(g)).To(Equal("one"))
+	d.served(t.Context(), time.Second)
+	g.Expect(s.holder(g)).To(BeEmpty())
+
+	d = &deferredRelease{Interface: fenced}
+	g.Expect(d.Update(t.Context(), mine)).To(Succeed())
+	g.Expect(d.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})).To(Succeed())
+	other := s.lock("two")
+	_, _, err := other.Get(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(other.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "two"})).To(Succeed())
+	d.served(t.Context(), time.Second)
+	g.Expect(s.holder(g)).To(Equal("two"))
+}
+
+func TestTimes(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(Times{}.WithDefaults()).To(Equal(Times{15 * time.Second, 10 * time.Second, 15 * time.Second / 7}))
+	g.Expect(Times{LeaseDuration: time.Second}.WithDefaults().Validate()).To(Succeed())
+}
