@@ -12,8 +12,8 @@ import (
 var errUnknown = errors.New("the extension is unknown here: the manager has not started, or the extension " +
 	"is not seen yet, deleted, or filtered out, or this replica is not the leader")
 
-// errNotOwned is the cause of NotOwned for an extension that this replica has not had.
-var errNotOwned = errors.New("another replica serves the extension, or is about to")
+// errNotOwned is the cause of NotOwned for an extension that is unknown here.
+var errNotOwned = errors.New("this replica does not have the extension: another one has it, or none has it yet")
 
 // reasonOf returns the reason why resolving an extension, or obtaining a credential, failed.
 func reasonOf(err error) connstate.Reason {

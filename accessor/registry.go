@@ -19,7 +19,8 @@ type registry struct {
 	byKey   *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
 	unknown atomic.Pointer[unknownExtensions]
 	fence   *fence.Fence // nil for none
-	// notOwned has the extensions that another replica serves.
+	divided bool         // replicas share the extensions, so what is unknown here may be another's
+	// notOwned has the extensions that were reconciled, and are not this replica's.
 	notOwned *xsync.Map[client.ObjectKey, struct{}]
 }
 
@@ -52,7 +53,7 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 		if r.fence != nil && !r.fence.Open() {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotLeading, Err: fence.ErrClosed}
 		}
-		if _, notOwned := r.notOwned.Load(key); notOwned {
+		if r.divided {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotOwned, Err: errNotOwned}
 		}
 		if u := r.unknown.Load(); u != nil {

@@ -16,11 +16,12 @@ const ConditionConnected = "Connected"
 //   - False for a NoTokenError, with reason TokenRequestFailed and its text.
 //
 // Pass only errors of calls for this extension: any other error yields True. Check for ReasonStale
-// first, and return without writing the status, because the next event usually leads to another
-// result:
+// and ReasonNotOwned first, and return without writing the status: after ReasonStale the next event
+// usually leads to another result, and with ReasonNotOwned another replica writes the status:
 //
 //	var notConnected *clustercache.NotConnectedError
-//	if errors.As(err, &notConnected) && notConnected.Reason == clustercache.ReasonStale {
+//	if errors.As(err, &notConnected) &&
+//		(notConnected.Reason == clustercache.ReasonStale || notConnected.Reason == clustercache.ReasonNotOwned) {
 //		return ctrl.Result{}, nil
 //	}
 //

@@ -77,6 +77,8 @@
 //     and other controllers read snapshots.
 //   - On a replica that is not the leader, every getter returns a [NotConnectedError] with reason
 //     NotStarted, or NotLeading with Options.Fence.
+//   - With Options.Ownership each replica is connected for its share of the extensions. For the others
+//     getters return reason NotOwned: return without a requeue, and write no status.
 //   - Leader election alone does not keep a replica from acting after it has lost its lease: a replica
 //     that was suspended or cut off notices late. Options.Fence does. [ErrOutcomeUnknown] is in the chain
 //     of the error of a write that was under way when its connection ended.

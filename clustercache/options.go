@@ -111,8 +111,8 @@ type Options struct {
 	Fence *fence.Fence
 	// Ownership, if set, divides the extensions among replicas, each of which connects its share; see
 	// package ownership. An extension that is another replica's is not connected (NotOwned). The
-	// reconciler then runs on every replica, whether or not the manager has a leader. Ownership excludes
-	// Fence, because it has fences of its own.
+	// reconciler then runs on every replica, whether or not the manager has a leader, and so must your
+	// controllers that use the ClusterCache. Ownership excludes Fence, because it has fences of its own.
 	Ownership ownership.Engine
 	// EventRecorder, if set, records an Event on an extension when the extension connects, and when
 	// it is not connected for another reason than before. Each extension may have a burst of a few

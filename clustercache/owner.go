@@ -80,7 +80,11 @@ func (o *owner) run(ctx context.Context) error {
 		ended <- o.engine.Run(ctx, o)
 	}()
 	err := o.reconciler.set.Run(setCtx)
-	return cmp.Or(<-ended, err)
+	engineErr := <-ended
+	if engineErr == nil && ctx.Err() == nil {
+		engineErr = errors.New("Options.Ownership: Run has returned before its context was done")
+	}
+	return cmp.Or(engineErr, err)
 }
 
 // Take implements ownership.Replica.

@@ -93,6 +93,9 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 			return nil, errors.WithMessage(err, "Options.Ownership")
 		}
 		r.owner = &owner{engine: o.Ownership, reconciler: r}
+		if needs := controllerOptions.NeedLeaderElection; needs != nil && *needs {
+			return nil, errors.New("with Options.Ownership the reconciler runs on every replica: leave NeedLeaderElection unset")
+		}
 		controllerOptions.NeedLeaderElection = new(false) // each replica has its share
 	}
 	rbacWatcher, err := o.rbacWatcher(mgr, logger)

@@ -176,8 +176,9 @@ const (
 	ReasonIdentityMismatch = connstate.ReasonIdentityMismatch
 	// ReasonNotLeading: this replica does not hold the lease of Options.Fence.
 	ReasonNotLeading = connstate.ReasonNotLeading
-	// ReasonNotOwned: by Options.Ownership another replica serves the extension. Return without a
-	// requeue; the extension source has an event when the extension comes to this replica.
+	// ReasonNotOwned: by Options.Ownership this replica does not have the extension: another one has
+	// it, or none has it yet, or it is unknown. Return without a requeue, and write no status; the
+	// extension source has an event when the extension comes to this replica.
 	ReasonNotOwned = connstate.ReasonNotOwned
 	// ReasonUnreachable: the API server does not answer.
 	ReasonUnreachable = connstate.ReasonUnreachable

@@ -62,6 +62,9 @@ func (t *Term) Part() *Term {
 
 // End ends a part of a term: from then on Err returns an error with this cause, which wraps ErrClosed.
 func (t *Term) End(cause string) {
+	if t.fence != nil {
+		return // a whole term ends with its lease
+	}
 	t.end(fmt.Errorf("%s: %w", cause, ErrClosed)) // first, so that a caller of Err finds the cause
 	t.over.Store(true)
 }

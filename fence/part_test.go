@@ -25,6 +25,10 @@ func TestPart(t *testing.T) {
 		g.Expect(second.Err()).NotTo(HaveOccurred())
 		g.Expect(term.Err()).NotTo(HaveOccurred())
 
+		term.End("not a part")
+		g.Expect(term.Err()).NotTo(HaveOccurred())
+		g.Expect(term.Context().Err()).NotTo(HaveOccurred())
+
 		late = 11 * time.Second
 		g.Expect(second.Err()).To(And(MatchError(ErrClosed), MatchError(errNotRenewed)), "although no timer has fired")
 		<-second.Context().Done()

@@ -8,16 +8,20 @@
 //
 // # Usage
 //
-// What an extension's owner is, other replicas learn from a NotConnectedError with the reason NotOwned.
-// A controller that receives it returns without a requeue: the extension source has an event when the
-// extension comes to this replica. Controllers that use the ClusterCache run on every replica
-// (controller.Options.NeedLeaderElection false).
+// On a replica that does not have an extension, calls for it return a NotConnectedError with the reason
+// NotOwned. A controller returns then, without a requeue and without writing the status: the replica that
+// has the extension does that. The extension source has an event when the extension comes to this replica.
+//
+// Controllers that use the ClusterCache run on every replica. A manager without leader election runs them
+// so. If the manager has leader election for other reasons, set controller.Options.NeedLeaderElection to
+// false for each of them.
 //
 // # Considerations
 //
-//   - Only requests of connections are divided. What a host operator does with its own rights, such as
-//     writing status, each replica does for the extensions that it finds connected; the fence of package
-//     fence is for those requests.
+//   - Only the requests of connections are divided and fenced. What a host operator does with its own
+//     permissions, such as writing status, is not: use resourceVersion preconditions there.
 //   - Engines give an extension up in this order: no new request, those under way ended, handlers
-//     returned or 5 s over, then the lease or label released. Another replica takes it after that.
+//     returned or 5 s over, then the lease or label released. Another replica takes it after that. When a
+//     lease is lost, requests end with the lease, and handlers are waited for in the same way, but another
+//     replica does not wait for them.
 package ownership

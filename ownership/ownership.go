@@ -18,30 +18,32 @@ type Engine interface {
 
 	// Owns reports whether the extension is this replica's now. The fence is that of the lease which says
 	// so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O. It is
-	// called on each reconcile; the engine calls Take or GiveUp when the result has changed. Do not change
-	// the object.
+	// called on each reconcile of an extension. If the result changes for another reason than a change of
+	// the extension, the engine calls Take or GiveUp. Do not change the object, which has its
+	// GroupVersionKind.
 	Owns(extension client.Object) (f *fence.Fence, owned bool)
 
-	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns.
+	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns. To
+	// return earlier, with or without an error, ends the manager.
 	// Owns reports false for every extension before Run is called, and after it has returned.
 	Run(ctx context.Context, replica Replica) error
 }
 
-// Share selects extensions, by the object. A Share may be called from any goroutine, and must not change
-// the object.
+// Share selects extensions, by the object, which may lack its GroupVersionKind. A Share may be called from
+// any goroutine, and must not change the object.
 type Share func(extension client.Object) bool
 
 // Replica does what an Engine decides. Its methods may be called from any goroutine.
 type Replica interface {
-	// Take connects the extensions in share, which Owns reports to be this replica's from now on. Take
-	// returns when each of them that exists now is connected, or has been tried once, or when ctx is
+	// Take connects the extensions in share. Owns must report that they are this replica's before the
+	// call. Take returns when each of them that exists now is connected, or has been tried once, or when ctx is
 	// done.
 	Take(ctx context.Context, share Share) error
 
-	// GiveUp ends the connections of the extensions in share, of which Owns reports none from now on. No
-	// request for them starts after the call began to end them, those under way end, and informers and
-	// event handlers return. A handler that hangs delays GiveUp by 5 s, and is logged. The error is that of
-	// ctx, if it ends before all that has ended. When GiveUp returns, another replica may take the
-	// extensions, whatever the error: no request for them is sent any more.
+	// GiveUp ends the connections of the extensions in share. Owns must report that they are not this
+	// replica's before the call. No request for them starts after the call began to end them, those under
+	// way end, and informers and event handlers return. A handler that hangs delays GiveUp by 5 s, and is
+	// logged. The error is that of ctx, if it ends before all that has ended. When GiveUp returns, another
+	// replica may take the extensions, whatever the error: no request for them is sent any more.
 	GiveUp(ctx context.Context, share Share) error
 }

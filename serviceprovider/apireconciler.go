@@ -229,8 +229,8 @@ func (r *APIReconciler[T, C]) notConnected(obj T, config C, err error) (reconcil
 	case !errors.As(err, &notConnected):
 		StatusProgressing(obj, ReasonAccessError, platformProblem(err))
 		return reconcile.Result{}, errors.WithMessage(err, "getting the clusters")
-	case notConnected.Reason == clustercache.ReasonStale:
-		return reconcile.Result{}, nil // an event for the newer reference leads here again
+	case notConnected.Reason == clustercache.ReasonStale, notConnected.Reason == clustercache.ReasonNotOwned:
+		return reconcile.Result{}, nil // an event leads here again, or another replica has the object
 	case notConnected.Reason == clustercache.ReasonNotStarted && isReady(obj):
 		// The process has just started. What it said before is right until the first connect ends.
 	default:

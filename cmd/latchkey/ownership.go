@@ -34,8 +34,8 @@ func (s *sharingFlags) bind(flags *flag.FlagSet) {
 		"0 means not to share; 64 suits most fleets")
 	flags.StringVar(&s.ring, "ring", "", "share the extensions with other replicas as kubernetes-controller-sharding "+
 		"labels them: name of the ControllerRing, of which this replica is a shard. The kind must be namespaced")
-	flags.StringVar(&s.shard, "shard", "", "with --ring: name of this replica, unique in the ring; empty means the host's "+
-		"name, which is that of the Pod")
+	flags.StringVar(&s.shard, "shard", "", "with --ring: name of this replica, unique in the ring; empty means the "+
+		"host's name, which is that of the Pod")
 }
 
 // shutdownPatience returns how long the whole shutdown may take.
@@ -85,12 +85,8 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		options.Ownership = engine
 		return engine.HandOver(ctx), nil
 	}
-	writer, err := client.New(restConfig, client.Options{})
-	if err != nil {
-		return nil, errors.Wrap(err, "creating a client")
-	}
-	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring, Shard: m.sharing.shard,
-		Namespace: namespace, Client: writer})
+	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring,
+		Shard: m.sharing.shard, Namespace: namespace})
 	if err != nil {
 		return nil, errors.WithMessage(err, "--ring")
 	}

@@ -92,8 +92,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	installErr := r.install(ctx, extension)
 	var notConnected *clustercache.NotConnectedError
-	if errors.As(installErr, &notConnected) && notConnected.Reason == clustercache.ReasonStale {
-		return ctrl.Result{}, nil // a reconcile of a newer extension follows, or one after the reconnect
+	if errors.As(installErr, &notConnected) &&
+		(notConnected.Reason == clustercache.ReasonStale || notConnected.Reason == clustercache.ReasonNotOwned) {
+		return ctrl.Result{}, nil // another reconcile follows, here or on the replica that has the extension
 	}
 	if err := r.report(ctx, extension, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

@@ -157,6 +157,8 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 	switch {
 	case isNotConnected && notConnected.Reason == clustercache.ReasonStale:
 		return nil // a newer version of the Release, or of the connection, leads here again
+	case isNotConnected && notConnected.Reason == clustercache.ReasonNotOwned:
+		return nil // another replica reports the Release
 	case isNotConnected:
 		released.Status, released.Reason, released.Message = metav1.ConditionUnknown, "NotConnected", err.Error()
 	case err != nil:

@@ -23,7 +23,7 @@ var reasons = map[string]string{
 		"authentication webhook renames users.",
 	"NotLeading": "Nothing, if another replica leads: look there. If none does, read the replicas' logs, and look at " +
 		"the Lease and at the API server.",
-	"NotOwned": "Nothing, if another replica serves it: look there. If none does, read the replicas' logs, and " +
+	"NotOwned": "Nothing, if another replica has it: look there. If none does, read the replicas' logs, and " +
 		"look at the Leases, or at the labels of the extension.",
 	"Unreachable": "Look at the API server and the network path to it. When it answers any request, all its " +
 		"extensions are woken, spread over 10 s.",

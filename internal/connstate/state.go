@@ -68,7 +68,8 @@ const (
 	// ReasonNotLeading means: this replica does not hold the lease that its requests need. Another
 	// replica may serve the extension. Handles from before end when the lease does.
 	ReasonNotLeading Reason = "NotLeading"
-	// ReasonNotOwned means: another replica serves the extension, or is about to.
+	// ReasonNotOwned means: replicas share the extensions, and this one does not have the
+	// extension: another one has it, or none has it yet.
 	ReasonNotOwned Reason = "NotOwned"
 	// ReasonUnreachable means: the API server does not answer.
 	ReasonUnreachable Reason = "Unreachable"

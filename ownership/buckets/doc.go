@@ -3,7 +3,9 @@
 // # Setup
 //
 //	engine, err := buckets.New(config, buckets.Options{Namespace: "my-namespace", Name: "my-operator"})
-//	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{Ownership: engine}, controller.Options{})
+//	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+//		Ownership: engine, Client: clustercache.ClientOptions{UserAgent: "my-operator"},
+//	}, controller.Options{})
 //	err = mgr.Start(engine.HandOver(ctx))
 //
 // The host operator needs get, list, watch, create, update and delete on leases in that namespace.
@@ -26,5 +28,7 @@
 //     read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
 //   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
+//   - Who may write the Leases decides which replica serves what, and can keep extensions from being
+//     served. Let nothing but the host operator write Leases in that namespace.
 //   - ForOrdinal needs no Leases, and has no fences: the StatefulSet's promise takes their place.
 package buckets

@@ -145,7 +145,7 @@ func (e *Engine) lock(b int) resourcelock.Interface {
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.bucketLease(b)},
 		Client:     expiringLeases{e.leases, &e.observed},
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Identity},
-		Labels:     map[string]string{FleetLabel: e.options.Name, RoleLabel: roleBucket},
+		Labels:     map[string]string{FleetLabel: e.options.Name, roleLabel: roleBucket},
 	}
 }
 

@@ -21,12 +21,12 @@ const forgetAfter = 10
 // or ctx is done.
 func (e *Engine) joinFleet(ctx context.Context) error {
 	leases := e.leases.Leases(e.options.Namespace)
-	wanted := map[string]string{BucketsAnnotation: strconv.Itoa(len(e.buckets)), KindAnnotation: e.kind.String()}
+	wanted := map[string]string{bucketsAnnotation: strconv.Itoa(len(e.buckets)), kindAnnotation: e.kind.String()}
 	for {
 		fleet, err := leases.Get(ctx, e.options.fleetLease(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.fleetLease(),
-				Labels:      map[string]string{FleetLabel: e.options.Name, RoleLabel: roleFleet},
+				Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleFleet},
 				Annotations: wanted}}, metav1.CreateOptions{})
 		}
 		if err == nil {
@@ -35,8 +35,9 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		ctrl.LoggerFrom(ctx).Info("Cannot read the Lease of the fleet yet", "lease", e.options.fleetLease(),
-			"error", err.Error())
+		ctrl.LoggerFrom(ctx).Info("Cannot read or create the Lease of the fleet yet; this program needs get, list, "+
+			"watch, create, update and delete on leases in the namespace", "namespace", e.options.Namespace,
+			"lease", e.options.fleetLease(), "error", err.Error())
 		select {
 		case <-ctx.Done():
 			return nil
@@ -47,7 +48,7 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 
 // compareFleet returns an error if replicas of this fleet divide it in another way.
 func (e *Engine) compareFleet(fleet *coordinationv1.Lease, wanted map[string]string) error {
-	if fleet.Labels[RoleLabel] != roleFleet {
+	if fleet.Labels[roleLabel] != roleFleet {
 		return errors.Errorf("Lease %s/%s is not that of a fleet: choose another Options.Name",
 			fleet.Namespace, fleet.Name)
 	}
@@ -115,8 +116,8 @@ func (e *Engine) writeMember(ctx context.Context) {
 	now := metav1.NowMicro()
 	wanted := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: e.options.memberLease(),
-			Labels:      map[string]string{FleetLabel: e.options.Name, RoleLabel: roleMember},
-			Annotations: map[string]string{ServesAnnotation: strings.Join(serves, ",")}},
+			Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleMember},
+			Annotations: map[string]string{servesAnnotation: strings.Join(serves, ",")}},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &now,
 			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second))},
 	}

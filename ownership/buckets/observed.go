@@ -17,17 +17,17 @@ import (
 const (
 	// FleetLabel is on all Leases of a fleet. Its value is the name of the fleet.
 	FleetLabel = "ownership.latchkey.dev/fleet"
-	// RoleLabel says what a Lease is: fleet, bucket, or member.
-	RoleLabel = "ownership.latchkey.dev/role"
-	// ServesAnnotation on a member's Lease lists the buckets whose extensions are connected.
-	ServesAnnotation = "ownership.latchkey.dev/serves"
-	// BucketsAnnotation on the fleet's Lease is the number of buckets.
-	BucketsAnnotation = "ownership.latchkey.dev/buckets"
-	// KindAnnotation on the fleet's Lease is the kind of the extensions.
-	KindAnnotation = "ownership.latchkey.dev/kind"
+	// roleLabel says what a Lease is: fleet, bucket, or member.
+	roleLabel = "ownership.latchkey.dev/role"
+	// servesAnnotation on a member's Lease lists the buckets whose extensions are connected.
+	servesAnnotation = "ownership.latchkey.dev/serves"
+	// bucketsAnnotation on the fleet's Lease is the number of buckets.
+	bucketsAnnotation = "ownership.latchkey.dev/buckets"
+	// kindAnnotation on the fleet's Lease is the kind of the extensions.
+	kindAnnotation = "ownership.latchkey.dev/kind"
 )
 
-// Values of RoleLabel.
+// Values of roleLabel.
 const (
 	roleFleet  = "fleet"
 	roleBucket = "bucket"
@@ -55,13 +55,13 @@ type observation struct {
 func (o observation) expires() time.Time { return o.at.Add(o.duration) }
 
 // durationOf returns the duration of a Lease. That of a member is at most longest: a replica that says
-// more would get buckets long after it has ended. That of a bucket is what its holder counts with.
+// more would get buckets long after it has ended. That of a bucket is what its holder's fence relies on.
 func (o *observed) durationOf(lease *coordinationv1.Lease) time.Duration {
 	if lease.Spec.LeaseDurationSeconds == nil {
 		return 0
 	}
 	duration := time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
-	if lease.Labels[RoleLabel] == roleMember {
+	if lease.Labels[roleLabel] == roleMember {
 		duration = min(duration, o.longest)
 	}
 	return duration
@@ -77,7 +77,7 @@ func (o observation) holder(now time.Time) string {
 
 // serves returns the buckets that a member serves.
 func (o observation) serves() (buckets []int) {
-	for text := range strings.SplitSeq(o.lease.Annotations[ServesAnnotation], ",") {
+	for text := range strings.SplitSeq(o.lease.Annotations[servesAnnotation], ",") {
 		if bucket, err := strconv.Atoi(text); err == nil {
 			buckets = append(buckets, bucket)
 		}
@@ -98,14 +98,14 @@ func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 	}
 	now := o.now()
 	next := observation{lease, now, o.durationOf(lease)}
-	if renewed := lease.Spec.RenewTime; !known && lease.Labels[RoleLabel] == roleMember && renewed != nil {
+	if renewed := lease.Spec.RenewTime; !known && lease.Labels[roleLabel] == roleMember && renewed != nil {
 		// A member that ended before this replica began. A clock that is wrong does no harm: a member that
 		// is alive renews its Lease soon, and only the Lease of a bucket lets a replica act.
 		next.at = now.Add(min(0, renewed.Sub(now)))
 	}
 	o.leases[lease.Name] = next
 	return !known || last.holder(now) != next.holder(now) ||
-		last.lease.Annotations[ServesAnnotation] != lease.Annotations[ServesAnnotation]
+		last.lease.Annotations[servesAnnotation] != lease.Annotations[servesAnnotation]
 }
 
 func (o *observed) gone(name string) {
@@ -127,7 +127,7 @@ func (o *observed) members(now time.Time) (members []string, serving map[string]
 	defer o.mu.Unlock()
 	serving = map[string][]int{}
 	for _, seen := range o.leases {
-		if holder := seen.holder(now); seen.lease.Labels[RoleLabel] == roleMember && holder != "" {
+		if holder := seen.holder(now); seen.lease.Labels[roleLabel] == roleMember && holder != "" {
 			members = append(members, holder)
 			serving[holder] = seen.serves()
 		}
@@ -156,7 +156,7 @@ func (o *observed) expiredMembers(now time.Time, ago time.Duration) (leases []*c
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, seen := range o.leases {
-		if seen.lease.Labels[RoleLabel] == roleMember && now.Sub(seen.expires()) >= ago {
+		if seen.lease.Labels[roleLabel] == roleMember && now.Sub(seen.expires()) >= ago {
 			leases = append(leases, seen.lease)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 func lease(name, role, holder, version string) *coordinationv1.Lease {
 	now := metav1.NowMicro()
 	return &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Labels: map[string]string{RoleLabel: role}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Labels: map[string]string{roleLabel: role}},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(15)), RenewTime: &now}}
 }
 
@@ -73,7 +73,7 @@ func TestMembers(t *testing.T) {
 		ghost.Spec.LeaseDurationSeconds = new(int32(1 << 30))
 		o.see(ghost)
 		serves := lease("m-one", roleMember, "one", "7")
-		serves.Annotations = map[string]string{ServesAnnotation: "3,x,,5"}
+		serves.Annotations = map[string]string{servesAnnotation: "3,x,,5"}
 		g.Expect(o.see(serves)).To(BeTrue())
 		_, serving := o.members(o.now())
 		g.Expect(serving["one"]).To(Equal([]int{3, 5}))

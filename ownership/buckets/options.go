@@ -16,8 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
-// MaxBuckets is the largest number of buckets.
-const MaxBuckets = 1024
+// maxBuckets is the largest number of buckets.
+const maxBuckets = 1024
 
 // Options configure New. Name and Namespace are required. Replicas that share a fleet have the same Name, Namespace
 // and Buckets.
@@ -42,8 +42,9 @@ type Options struct {
 	// RetryPeriod is the time between renewals: each bucket costs one write to the API server in that
 	// time. Defaults to a seventh of LeaseDuration, about 2 s.
 	RetryPeriod time.Duration
-	// HandOverTimeout bounds HandOver. Defaults to 20 s. Kubernetes kills a Pod after its
-	// terminationGracePeriodSeconds, 30 s unless set.
+	// HandOverTimeout bounds HandOver. Defaults to 20 s. Together with the manager's
+	// GracefulShutdownTimeout, 30 s unless set, it must be less than the terminationGracePeriodSeconds of
+	// the Pod, 30 s unless set.
 	HandOverTimeout time.Duration
 }
 
@@ -71,8 +72,8 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.Errorf("Options.Name %q must be a name of Kubernetes objects of at most 40 characters", o.Name)
 	case o.Namespace == "":
 		return o, errors.New("Options.Namespace must be set: the namespace of the Leases")
-	case o.Buckets < 1 || o.Buckets > MaxBuckets:
-		return o, errors.Errorf("Options.Buckets must be from 1 to %d, not %d", MaxBuckets, o.Buckets)
+	case o.Buckets < 1 || o.Buckets > maxBuckets:
+		return o, errors.Errorf("Options.Buckets must be from 1 to %d, not %d", maxBuckets, o.Buckets)
 	case o.HandOverTimeout < 0:
 		return o, errors.New("Options.HandOverTimeout must not be negative")
 	}
@@ -83,7 +84,7 @@ func (o *Options) times() holding.Times {
 	return holding.Times{LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod}
 }
 
-// New returns an Engine for one ClusterCache. config is that of the host operator, whose rights the
+// New returns an Engine for one ClusterCache. config is that of the host operator, whose permissions the
 // Leases need: get, list, watch, create, update and delete on leases in Options.Namespace. New sends no
 // request.
 func New(config *rest.Config, options Options) (*Engine, error) {

@@ -50,7 +50,7 @@ func TestDrain(t *testing.T) {
 			return errors.Join(err, refusal)
 		}}).Build()
 	e := newEngine(t)
-	e.options.Client = writer
+	e.writer = writer
 	mine := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "mine"}}
 	other := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "other"}}
 	r := &replica{mine: mine, other: other}

@@ -35,7 +35,8 @@ type Engine struct {
 	leases  coordinationclient.LeasesGetter
 	bound   atomic.Bool // Check was called
 	begun   atomic.Bool // Run was called
-	process string      // in which the engine runs; see ProcessAnnotation
+	writer  client.Writer
+	process string // in which the engine runs; see processAnnotation
 	fence   atomic.Pointer[fence.Fence]
 	drains  workqueue.TypedRateLimitingInterface[types.UID]
 
@@ -133,7 +134,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 			if err := replica.GiveUp(context.WithoutCancel(ctx), all); err != nil {
 				logger.Info("The shard is given up while something still runs for it", "error", err.Error())
 			}
-			logger.Info("Gave up its extensions", "lease", context.Cause(holds).Error())
+			logger.Info("Gave up its extensions", "reason", context.Cause(holds).Error())
 		})
 	}
 	return nil
@@ -182,7 +183,7 @@ func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) 
 	}
 	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: d.key.Namespace, Name: d.key.Name}}
 	object.SetGroupVersionKind(d.gvk)
-	err = e.options.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
+	err = e.writer.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

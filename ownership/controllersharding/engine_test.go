@@ -9,31 +9,27 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 func newEngine(t *testing.T) *Engine {
 	t.Helper()
-	e, err := New(&rest.Config{}, Options{Ring: "ring", Shard: "me", Namespace: "n",
-		Client: fake.NewClientBuilder().Build()})
+	e, err := New(&rest.Config{}, Options{Ring: "ring", Shard: "me", Namespace: "n"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return e
 }
 
 func TestOptions(t *testing.T) {
-	writer := fake.NewClientBuilder().Build()
 	for wrong, o := range map[string]Options{
-		"Options.Ring":            {Shard: "a", Namespace: "n", Client: writer},
-		`Options.Ring "a/b"`:      {Ring: "a/b", Shard: "a", Namespace: "n", Client: writer},
-		`Options.Shard "A"`:       {Ring: "r", Shard: "A", Namespace: "n", Client: writer},
-		"at most 63 characters":   {Ring: "r", Shard: string(make([]byte, 64)), Namespace: "n", Client: writer},
-		"Options.Namespace must":  {Ring: "r", Shard: "a", Client: writer},
-		"Options.Client must":     {Ring: "r", Shard: "a", Namespace: "n"},
-		"Options.LeaseDuration":   {Ring: "r", Shard: "a", Namespace: "n", Client: writer, LeaseDuration: 1},
-		"must be a second":        {Ring: "r", Shard: "a", Namespace: "n", Client: writer, RetryPeriod: 1},
-		"less than LeaseDuration": {Ring: "r", Shard: "a", Namespace: "n", Client: writer, RenewDeadline: 1 << 40},
+		"Options.Ring":            {Shard: "a", Namespace: "n"},
+		`Options.Ring "a/b"`:      {Ring: "a/b", Shard: "a", Namespace: "n"},
+		`Options.Shard "A"`:       {Ring: "r", Shard: "A", Namespace: "n"},
+		"at most 63 characters":   {Ring: "r", Shard: string(make([]byte, 64)), Namespace: "n"},
+		"Options.Namespace must":  {Ring: "r", Shard: "a"},
+		"Options.LeaseDuration":   {Ring: "r", Shard: "a", Namespace: "n", LeaseDuration: 1},
+		"must be a second":        {Ring: "r", Shard: "a", Namespace: "n", RetryPeriod: 1},
+		"less than LeaseDuration": {Ring: "r", Shard: "a", Namespace: "n", RenewDeadline: 1 << 40},
 	} {
 		_, err := New(&rest.Config{}, o)
 		NewWithT(t).Expect(err).To(MatchError(ContainSubstring(wrong)))

@@ -10,9 +10,9 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ProcessAnnotation is on the Lease of a shard, and says which process holds it. The protocol wants the
+// processAnnotation is on the Lease of a shard, and says which process holds it. The protocol wants the
 // name of the shard as the holder, so two processes of one name would both believe that they hold it.
-const ProcessAnnotation = "ownership.latchkey.dev/process"
+const processAnnotation = "ownership.latchkey.dev/process"
 
 // lock returns the lock of the shard. It keeps the label that the sharder sets on the Lease.
 func (e *Engine) lock() resourcelock.Interface {
@@ -51,7 +51,7 @@ func (l shardLease) Get(ctx context.Context, name string, options metav1.GetOpti
 		return nil, errors.Errorf("Lease %s/%s is of ring %q, not %q: choose another Options.Shard", lease.Namespace, name,
 			ring, l.engine.options.Ring)
 	}
-	holder, process := lease.Spec.HolderIdentity, lease.Annotations[ProcessAnnotation]
+	holder, process := lease.Spec.HolderIdentity, lease.Annotations[processAnnotation]
 	if holder != nil && *holder == l.engine.options.Shard && process != l.engine.process {
 		lease.Spec.HolderIdentity = new(*holder + ", process " + process)
 	}
@@ -74,6 +74,6 @@ func (l shardLease) marked(lease *coordinationv1.Lease) *coordinationv1.Lease {
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
 	}
-	lease.Annotations[ProcessAnnotation] = l.engine.process
+	lease.Annotations[processAnnotation] = l.engine.process
 	return lease
 }

@@ -28,7 +28,7 @@ const (
 	DrainLabelPrefix = "drain.alpha.sharding.timebertt.dev/"
 )
 
-// Options configure New. Ring, Namespace and Client are required.
+// Options configure New. Ring and Namespace are required.
 type Options struct {
 	// Ring is the name of the ControllerRing, which must list the kind of the extensions.
 	Ring string
@@ -38,12 +38,9 @@ type Options struct {
 	Shard string
 	// Namespace of the shard's Lease.
 	Namespace string
-	// Client writes to the extensions, as the host operator: it removes the labels of those that were
-	// given up. The manager's GetClient is one. It needs "patch" on the extensions.
-	Client client.Writer
 	// LeaseDuration, RenewDeadline and RetryPeriod are those of the shard's Lease. They default to 15 s,
 	// two thirds of that, and a seventh of it, a second at least. The sharder moves the extensions of a shard that ended
-	// without a word after twice the LeaseDuration.
+	// without releasing its Lease after twice the LeaseDuration.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
@@ -76,8 +73,6 @@ func (o Options) withDefaults() (Options, error) {
 			"the sharder makes it the value of a label", o.Shard)
 	case o.Namespace == "":
 		return o, errors.New("Options.Namespace must be set: the namespace of the shard's Lease")
-	case o.Client == nil:
-		return o, errors.New("Options.Client must be set: it removes the labels of extensions that were given up")
 	}
 	if o.RetryPeriod < time.Second {
 		// The fence gives each renewal another second, and the sharder goes by that time.
@@ -86,20 +81,27 @@ func (o Options) withDefaults() (Options, error) {
 	return o, times.Validate()
 }
 
-// New returns an Engine for one ClusterCache. config is that of the host operator, whose rights the Lease
-// needs: get, create and update on leases in Options.Namespace. New sends no request.
+// New returns an Engine for one ClusterCache. config is the host operator's for the cluster that holds the
+// extensions. It needs get, create and update on leases in Options.Namespace, and patch on the extensions,
+// whose labels it removes when they were given up. New sends no request.
 func New(config *rest.Config, options Options) (*Engine, error) {
 	options, err := options.withDefaults()
 	if err != nil {
 		return nil, err
 	}
+	writing := rest.CopyConfig(config)
 	config = rest.CopyConfig(config)
 	config.Timeout = options.RenewDeadline / 2 // a request that hangs leaves time for another one
 	leases, err := coordinationclient.NewForConfig(config)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	return &Engine{options: options, leases: leases, process: string(uuid.NewUUID()), draining: map[types.UID]drain{},
+	writer, err := client.New(writing, client.Options{})
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client for extensions")
+	}
+	return &Engine{options: options, leases: leases, writer: writer, process: string(uuid.NewUUID()),
+		draining: map[types.UID]drain{},
 		drains: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second))}, nil
 }

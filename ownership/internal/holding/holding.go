@@ -66,7 +66,7 @@ func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patienc
 		ctrl.LoggerFrom(ctx).Error(err, "The times of the leader election are wrong")
 		return false
 	}
-	// The election ends after serve. What it says of each lease is for those who look for it.
+	// The election ends after serve. Its messages are logged at verbosity 2.
 	election, release := context.WithCancel(ctrl.LoggerInto(context.WithoutCancel(ctx), ctrl.LoggerFrom(ctx).V(2)))
 	go func() {
 		defer close(ended)

@@ -118,7 +118,7 @@ func (f *fleet) settle(n, replicas int) {
 func (f *fleet) holders(g Gomega) map[string]int {
 	var leases coordinationv1.LeaseList
 	g.Expect(admin(f.t).List(f.t.Context(), &leases, client.InNamespace("default"),
-		client.MatchingLabels{buckets.FleetLabel: f.name, buckets.RoleLabel: "bucket"})).To(Succeed())
+		client.MatchingLabels{buckets.FleetLabel: f.name, "ownership.latchkey.dev/role": "bucket"})).To(Succeed())
 	holders, sum := map[string]int{}, 0
 	for _, lease := range leases.Items {
 		if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {

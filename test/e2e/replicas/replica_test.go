@@ -108,12 +108,8 @@ func runReplica(text string) error {
 	}
 	managerCtx := ctx
 	if o.Ring != "" {
-		writer, err := client.New(config, client.Options{})
-		if err != nil {
-			return err
-		}
 		engine, err := controllersharding.New(config, controllersharding.Options{Ring: o.Ring, Shard: o.Name,
-			Namespace: "default", Client: writer, LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+			Namespace: "default", LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
 		if err != nil {
 			return err
 		}
