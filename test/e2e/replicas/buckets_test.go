@@ -65,7 +65,7 @@ func (r *replica) changes() (list []change) {
 func (f *fleet) serving() map[*replica][]string {
 	serving := map[*replica][]string{}
 	for _, r := range f.replicas {
-		if _, killed := f.killed[r]; killed {
+		if r.hasEnded() {
 			continue
 		}
 		connected := map[string]bool{}
@@ -143,7 +143,12 @@ func (f *fleet) gaps(after time.Time) map[string]time.Duration {
 			events = append(events, event{c, r})
 			connected[c.Extension] = c.Connected
 		}
-		if at, killed := f.killed[r]; killed {
+		if r.hasEnded() {
+			// A replica that ended may not have reported its last disconnects, which came after its last report.
+			at, killed := f.killed[r]
+			if all := r.changes(); !killed && len(all) > 0 {
+				at = all[len(all)-1].At
+			}
 			for extension, is := range connected {
 				if is {
 					events = append(events, event{change{at, extension, false}, r})

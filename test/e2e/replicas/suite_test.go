@@ -154,6 +154,16 @@ func startReplica(t testing.TB, o options) *replica {
 	return r
 }
 
+// hasEnded reports whether the process has ended.
+func (r *replica) hasEnded() bool {
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 func (r *replica) signal(signal os.Signal) { _ = r.cmd.Process.Signal(signal) }
 
 // requests returns how many requests of tenants the replica has sent.
