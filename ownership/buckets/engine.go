@@ -36,6 +36,7 @@ type Engine struct {
 	observed observed
 	buckets  []bucket
 	moving   chan struct{} // has a token for each bucket that is being handed over
+	news     chan struct{} // has a signal when the plan is to be made again
 	refresh  chan struct{} // has a signal when this replica's own Lease is to be written
 
 	memberVersion string // resourceVersion of this replica's own Lease, "" if not known; one goroutine writes it
@@ -96,14 +97,8 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	// What renews and watches goes on until every bucket is given up.
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	news, synced := make(chan struct{}, 1), make(chan struct{})
-	signal := func() {
-		select {
-		case news <- struct{}{}:
-		default:
-		}
-	}
-	running.Go(func() { e.observe(background, signal, synced) })
+	synced := make(chan struct{})
+	running.Go(func() { e.observe(background, synced) })
 	defer running.Wait()
 	defer end()
 	select {
@@ -113,7 +108,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	}
 	stopRenewing := e.announce(background, &running)
 	e.awaitOthers(ctx)
-	running.Go(func() { e.planAll(background, news) })
+	running.Go(func() { e.planAll(background) })
 
 	var serving sync.WaitGroup
 	for b := range e.buckets {
@@ -201,7 +196,7 @@ func (e *Engine) await(ctx context.Context, condition func(*plan) bool) bool {
 }
 
 // planAll keeps the plan until ctx is done.
-func (e *Engine) planAll(ctx context.Context, news <-chan struct{}) {
+func (e *Engine) planAll(ctx context.Context) {
 	for {
 		now := e.observed.now()
 		e.replan(now)
@@ -212,7 +207,7 @@ func (e *Engine) planAll(ctx context.Context, news <-chan struct{}) {
 			expiry = timer.C
 		}
 		select {
-		case <-news:
+		case <-e.news:
 		case <-expiry:
 		case <-ctx.Done():
 			timer.Stop()

@@ -23,8 +23,6 @@ const (
 	// servePatience is how long a replica that hands over buckets waits until the next one serves a
 	// bucket that it has taken.
 	servePatience = 10 * time.Second
-	// giveUpPatience bounds giving up.
-	giveUpPatience = 10 * time.Second
 )
 
 // serve holds a bucket whenever this replica is to have it, until ctx is done.
@@ -46,7 +44,7 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
 // done. It returns false if it could not take the bucket.
 func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int) bool {
 	handsOver := false
-	held := holding.Hold(ctx, e.options.times(), e.lock(b), e.options.RenewDeadline,
+	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Patience: e.options.RenewDeadline}, e.lock(b),
 		func(holds context.Context, f *fence.Fence) {
 			taken := e.take(ctx, replica, b, f)
 			handsOver = e.holdUntil(holds, b)
@@ -69,7 +67,11 @@ func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *
 	taken := make(chan struct{})
 	go func() {
 		defer close(taken)
-		if err := replica.Take(ctx, e.share(b)); err != nil && !errors.Is(err, context.Canceled) {
+		err := replica.Take(ctx, e.share(b))
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return // the bucket is given up already
+		}
+		if err != nil {
 			ctrl.LoggerFrom(ctx).Info("Not all extensions of a bucket could be tried yet", "bucket", b, "error", err.Error())
 		}
 		e.buckets[b].serves.Store(true)
@@ -112,7 +114,7 @@ func (e *Engine) giveUp(ctx context.Context, replica ownership.Replica, b int) {
 	start := time.Now()
 	e.buckets[b].fence.Store(nil)
 	e.buckets[b].serves.Store(false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
 	defer cancel()
 	if err := replica.GiveUp(ctx, e.share(b)); err != nil {
 		ctrl.LoggerFrom(ctx).Info("A bucket is given up while something still runs for it", "bucket", b, "error", err.Error())
@@ -143,7 +145,7 @@ func (e *Engine) awaitSuccessor(ctx context.Context, b int) {
 func (e *Engine) lock(b int) resourcelock.Interface {
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.bucketLease(b)},
-		Client:     expiringLeases{e.leases, &e.observed},
+		Client:     expiringLeases{e.leases, e.see, &e.observed},
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Identity},
 		Labels:     map[string]string{FleetLabel: e.options.Name, roleLabel: roleBucket},
 	}
@@ -153,16 +155,18 @@ func (e *Engine) lock(b int) resourcelock.Interface {
 // Lease; this replica has observed all of them from the beginning, so it need not wait again.
 type expiringLeases struct {
 	coordinationclient.LeasesGetter
+	see      func(*coordinationv1.Lease)
 	observed *observed
 }
 
 // Leases implements coordinationclient.LeasesGetter.
 func (l expiringLeases) Leases(namespace string) coordinationclient.LeaseInterface {
-	return expiringLease{l.LeasesGetter.Leases(namespace), l.observed}
+	return expiringLease{l.LeasesGetter.Leases(namespace), l.see, l.observed}
 }
 
 type expiringLease struct {
 	coordinationclient.LeaseInterface
+	see      func(*coordinationv1.Lease)
 	observed *observed
 }
 
@@ -173,6 +177,7 @@ func (l expiringLease) Get(ctx context.Context, name string, options metav1.GetO
 	if err != nil {
 		return nil, err
 	}
+	l.see(lease.DeepCopy()) // the watch may be late
 	seen := l.observed.get(name)
 	if seen.lease != nil && seen.lease.ResourceVersion == lease.ResourceVersion && seen.holder(l.observed.now()) == "" {
 		lease.Spec.HolderIdentity = new("")

@@ -108,9 +108,14 @@ func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 		last.lease.Annotations[servesAnnotation] != lease.Annotations[servesAnnotation]
 }
 
+// gone notes that a Lease was deleted. That of a bucket counts until it would have expired: its holder
+// learns of the deletion with its next renewal.
 func (o *observed) gone(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if seen, ok := o.leases[name]; ok && seen.lease.Labels[roleLabel] == roleBucket && seen.holder(o.now()) != "" {
+		return
+	}
 	delete(o.leases, name)
 }
 
@@ -163,12 +168,26 @@ func (o *observed) expiredMembers(now time.Time, ago time.Duration) (leases []*c
 	return leases
 }
 
-// observe watches the Leases of the fleet until ctx is done. It calls news when who holds what may have
-// changed, and synced after the first list.
-func (e *Engine) observe(ctx context.Context, news func(), synced chan<- struct{}) {
+// see notes a version of a Lease, and has the plan made again if who holds what may have changed.
+func (e *Engine) see(lease *coordinationv1.Lease) {
+	if e.observed.see(lease) {
+		e.signal()
+	}
+}
+
+// signal has the plan made again.
+func (e *Engine) signal() {
+	select {
+	case e.news <- struct{}{}:
+	default:
+	}
+}
+
+// observe watches the Leases of the fleet until ctx is done. It closes synced after the first list.
+func (e *Engine) observe(ctx context.Context, synced chan<- struct{}) {
 	see := func(object any) {
-		if lease, ok := object.(*coordinationv1.Lease); ok && e.observed.see(lease) {
-			news()
+		if lease, ok := object.(*coordinationv1.Lease); ok {
+			e.see(lease)
 		}
 	}
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
@@ -182,7 +201,7 @@ func (e *Engine) observe(ctx context.Context, news func(), synced chan<- struct{
 				if name, err := toolscache.DeletionHandlingMetaNamespaceKeyFunc(object); err == nil {
 					_, name, _ = toolscache.SplitMetaNamespaceKey(name)
 					e.observed.gone(name)
-					news()
+					e.signal()
 				}
 			},
 		},

@@ -46,7 +46,12 @@ func TestLeasesExpire(t *testing.T) {
 		g.Expect(o.see(lease("b", roleBucket, "", "5"))).To(BeTrue(), "it is released")
 		g.Expect(holder()).To(BeEmpty())
 		o.gone("b")
-		g.Expect(o.get("b").holder(o.now())).To(BeEmpty())
+		g.Expect(o.get("b").lease).To(BeNil())
+		o.see(lease("b", roleBucket, "one", "6"))
+		o.gone("b")
+		g.Expect(holder()).To(Equal("one"), "it does not know yet that its Lease was deleted")
+		time.Sleep(15 * time.Second)
+		g.Expect(holder()).To(BeEmpty())
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 // ForOrdinal returns an engine without Leases, for the Pods of a StatefulSet: the Pod with this
@@ -55,5 +56,7 @@ func (o *ordinalEngine) Run(ctx context.Context, replica ownership.Replica) erro
 	}
 	<-ctx.Done()
 	o.running.Store(false)
-	return replica.GiveUp(context.WithoutCancel(ctx), o.has)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
+	defer cancel()
+	return replica.GiveUp(ctx, o.has)
 }

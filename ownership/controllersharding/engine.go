@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -122,8 +123,10 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	}
 	defer draining.Wait()
 	defer e.drains.ShutDown()
+	// A Lease that is released and taken again would make the sharder move extensions without a drain.
+	options := holding.Options{Times: e.options.times(), KeepLost: true}
 	for ctx.Err() == nil {
-		holding.Hold(ctx, e.options.times(), e.lock(), 0, func(holds context.Context, f *fence.Fence) {
+		held := holding.Hold(ctx, options, e.lock(), func(holds context.Context, f *fence.Fence) {
 			e.fence.Store(f)
 			if err := replica.Take(holds, all); err != nil && holds.Err() == nil {
 				logger.Info("Not all extensions of the shard could be tried yet", "error", err.Error())
@@ -131,11 +134,19 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 			logger.Info("Serves its extensions")
 			<-holds.Done()
 			e.fence.Store(nil)
-			if err := replica.GiveUp(context.WithoutCancel(ctx), all); err != nil {
+			giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
+			defer cancel()
+			if err := replica.GiveUp(giving, all); err != nil {
 				logger.Info("The shard is given up while something still runs for it", "error", err.Error())
 			}
 			logger.Info("Gave up its extensions", "reason", context.Cause(holds).Error())
 		})
+		if !held {
+			select {
+			case <-ctx.Done():
+			case <-time.After(e.options.RetryPeriod):
+			}
+		}
 	}
 	return nil
 }
@@ -168,7 +179,10 @@ func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
 // another shard. If the extension has changed, the write fails, and the next event of the extension
 // decides.
 func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) error {
-	if err := replica.GiveUp(ctx, func(extension client.Object) bool { return extension.GetUID() == d.uid }); err != nil {
+	mine := func(extension client.Object) bool { return extension.GetUID() == d.uid }
+	giving, cancel := context.WithTimeout(ctx, holding.GiveUpPatience)
+	defer cancel()
+	if err := replica.GiveUp(giving, mine); err != nil {
 		ctrl.LoggerFrom(ctx).Info("An extension is given up while something still runs for it",
 			"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
 	}

@@ -47,7 +47,7 @@ func (l shardLease) Get(ctx context.Context, name string, options metav1.GetOpti
 	if err != nil {
 		return nil, err
 	}
-	if ring := lease.Labels[RingLabel]; ring != l.engine.options.Ring {
+	if ring := lease.Labels[RingLabel]; ring != "" && ring != l.engine.options.Ring {
 		return nil, errors.Errorf("Lease %s/%s is of ring %q, not %q: choose another Options.Shard", lease.Namespace, name,
 			ring, l.engine.options.Ring)
 	}

@@ -37,6 +37,7 @@ type guardedUse struct {
 	guard    *guard
 	term     *fence.Term
 	written  bool      // guarded by the guard's mu; the kernel has taken the whole request
+	upTo     int64     // guarded by the guard's mu; up to which byte of the connection the request is, once written
 	returned time.Time // guarded by the guard's mu; when RoundTrip returned, zero before
 }
 
@@ -73,7 +74,7 @@ func (u *guardedUse) wroteRequest() {
 	g := u.guard
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	u.written, g.owed = true, g.sent
+	u.written, u.upTo, g.owed = true, g.sent, g.sent
 	g.removeLocked(u)
 }
 
@@ -87,32 +88,32 @@ func (u *guardedUse) hasReturned() {
 	g := u.guard
 	g.mu.Lock()
 	u.returned = time.Now()
-	written, delivered, raw := u.written, g.isDeliveredLocked(), g.raw
+	written, delivered, raw := u.written, g.isDeliveredLocked(u.upTo), g.raw
 	g.mu.Unlock()
 	switch {
 	case u.term.Err() == nil:
 	case !written:
 		abort(raw)
 	case !delivered:
-		time.AfterFunc(ackPatience, g.abortUnlessDelivered)
+		time.AfterFunc(ackPatience, u.abortUnlessDelivered)
 	}
 }
 
-// abortUnlessDelivered ends the connection if the other side has still not acknowledged a request that
-// needs a term.
-func (g *guard) abortUnlessDelivered() {
+// abortUnlessDelivered ends the connection if the other side has still not acknowledged the request.
+// Requests of others that were written later do not count.
+func (u *guardedUse) abortUnlessDelivered() {
+	g := u.guard
 	g.mu.Lock()
-	delivered, raw := g.isDeliveredLocked(), g.raw
+	delivered, raw := g.isDeliveredLocked(u.upTo), g.raw
 	g.mu.Unlock()
 	if !delivered {
 		abort(raw)
 	}
 }
 
-// isDeliveredLocked reports whether the other side has acknowledged all requests that need a term, as
-// far as they are written.
-func (g *guard) isDeliveredLocked() bool {
-	return g.owed == 0 || g.sent-unacknowledged(g.raw) >= g.owed
+// isDeliveredLocked reports whether the other side has acknowledged the connection's bytes up to upTo.
+func (g *guard) isDeliveredLocked(upTo int64) bool {
+	return upTo == 0 || g.sent-unacknowledged(g.raw) >= upTo
 }
 
 func (g *guard) removeLocked(u *guardedUse) {
@@ -185,7 +186,7 @@ func (c *guardedConn) ReadFrom(r io.Reader) (int64, error) {
 // kernel has of it is dropped: otherwise the kernel would go on to send it, and another replica may lead.
 func (c *guardedConn) Close() error {
 	c.guard.mu.Lock()
-	drops := len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked()
+	drops := len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked(c.guard.owed)
 	c.guard.mu.Unlock()
 	if drops {
 		_ = c.SetLinger(0)

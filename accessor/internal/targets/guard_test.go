@@ -361,15 +361,47 @@ func TestUnacknowledgedRequest(t *testing.T) {
 			g.Eventually(func() bool {
 				own.mu.Lock()
 				defer own.mu.Unlock()
-				return own.isDeliveredLocked()
+				return own.isDeliveredLocked(use.upTo)
 			}).Should(BeTrue())
 		}
 		l.Release()
 		use.hasReturned()
-		own.abortUnlessDelivered()
+		use.abortUnlessDelivered()
 		_, err := left.Write([]byte("next"))
 		g.Expect(err == nil).To(Equal(acknowledged), "%v", err)
 	}
+}
+
+// A request that the other side has acknowledged takes no connection with it, although a later one of
+// another extension is not acknowledged yet.
+func TestLaterRequestsDoNotCount(t *testing.T) {
+	g := NewWithT(t)
+	l, f := testutil.NewLease()
+	defer l.Release()
+	l.Renew(3600)
+	own := &guard{}
+	left, right := tcpPair(t, own)
+	part := f.Term().Part()
+	givenUp, stays := own.begin(part), own.begin(f.Term())
+	_, err := left.Write([]byte("request"))
+	g.Expect(err).NotTo(HaveOccurred())
+	givenUp.wroteRequest()
+	_, err = io.ReadFull(right, make([]byte, 7))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(func() bool {
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		return own.isDeliveredLocked(givenUp.upTo)
+	}).Should(BeTrue())
+	fill(t, left)
+	stays.wroteRequest()
+	part.End("given up")
+	givenUp.hasReturned()
+	givenUp.abortUnlessDelivered()
+	go func() { _, _ = io.Copy(io.Discard, right) }()
+	_, err = left.Write([]byte("next"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(left.Close()).To(Succeed())
 }
 
 // The last member that leaves a target closes its connections at once. That sends nothing more, either.

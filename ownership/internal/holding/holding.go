@@ -6,12 +6,16 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
 )
+
+// GiveUpPatience bounds giving up, which waits 5 s for event handlers that hang.
+const GiveUpPatience = 10 * time.Second
 
 // Times are the times of a leader election.
 type Times struct {
@@ -46,12 +50,22 @@ func (t Times) Validate() error {
 	return nil
 }
 
+// Options configure Hold.
+type Options struct {
+	Times
+	// Patience is how long Hold tries to get the lease; 0 is no limit.
+	Patience time.Duration
+	// KeepLost is whether a lease that could not be renewed in time is left to expire, instead of being
+	// released when serve has returned.
+	KeepLost bool
+}
+
 // Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done when the
-// lease is lost, or ctx is done. When serve returns, Hold releases the lease, unless it is lost, and
-// returns true. Hold returns false if it does not get the lease while ctx lasts, nor before patience is
-// over; 0 is no limit.
-func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patience time.Duration,
+// lease is lost, or ctx is done. When serve returns, Hold releases the lease, and returns true. Hold
+// returns false if it does not get the lease while ctx lasts, nor before Patience is over.
+func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
+	times := options.Times
 	fenced, f := fence.ForLeaderElection(lock, times.LeaseDuration)
 	deferred := &deferredRelease{Interface: fenced}
 	begun, ended := make(chan struct{}), make(chan struct{})
@@ -75,22 +89,25 @@ func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patienc
 	defer func() {
 		release()
 		<-ended
+		if !held {
+			releaseUnseen(ctx, fenced, times)
+		}
 	}()
 	waiting := ctx
-	if patience > 0 {
+	if options.Patience > 0 {
 		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, patience)
+		waiting, cancel = context.WithTimeout(ctx, options.Patience)
 		defer cancel()
 	}
 	select {
 	case <-begun:
 	case <-waiting.Done():
-		deferred.served(ctx, times.RenewDeadline) // nothing is served
+		deferred.served(ctx, times, false) // nothing is served
 		return false
 	}
 	term := f.Term()
 	if term == nil {
-		deferred.served(ctx, times.RenewDeadline)
+		deferred.served(ctx, times, false)
 		return false
 	}
 	serving, lost := context.WithCancelCause(ctx)
@@ -104,7 +121,7 @@ func Hold(ctx context.Context, times Times, lock resourcelock.Interface, patienc
 		}
 	}()
 	serve(serving, f)
-	deferred.served(ctx, times.RenewDeadline)
+	deferred.served(ctx, times, options.KeepLost)
 	return true
 }
 
@@ -135,16 +152,16 @@ func (d *deferredRelease) putOff(record resourcelock.LeaderElectionRecord) bool 
 	return !d.done
 }
 
-// served lets the lock be released, and releases it if that was put off.
-func (d *deferredRelease) served(ctx context.Context, timeout time.Duration) {
+// served lets the lock be released, and releases it if that was put off, unless it is to be kept.
+func (d *deferredRelease) served(ctx context.Context, times Times, keep bool) {
 	d.mu.Lock()
 	d.done = true
 	record := d.deferred
 	d.mu.Unlock()
-	if record == nil {
+	if record == nil || keep {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), times.RenewDeadline)
 	defer cancel()
 	_, _, err := d.Get(ctx) // the fenced lock releases no lease that has another holder by now
 	if err == nil {
@@ -152,5 +169,23 @@ func (d *deferredRelease) served(ctx context.Context, timeout time.Duration) {
 	}
 	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("A lease that was lost is not released", "lock", d.Describe(), "error", err.Error())
+	}
+}
+
+// releaseUnseen releases a lease that was taken by a request whose answer did not come: the elector ended
+// before, and does not know of it.
+func releaseUnseen(ctx context.Context, lock resourcelock.Interface, times Times) {
+	timeout, cancel := context.WithTimeout(context.WithoutCancel(ctx), times.RenewDeadline)
+	defer cancel()
+	record, _, err := lock.Get(timeout)
+	if err != nil || record.HolderIdentity != lock.Identity() {
+		return
+	}
+	now := metav1.Now()
+	err = lock.Update(timeout, resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1, RenewTime: now,
+		AcquireTime: now, LeaderTransitions: record.LeaderTransitions})
+	if err != nil {
+		ctrl.LoggerFrom(ctx).V(1).Info("A lease was not released, and will expire", "lock", lock.Describe(),
+			"error", err.Error())
 	}
 }

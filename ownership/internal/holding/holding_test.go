@@ -51,7 +51,7 @@ func TestHold(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		finish, held := make(chan struct{}), make(chan bool)
 		go func() {
-			held <- Hold(ctx, times, s.lock("one"), 0, func(ctx context.Context, f *fence.Fence) {
+			held <- Hold(ctx, Options{Times: times}, s.lock("one"), func(ctx context.Context, f *fence.Fence) {
 				<-ctx.Done()
 				if !f.Open() {
 					t.Error("the fence is closed before the lease is released")
@@ -61,14 +61,14 @@ func TestHold(t *testing.T) {
 		}()
 		synctest.Wait()
 		g.Expect(s.holder(g)).To(Equal("one"))
-		g.Expect(Hold(t.Context(), times, s.lock("two"), time.Minute, nil)).To(BeFalse(), "another one holds it")
+		g.Expect(Hold(t.Context(), Options{Times: times, Patience: time.Minute}, s.lock("two"), nil)).To(BeFalse(), "another one holds it")
 		cancel()
 		time.Sleep(time.Minute)
 		g.Expect(s.holder(g)).To(Equal("one"), "serve has not returned")
 		close(finish)
 		g.Expect(<-held).To(BeTrue())
 		g.Expect(s.holder(g)).To(BeEmpty())
-		g.Expect(Hold(t.Context(), times, s.lock("two"), time.Minute, func(context.Context, *fence.Fence) {
+		g.Expect(Hold(t.Context(), Options{Times: times, Patience: time.Minute}, s.lock("two"), func(context.Context, *fence.Fence) {
 			g.Expect(s.holder(g)).To(Equal("two"))
 		})).To(BeTrue())
 	})
@@ -82,7 +82,7 @@ func TestLost(t *testing.T) {
 		s, times := newServer(), Times{}.WithDefaults()
 		lost, finish, held := make(chan time.Time, 1), make(chan struct{}), make(chan bool)
 		go func() {
-			held <- Hold(t.Context(), times, s.lock("one"), 0, func(ctx context.Context, _ *fence.Fence) {
+			held <- Hold(t.Context(), Options{Times: times}, s.lock("one"), func(ctx context.Context, _ *fence.Fence) {
 				<-ctx.Done()
 				lost <- time.Now()
 				<-finish
@@ -112,17 +112,25 @@ func TestDeferredRelease(t *testing.T) {
 	g.Expect(d.Update(t.Context(), mine)).To(Succeed(), "a renewal")
 	g.Expect(d.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})).To(Succeed())
 	g.Expect(s.holder(g)).To(Equal("one"))
-	d.served(t.Context(), time.Second)
+	d.served(t.Context(), Times{RenewDeadline: time.Second}, false)
 	g.Expect(s.holder(g)).To(BeEmpty())
+
+	d = &deferredRelease{Interface: fenced}
+	_, _, err := fenced.Get(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(d.Update(t.Context(), mine)).To(Succeed())
+	g.Expect(d.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})).To(Succeed())
+	d.served(t.Context(), Times{RenewDeadline: time.Second}, true)
+	g.Expect(s.holder(g)).To(Equal("one"), "it is kept until it expires")
 
 	d = &deferredRelease{Interface: fenced}
 	g.Expect(d.Update(t.Context(), mine)).To(Succeed())
 	g.Expect(d.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})).To(Succeed())
 	other := s.lock("two")
-	_, _, err := other.Get(t.Context())
+	_, _, err = other.Get(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "two"})).To(Succeed())
-	d.served(t.Context(), time.Second)
+	d.served(t.Context(), Times{RenewDeadline: time.Second}, false)
 	g.Expect(s.holder(g)).To(Equal("two"))
 }
 
@@ -130,4 +138,23 @@ func TestTimes(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(Times{}.WithDefaults()).To(Equal(Times{15 * time.Second, 10 * time.Second, 15 * time.Second / 7}))
 	g.Expect(Times{LeaseDuration: time.Second}.WithDefaults().Validate()).To(Succeed())
+}
+
+// A lease that was taken by a request without an answer is released.
+func TestUnseenLeaseIsReleased(t *testing.T) {
+	g := NewWithT(t)
+	s := newServer()
+	fenced, _ := fence.ForLeaderElection(s.lock("one"), 15*time.Second)
+	times := Times{}.WithDefaults()
+	releaseUnseen(t.Context(), fenced, times) // there is none
+	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "one", LeaseDurationSeconds: 15}
+	g.Expect(s.lock("one").Create(t.Context(), mine)).To(Succeed())
+	releaseUnseen(t.Context(), fenced, times)
+	g.Expect(s.holder(g)).To(BeEmpty())
+	other := s.lock("two")
+	_, _, err := other.Get(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(other.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "two"})).To(Succeed())
+	releaseUnseen(t.Context(), fenced, times)
+	g.Expect(s.holder(g)).To(Equal("two"))
 }
