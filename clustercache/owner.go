@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
@@ -107,6 +108,16 @@ func (o *owner) Take(ctx context.Context, share ownership.Share) error {
 func (o *owner) isWanted(ctx context.Context, key client.ObjectKey, share ownership.Share) bool {
 	object := o.reconciler.object.DeepCopyObject().(client.Object)
 	if o.reconciler.objects.Get(ctx, key, object) != nil || !share(object) {
+		return false
+	}
+	if object.GetObjectKind().GroupVersionKind().Empty() {
+		gvk, err := apiutil.GVKForObject(object, o.reconciler.scheme)
+		if err != nil {
+			return false
+		}
+		object.GetObjectKind().SetGroupVersionKind(gvk)
+	}
+	if _, owned := o.term(object); !owned {
 		return false
 	}
 	wanted, _ := o.reconciler.isWanted(object)

@@ -24,6 +24,12 @@ type replica struct {
 	ownership.Replica
 	mine, other client.Object
 	givenUp     []string
+	taken       int
+}
+
+func (r *replica) Take(context.Context, ownership.Share) error {
+	r.taken++
+	return nil
 }
 
 func (r *replica) GiveUp(_ context.Context, share ownership.Share) error {
@@ -50,7 +56,7 @@ func TestDrain(t *testing.T) {
 			return errors.Join(err, refusal)
 		}}).Build()
 	e := newEngine(t)
-	e.writer = writer
+	e.api = writer
 	mine := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "mine"}}
 	other := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "other"}}
 	r := &replica{mine: mine, other: other}
@@ -73,6 +79,7 @@ func TestDrain(t *testing.T) {
 		refusal = left
 		g.Expect(e.drain(t.Context(), r, d)).To(Succeed(), "the next event decides")
 	}
+	g.Expect(r.taken).To(Equal(1), "after a conflict it may be this shard's again")
 	refusal = apierrors.NewForbidden(maps, "x", nil)
 	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(refusal), "it is tried again")
 	lease.Release()

@@ -34,10 +34,12 @@ const drainsAtOnce = 16
 type Engine struct {
 	options Options
 	leases  coordinationclient.LeasesGetter
-	bound   atomic.Bool // Check was called
-	begun   atomic.Bool // Run was called
-	writer  client.Writer
-	process string // in which the engine runs; see processAnnotation
+	bound   atomic.Bool             // Check was called
+	begun   atomic.Bool             // Run was called
+	api     client.Client           // without a cache
+	kind    schema.GroupKind        // set by Check
+	listed  atomic.Pointer[listing] // since the Lease is held
+	process string                  // in which the engine runs; see processAnnotation
 	fence   atomic.Pointer[fence.Fence]
 	drains  workqueue.TypedRateLimitingInterface[types.UID]
 
@@ -63,6 +65,7 @@ func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
 	if !e.bound.CompareAndSwap(false, true) {
 		return errors.New("an Engine is for one ClusterCache")
 	}
+	e.kind = kind
 	return nil
 }
 
@@ -81,7 +84,18 @@ func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 			extension.GetUID(), extension.GetResourceVersion()})
 		return nil, false
 	}
+	e.notDraining(extension.GetUID())
+	if listed := e.listed.Load(); listed == nil || !listed.confirms(extension) {
+		return nil, false // what the cache has may be from before the Lease was lost; the next event decides
+	}
 	return f, true
+}
+
+// notDraining forgets that an extension was to be given up.
+func (e *Engine) notDraining(uid types.UID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.draining, uid)
 }
 
 // note puts an extension into the queue. Each has one place there, however often it changes.
@@ -127,6 +141,9 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	options := holding.Options{Times: e.options.times(), KeepLost: true}
 	for ctx.Err() == nil {
 		held := holding.Hold(ctx, options, e.lock(), func(holds context.Context, f *fence.Fence) {
+			if !e.list(holds) {
+				return
+			}
 			e.fence.Store(f)
 			if err := replica.Take(holds, all); err != nil && holds.Err() == nil {
 				logger.Info("Not all extensions of the shard could be tried yet", "error", err.Error())
@@ -197,9 +214,11 @@ func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) 
 	}
 	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: d.key.Namespace, Name: d.key.Name}}
 	object.SetGroupVersionKind(d.gvk)
-	err = e.writer.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	err = e.api.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
+	if apierrors.IsConflict(err) {
+		// It may be this shard's again, and the event that said so may have come before it was given up.
+		_ = replica.Take(giving, mine)
 		return nil
 	}
-	return err
+	return client.IgnoreNotFound(err)
 }

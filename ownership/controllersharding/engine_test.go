@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,6 +55,8 @@ func TestOwns(t *testing.T) {
 	defer lease.Release()
 	lease.Renew(3600)
 	e.fence.Store(f)
+	g.Expect(owns(mine)).To(BeFalse(), "it was not listed since")
+	e.listed.Store(&listing{version: "5", versions: map[types.UID]string{"u": "1"}})
 	got, owned := e.Owns(mine)
 	g.Expect(owned).To(BeTrue())
 	g.Expect(got).To(BeIdenticalTo(f))
@@ -69,6 +72,25 @@ func TestOwns(t *testing.T) {
 	g.Expect(e.drains.Len()).To(Equal(1), "it is to be given up, in its last version")
 	last, _ := e.last("u")
 	g.Expect(last.resourceVersion).To(Equal("2"))
+	g.Expect(owns(mine)).To(BeTrue())
+	_, ok := e.last("u")
+	g.Expect(ok).To(BeFalse(), "it is not to be given up any more")
 	g.Expect(e.Selector().Matches(labels.Set{shard: "me", drain: "true"})).To(BeTrue())
 	g.Expect(e.Selector().Matches(labels.Set{shard: "other"})).To(BeFalse())
+}
+
+// What a late cache has is not this shard's if the API server does not say so.
+func TestListing(t *testing.T) {
+	g := NewWithT(t)
+	l := &listing{version: "100", versions: map[types.UID]string{"mine": "50"}}
+	confirms := func(uid types.UID, version string) bool {
+		return l.confirms(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uid, ResourceVersion: version}})
+	}
+	g.Expect(confirms("mine", "50")).To(BeTrue())
+	g.Expect(confirms("mine", "49")).To(BeFalse(), "it was another shard's in between, perhaps")
+	g.Expect(confirms("mine", "101")).To(BeTrue())
+	g.Expect(confirms("moved", "99")).To(BeFalse())
+	g.Expect(confirms("moved", "100")).To(BeFalse())
+	g.Expect(confirms("moved", "101")).To(BeTrue(), "it came back after the list")
+	g.Expect(confirms("mine", "x")).To(BeTrue(), "versions without an order")
 }

@@ -82,7 +82,7 @@ func (o Options) withDefaults() (Options, error) {
 }
 
 // New returns an Engine for one ClusterCache. config is the host operator's for the cluster that holds the
-// extensions. It needs get, create and update on leases in Options.Namespace, and patch on the extensions,
+// extensions. It needs get, create and update on leases in Options.Namespace, list and patch on the extensions,
 // whose labels it removes when they were given up. New sends no request.
 func New(config *rest.Config, options Options) (*Engine, error) {
 	options, err := options.withDefaults()
@@ -96,11 +96,11 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	writer, err := client.New(writing, client.Options{})
+	api, err := client.New(writing, client.Options{})
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for extensions")
 	}
-	return &Engine{options: options, leases: leases, writer: writer, process: string(uuid.NewUUID()),
+	return &Engine{options: options, leases: leases, api: api, process: string(uuid.NewUUID()),
 		draining: map[types.UID]drain{},
 		drains: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second))}, nil

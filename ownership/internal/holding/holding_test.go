@@ -61,14 +61,15 @@ func TestHold(t *testing.T) {
 		}()
 		synctest.Wait()
 		g.Expect(s.holder(g)).To(Equal("one"))
-		g.Expect(Hold(t.Context(), Options{Times: times, Patience: time.Minute}, s.lock("two"), nil)).To(BeFalse(), "another one holds it")
+		brief := Options{Times: times, Patience: time.Minute}
+		g.Expect(Hold(t.Context(), brief, s.lock("two"), nil)).To(BeFalse(), "another one holds it")
 		cancel()
 		time.Sleep(time.Minute)
 		g.Expect(s.holder(g)).To(Equal("one"), "serve has not returned")
 		close(finish)
 		g.Expect(<-held).To(BeTrue())
 		g.Expect(s.holder(g)).To(BeEmpty())
-		g.Expect(Hold(t.Context(), Options{Times: times, Patience: time.Minute}, s.lock("two"), func(context.Context, *fence.Fence) {
+		g.Expect(Hold(t.Context(), brief, s.lock("two"), func(context.Context, *fence.Fence) {
 			g.Expect(s.holder(g)).To(Equal("two"))
 		})).To(BeTrue())
 	})
