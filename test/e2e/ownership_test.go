@@ -8,7 +8,9 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -30,7 +32,7 @@ type handEngine struct {
 
 	mu    sync.Mutex
 	owned map[string]bool // guarded by mu; by name
-	hold  chan struct{}   // guarded by mu; Owns announces itself on it with its answer, and waits for another receive
+	hold  chan struct{}   // guarded by mu; the next Owns announces itself on it, and waits for another receive
 }
 
 func newHandEngine(f *fence.Fence) *handEngine {
@@ -42,6 +44,7 @@ func (*handEngine) Check(schema.GroupKind, bool) error { return nil }
 func (e *handEngine) Owns(extension client.Object) (*fence.Fence, bool) {
 	e.mu.Lock()
 	owned, hold := e.owned[extension.GetName()], e.hold
+	e.hold = nil
 	e.mu.Unlock()
 	if hold != nil {
 		hold <- struct{}{}
@@ -182,14 +185,13 @@ func TestGiveUpWaitsForReconciles(t *testing.T) {
 	hold := make(chan struct{})
 	engine.hold = hold
 	engine.mu.Unlock()
-	taking, cancel := context.WithCancel(t.Context())
-	took := make(chan error)
 	share := engine.set("raced", true)
-	go func() { took <- replica.Take(taking, share) }()
+	extension := &unstructured.Unstructured{}
+	extension.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
+	extension.SetName("raced")
+	g.Expect(admin.Patch(t.Context(), extension, client.RawPatch(types.MergePatchType,
+		[]byte(`{"metadata": {"annotations": {"an": "event"}}}`)))).To(Succeed())
 	<-hold // a Reconcile knows that the extension is this replica's
-	engine.mu.Lock()
-	engine.hold = nil
-	engine.mu.Unlock()
 	engine.set("raced", false)
 	gaveUp := make(chan error)
 	go func() { gaveUp <- replica.GiveUp(t.Context(), share) }()
@@ -201,8 +203,6 @@ func TestGiveUpWaitsForReconciles(t *testing.T) {
 	g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
 	_, err := o.GetClient(t.Context(), key("raced"))
 	expectReason(g, err, clustercache.ReasonNotOwned)
-	cancel()
-	g.Expect(<-took).To(MatchError(context.Canceled))
 
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, "raced"))).To(Succeed())
 	g.Expect(replica.Take(t.Context(), engine.set("raced", true))).To(Succeed())
