@@ -28,10 +28,10 @@ const movingAtOnce = 2
 type Engine struct {
 	options  Options
 	leases   coordinationclient.LeasesGetter
-	watching coordinationclient.CoordinationV1Interface
-	kind     schema.GroupKind // set by Check
-	begun    atomic.Bool      // Run was called
-	ended    context.Context  // done when Run has returned
+	watching coordinationclient.LeasesGetter // without a timeout
+	kind     schema.GroupKind                // set by Check
+	begun    atomic.Bool                     // Run was called
+	ended    context.Context                 // done when Run has returned
 	end      context.CancelFunc
 	observed observed
 	buckets  []bucket
@@ -51,6 +51,7 @@ type Engine struct {
 type bucket struct {
 	fence  atomic.Pointer[fence.Fence] // nil while the bucket is not this replica's
 	serves atomic.Bool                 // its extensions are connected, or have been tried once
+	held   atomic.Bool                 // from when the bucket is taken until its lease is released
 }
 
 // plan is who is to have which bucket, and who has it. The slices and maps are not changed any more.
@@ -144,7 +145,7 @@ func (e *Engine) HandOver(ctx context.Context) context.Context {
 
 func (e *Engine) holdsNone() bool {
 	for b := range e.buckets {
-		if e.buckets[b].fence.Load() != nil {
+		if e.buckets[b].held.Load() {
 			return false
 		}
 	}

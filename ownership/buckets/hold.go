@@ -46,11 +46,14 @@ func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int) boo
 	handsOver := false
 	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Patience: e.options.RenewDeadline}, e.lock(b),
 		func(holds context.Context, f *fence.Fence) {
+			e.buckets[b].held.Store(true)
 			taken := e.take(ctx, replica, b, f)
 			handsOver = e.holdUntil(holds, b)
 			taken()
 			e.giveUp(ctx, replica, b)
 		})
+	e.buckets[b].held.Store(false)
+	e.broadcast()
 	if handsOver {
 		e.awaitSuccessor(ctx, b)
 		<-e.moving

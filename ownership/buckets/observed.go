@@ -10,6 +10,8 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
@@ -190,9 +192,18 @@ func (e *Engine) observe(ctx context.Context, synced chan<- struct{}) {
 			e.see(lease)
 		}
 	}
+	leases, selector := e.watching.Leases(e.options.Namespace), FleetLabel+"="+e.options.Name
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
-		ListerWatcher: toolscache.NewFilteredListWatchFromClient(e.watching.RESTClient(), "leases", e.options.Namespace,
-			func(options *metav1.ListOptions) { options.LabelSelector = FleetLabel + "=" + e.options.Name }),
+		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+				options.LabelSelector = selector
+				return leases.List(ctx, options)
+			},
+			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+				options.LabelSelector = selector
+				return leases.Watch(ctx, options)
+			},
+		}, e.watching),
 		ObjectType: &coordinationv1.Lease{},
 		Handler: toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    see,
