@@ -180,7 +180,7 @@ func (m *member) GiveUp(_ context.Context, share ownership.Share) error {
 		f.moving[m.name] = map[int]struct{}{}
 	}
 	f.moving[m.name][b] = struct{}{}
-	if n := len(f.moving[m.name]); f.orderly && n > movingAtOnce {
+	if n := len(f.moving[m.name]); f.orderly && n > 2 {
 		m.t.Errorf("%s hands over %d buckets at once", m.name, n)
 	}
 	return nil
