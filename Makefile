@@ -179,6 +179,11 @@ fuzz-rbac: controlplane ## random permissions, objects, reads and restarts again
 	go test -count=1 -timeout 0 ./scopedcache/internal/rbacindex -run TestRandomEdits -v -rbac-edits 10000
 	go test -race -count=1 -timeout 0 ./test/e2e/scopedcache -run TestRandomPermissions -v -fuzz-rbac $(DURATION) $(if $(SEED),-seed $(SEED))
 
+.PHONY: test-replicas
+test-replicas: controlplane ## replicas that share 2,000 extensions, and 500 random sequences of faults; 20 minutes
+	go test -race -count=1 -timeout 30m -v -run TestBuckets ./test/e2e/replicas -args -extensions=2000
+	go test -race -count=1 -timeout 60m -parallel 4 -run TestRandomFaults ./test/e2e/replicas -args -sequences=500
+
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@for i in $$(seq $(N)); do \
