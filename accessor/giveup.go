@@ -10,12 +10,20 @@ import (
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // givenUpAtOnce is how many extensions are given up at the same time.
 const givenUpAtOnce = 32
+
+// answerPatience is how long requests under way may take until they have their answers, when an extension
+// is given up. answerInterval is how often that is looked at.
+const (
+	answerPatience = 2 * time.Second
+	answerInterval = 2 * time.Millisecond
+)
 
 // settleInterval is how often Settled looks.
 const settleInterval = 20 * time.Millisecond
@@ -35,32 +43,64 @@ func (s *Set) remove(a *identityAccessor, reason connstate.Reason) {
 	if !removed {
 		return
 	}
+	if reason == connstate.ReasonNotOwned {
+		s.giveUp(a)
+		return
+	}
 	var cause error
-	switch reason {
-	case connstate.ReasonNotLeading:
+	if reason == connstate.ReasonNotLeading {
 		cause = cmp.Or(a.term.Err(), fence.ErrClosed)
-	case connstate.ReasonNotOwned:
-		s.options.Metrics.GaveUp()
-		a.term.End("this replica has given up the extension")
-		cause = a.term.Err()
 	}
 	a.remove(reason, cause)
 	s.options.States.Changed(a.key)
-	if s.options.Divided && reason != connstate.ReasonNotOwned {
+	if s.options.Divided {
 		a.term.End("this replica does not know the extension any more")
 	}
-	if reason == connstate.ReasonNotOwned {
-		left := func() {
-			if !a.tasks.Wait(handlerPatience) {
-				s.options.Logger.Info("Gave up an extension while event handlers of other controllers are still running",
-					"extension", connstate.KeyString(a.key), "waited", handlerPatience)
-			}
-			s.leaving.Delete(a)
-			close(a.left)
+}
+
+// giveUp lets no request of an accessor start any more, and ends it when those under way have their answers,
+// or after answerPatience. Requests that are cut may still arrive at the API server, after those of another
+// replica. giveUp does not wait for that if there are any.
+func (s *Set) giveUp(a *identityAccessor) {
+	s.options.Metrics.GaveUp()
+	conn := a.published.Load().conn
+	if conn != nil {
+		conn.Refuse(&connstate.NotConnectedError{Extension: a.key, Reason: connstate.ReasonNotOwned, Since: time.Now(),
+			Err: errGivenUp})
+	}
+	end := func() {
+		a.term.End("this replica has given up the extension")
+		a.remove(connstate.ReasonNotOwned, a.term.Err())
+		s.options.States.Changed(a.key)
+	}
+	waits := conn != nil && conn.Requests() > 0
+	if !waits {
+		end()
+	}
+	left := func() {
+		if waits {
+			awaitAnswers(conn, a.term)
+			end()
 		}
-		if !s.tasks.Start(left) { // the set has ended, and has waited already
-			left()
+		if !a.tasks.Wait(handlerPatience) {
+			s.options.Logger.Info("Gave up an extension while event handlers of other controllers are still running",
+				"extension", connstate.KeyString(a.key), "waited", handlerPatience)
 		}
+		s.leaving.Delete(a)
+		close(a.left)
+	}
+	if !s.tasks.Start(left) { // the set has ended, and has waited already
+		left()
+	}
+}
+
+// awaitAnswers returns when no request of the connection is without an answer, when the term has ended, or
+// after answerPatience.
+func awaitAnswers(conn *connection.Connection, term *fence.Term) {
+	tick := time.NewTicker(answerInterval)
+	defer tick.Stop()
+	for begun := time.Now(); conn.Requests() > 0 && term.Err() == nil && time.Since(begun) < answerPatience; {
+		<-tick.C
 	}
 }
 

@@ -52,7 +52,9 @@ type Connection struct {
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *targets.Mapper
-	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
+	requests   atomic.Int64                                // RoundTrips under way; counted with a term only
+	refusal    atomic.Pointer[connstate.NotConnectedError] // why no request starts any more; nil while they do
+	credential atomic.Pointer[Credential]                  // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor
@@ -151,6 +153,12 @@ func (c *Connection) Close(reason *connstate.NotConnectedError) {
 	c.end(reason)
 	c.credential.Store(nil) // a retained handle does not retain a secret
 }
+
+// Refuse makes requests that have not started fail with the reason. Those under way go on.
+func (c *Connection) Refuse(reason *connstate.NotConnectedError) { c.refusal.Store(reason) }
+
+// Requests returns how many requests of a connection with a term have no answer yet.
+func (c *Connection) Requests() int64 { return c.requests.Load() }
 
 // Err returns why the connection ended, nil while the connection is alive. If nothing has noticed yet
 // that the term has ended, Err ends the connection.

@@ -37,7 +37,15 @@ type lifetimeRoundTripper struct {
 }
 
 func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	if err := g.conn.Err(); err != nil {
+	if g.conn.term != nil {
+		g.conn.requests.Add(1) // before the look at refusal, so that a request is refused or counted
+		defer g.conn.requests.Add(-1)
+	}
+	err := g.conn.Err()
+	if refusal := g.conn.refusal.Load(); err == nil && refusal != nil {
+		err = refusal
+	}
+	if err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
@@ -103,7 +111,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 
 // countIfFenced counts a request that failed, if a term ended it.
 func (c *Connection) countIfFenced() {
-	if c.term.Err() != nil {
+	if c.term.Err() != nil || c.refusal.Load() != nil {
 		c.options.Fenced()
 	}
 }
