@@ -41,9 +41,10 @@ type Replica interface {
 	Take(ctx context.Context, share Share) error
 
 	// GiveUp ends the connections of the extensions in share. Owns must report that they are not this
-	// replica's before the call. No request for them starts after the call began to end them, those under
-	// way have 2 s to get their answers, and then end, and informers and event handlers return. A handler that hangs delays GiveUp by 5 s, and is
-	// logged. The error is that of ctx, if it ends before all that has ended. When GiveUp returns, another
-	// replica may take the extensions, whatever the error: no request for them is sent any more.
+	// replica's before the call. No request for them starts after the call began to end them, those
+	// under way have 2 s to get their answers, and then end, and informers and event handlers return. A
+	// handler that hangs delays GiveUp by 5 s, and is logged. The error is that of ctx, if it ends
+	// before all that has ended. When GiveUp returns, another replica may take the extensions, whatever
+	// the error: no request for them is sent any more.
 	GiveUp(ctx context.Context, share Share) error
 }

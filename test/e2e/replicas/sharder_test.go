@@ -54,7 +54,8 @@ type assignment struct {
 func startSharder(t *testing.T, ring string) *sharder {
 	t.Helper()
 	g := NewWithT(t)
-	s := &sharder{client: admin(t), ring: ring, begun: time.Now(), assigned: map[string][]assignment{}, taken: map[string]int{}}
+	s := &sharder{client: admin(t), ring: ring, begun: time.Now(),
+		assigned: map[string][]assignment{}, taken: map[string]int{}}
 	server := httptest.NewTLSServer(http.HandlerFunc(s.admit))
 	t.Cleanup(server.Close)
 	hook := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ring-" + ring},
