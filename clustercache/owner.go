@@ -7,14 +7,11 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/fence"
-	"github.com/latchkey-dev/latchkey/internal/objectlist"
 	"github.com/latchkey-dev/latchkey/ownership"
 )
 
@@ -92,7 +89,7 @@ func (o *owner) run(ctx context.Context) error {
 func (o *owner) Take(ctx context.Context, share ownership.Share) error {
 	start := time.Now()
 	r := o.reconciler
-	extensions, err := o.extensions(ctx, share)
+	extensions, err := r.listExtensions(ctx, share)
 	if err != nil {
 		return err // the next event of each extension reconciles it
 	}
@@ -132,23 +129,4 @@ func (o *owner) GiveUp(ctx context.Context, share ownership.Share) error {
 	o.reconciler.metrics.GaveUpShare(ctx, time.Since(start))
 	ctrl.LoggerFrom(ctx).V(1).Info("Gave up extensions", "took", time.Since(start))
 	return err
-}
-
-// extensions returns the keys of the extensions in share that the cache has.
-func (o *owner) extensions(ctx context.Context, share ownership.Share) (keys []client.ObjectKey, err error) {
-	r := o.reconciler
-	list, err := objectlist.New(r.object, r.scheme)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.objects.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, err
-	}
-	err = meta.EachListItem(list, func(item runtime.Object) error {
-		if object := item.(client.Object); r.labelled(object) && share(object) {
-			keys = append(keys, client.ObjectKeyFromObject(object))
-		}
-		return nil
-	})
-	return keys, err
 }

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
+	"github.com/latchkey-dev/latchkey/ownership"
 )
 
 // permissionInterval is how often the reconciler checks for a permission that the host operator
@@ -58,15 +59,16 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 // beginFirstPass begins the first pass with all extensions that the cache has. It returns false if
 // they cannot be read.
 func (r *reconciler) beginFirstPass(ctx context.Context) bool {
-	all, err := r.listExtensions(ctx)
+	all, err := r.listExtensions(ctx, nil)
 	if err == nil {
 		r.firstPass.begins(all...)
 	}
 	return err == nil
 }
 
-// listExtensions returns the keys of all extensions that the cache has, and that the label selects.
-func (r *reconciler) listExtensions(ctx context.Context) (all []client.ObjectKey, err error) {
+// listExtensions returns the keys of the extensions in share that the cache has, and that the label
+// selects; a nil share has all.
+func (r *reconciler) listExtensions(ctx context.Context, share ownership.Share) (all []client.ObjectKey, err error) {
 	list, err := objectlist.New(r.object, r.scheme)
 	if err != nil {
 		return nil, err
@@ -75,7 +77,7 @@ func (r *reconciler) listExtensions(ctx context.Context) (all []client.ObjectKey
 		return nil, err
 	}
 	err = meta.EachListItem(list, func(item runtime.Object) error {
-		if object := item.(client.Object); r.labelled(object) {
+		if object := item.(client.Object); r.labelled(object) && (share == nil || share(object)) {
 			all = append(all, client.ObjectKeyFromObject(object))
 		}
 		return nil

@@ -141,7 +141,7 @@ func (r *reconciler) wakeAll(ctx context.Context) {
 	for _, key := range r.set.Keys() { // also if the extensions cannot be listed
 		r.wake(key)
 	}
-	keys, err := r.listExtensions(ctx)
+	keys, err := r.listExtensions(ctx, nil)
 	if err != nil {
 		return // watchPermissions logs it, and the next event of an extension reconciles it
 	}

@@ -40,7 +40,7 @@ func TestExpiredLeasesAreFree(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(holder()).To(Equal("one"), "the watch is late")
 		time.Sleep(15 * time.Second)
-		g.Expect(holder()).To(BeEmpty(), "the watch has not told of it at all")
+		g.Expect(holder()).To(BeEmpty(), "the watch had no event for it")
 		_, err = expiringLeases{leases, see, o}.Leases("n").Get(t.Context(), "none", metav1.GetOptions{})
 		g.Expect(err).To(HaveOccurred())
 	})

@@ -75,7 +75,7 @@ func TestHold(t *testing.T) {
 	})
 }
 
-// When the lease cannot be renewed, serve is told so before the lease has expired. The lease is not
+// When the lease cannot be renewed, the context of serve ends before the lease expires. The lease is not
 // released before serve has returned, even if the server can be reached again.
 func TestLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
