@@ -108,8 +108,8 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 		return nil
 	}
 	stopRenewing := e.announce(background, &running)
-	e.awaitOthers(ctx)
 	running.Go(func() { e.planAll(background) })
+	e.awaitOthers(ctx)
 
 	var serving sync.WaitGroup
 	for b := range e.buckets {

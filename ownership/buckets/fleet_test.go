@@ -137,6 +137,7 @@ func (f *virtualFleet) join(name string) *member {
 	g.Expect(engine.Check(schema.GroupKind{Kind: "X"}, false)).To(Succeed())
 	ctx, cancel := context.WithCancel(ctrl.LoggerInto(f.t.Context(), logr.Discard()))
 	m.stop, m.stops = cancel, engine.HandOver(ctx)
+	f.t.Cleanup(m.stop)
 	go func() { m.ended <- engine.Run(m.stops, m) }()
 	return m
 }
@@ -249,7 +250,7 @@ func TestFleet(t *testing.T) {
 
 		other, err := New(&rest.Config{}, Options{Name: "fleet", Namespace: "n", Buckets: 2 * fleetBuckets})
 		g.Expect(err).NotTo(HaveOccurred())
-		other.leases = a.engine.leases
+		other.leases, other.kind = a.engine.leases, a.engine.kind
 		g.Expect(other.Run(ctrl.LoggerInto(t.Context(), logr.Discard()), a)).To(MatchError(And(
 			ContainSubstring(`buckets "8"`), ContainSubstring("delete Lease n/fleet-fleet"))))
 		otherKind, err := New(&rest.Config{}, Options{Name: "fleet", Namespace: "n", Buckets: fleetBuckets})
@@ -267,6 +268,24 @@ func TestFleet(t *testing.T) {
 		g.Expect(leases.Items).To(HaveLen(fleetBuckets+1), "those of members are gone")
 		for _, lease := range leases.Items {
 			g.Expect(lease.Spec.HolderIdentity).To(Or(BeNil(), HaveValue(BeEmpty())), lease.Name)
+		}
+	})
+}
+
+// A replica that waits for others stops waiting when the first bucket is taken.
+func TestAwaitOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		f := newVirtualFleet(t)
+		f.orderly = false
+		a := f.join("a")
+		time.Sleep(a.engine.options.RetryPeriod - 10*time.Millisecond) // a waits a tenth of a second longer
+		b := f.join("b")
+		time.Sleep(time.Second)
+		g.Expect(f.shares()).To(Equal(map[string]int{"a": 4, "b": 4}))
+		for _, m := range []*member{a, b} {
+			m.stop()
+			g.Expect(<-m.ended).NotTo(HaveOccurred())
 		}
 	})
 }

@@ -2,6 +2,7 @@ package buckets
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +29,9 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.fleetLease(),
 				Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleFleet},
 				Annotations: wanted}}, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				continue // another replica was faster
+			}
 		}
 		if err == nil {
 			return e.compareFleet(fleet, wanted)
@@ -165,17 +169,12 @@ func (e *Engine) forgetMembers(ctx context.Context) {
 	}
 }
 
-// awaitOthers gives replicas that start at the same time the chance to appear, if no bucket has a replica:
-// otherwise the first one takes all buckets, and hands most of them over at once.
+// awaitOthers gives replicas that start at the same time the chance to appear, until a bucket has a
+// replica: otherwise the first one takes all buckets, and hands most of them over at once.
 func (e *Engine) awaitOthers(ctx context.Context) {
-	now := e.observed.now()
-	for b := range e.buckets {
-		if e.observed.get(e.options.bucketLease(b)).holder(now) != "" {
-			return
-		}
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(e.options.RetryPeriod):
-	}
+	ctx, cancel := context.WithTimeout(ctx, e.options.RetryPeriod)
+	defer cancel()
+	e.await(ctx, func(p *plan) bool {
+		return slices.ContainsFunc(p.holders, func(holder string) bool { return holder != "" })
+	})
 }
