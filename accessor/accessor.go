@@ -30,8 +30,9 @@ import (
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
-	within    *fence.Term // in which this replica may act for the extension; nil for any time
-	term      *fence.Term // within, or the part of it that ends when the extension is given up
+	within    *fence.Term          // in which this replica may act for the extension; nil for any time
+	term      *fence.Term          // within, or the part of it that ends when the extension is given up
+	requests  *connection.Requests // that can be refused when the extension is given up; nil if it never is
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry   // has its own lock; may be used under mu, because it never calls the accessor
 	effects   afterEffects       // has its own lock; effects are appended under mu and run without it
@@ -59,7 +60,7 @@ func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAcce
 			Metrics: set.options.Metrics}}
 	if set.options.Divided {
 		set.options.Metrics.Took()
-		a.term = term.Part()
+		a.term, a.requests = term.Part(), &connection.Requests{}
 	}
 	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {

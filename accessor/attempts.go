@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -49,7 +50,8 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 		}
 	}
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
-		extension:  connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term, TermReason: a.set.leaseReason()},
+		extension: connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term,
+			TermReason: a.set.leaseReason(), Requests: a.requests},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.published.Load().conn}
 }
@@ -66,7 +68,7 @@ func (t *attempt) submit() {
 	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
 		defer t.cancel()
 		waited := time.Since(t.createdAt)
-		if t.ctx.Err() != nil || t.accessor.term.Err() != nil { // cancelled while the attempt waited for its turn
+		if t.ctx.Err() != nil || t.accessor.stopped() != nil { // cancelled while the attempt waited for its turn
 			t.accessor.set.options.Metrics.WaitedForTurn(t.ctx, waited)
 			return
 		}
@@ -75,7 +77,7 @@ func (t *attempt) submit() {
 		finished, conn := run()
 		finished.Attempt = t.Attempt
 		endSpan(span, finished.Answer, t.ctx.Err() != nil)
-		if closed := t.accessor.term.Err(); closed != nil {
+		if closed := t.accessor.stopped(); closed != nil {
 			// What failed because of that says nothing about the credential or the target. The reconciler
 			// removes the accessor.
 			if conn != nil {
@@ -87,6 +89,9 @@ func (t *attempt) submit() {
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
 }
+
+// stopped returns why no request of the extension is sent any more, nil while they are.
+func (a *identityAccessor) stopped() error { return cmp.Or(a.term.Err(), a.requests.Refused()) }
 
 // startSpan starts the span of the attempt. The requests of the attempt are below it.
 func (t *attempt) startSpan(waited time.Duration) (span trace.Span) {

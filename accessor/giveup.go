@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
@@ -19,11 +18,8 @@ import (
 const givenUpAtOnce = 32
 
 // answerPatience is how long requests under way may take until they have their answers, when an extension
-// is given up. answerInterval is how often that is looked at.
-const (
-	answerPatience = 2 * time.Second
-	answerInterval = 2 * time.Millisecond
-)
+// is given up.
+const answerPatience = 2 * time.Second
 
 // settleInterval is how often Settled looks.
 const settleInterval = 20 * time.Millisecond
@@ -63,23 +59,27 @@ func (s *Set) remove(a *identityAccessor, reason connstate.Reason) {
 // replica. giveUp does not wait for that if there are any.
 func (s *Set) giveUp(a *identityAccessor) {
 	s.options.Metrics.GaveUp()
-	conn := a.published.Load().conn
-	if conn != nil {
-		conn.Refuse(&connstate.NotConnectedError{Extension: a.key, Reason: connstate.ReasonNotOwned, Since: time.Now(),
-			Err: errGivenUp})
-	}
+	answered := a.requests.Refuse(&connstate.NotConnectedError{Extension: a.key, Reason: connstate.ReasonNotOwned,
+		Since: time.Now(), Err: errGivenUp})
 	end := func() {
-		a.term.End("this replica has given up the extension")
+		a.endTerm()
 		a.remove(connstate.ReasonNotOwned, a.term.Err())
 		s.options.States.Changed(a.key)
 	}
-	waits := conn != nil && conn.Requests() > 0
-	if !waits {
+	waits := false
+	select {
+	case <-answered:
 		end()
+	default:
+		waits = true
 	}
 	left := func() {
 		if waits {
-			awaitAnswers(conn, a.term)
+			select {
+			case <-answered:
+			case <-a.term.Context().Done():
+			case <-time.After(answerPatience):
+			}
 			end()
 		}
 		if !a.tasks.Wait(handlerPatience) {
@@ -94,15 +94,8 @@ func (s *Set) giveUp(a *identityAccessor) {
 	}
 }
 
-// awaitAnswers returns when no request of the connection is without an answer, when the term has ended, or
-// after answerPatience.
-func awaitAnswers(conn *connection.Connection, term *fence.Term) {
-	tick := time.NewTicker(answerInterval)
-	defer tick.Stop()
-	for begun := time.Now(); conn.Requests() > 0 && term.Err() == nil && time.Since(begun) < answerPatience; {
-		<-tick.C
-	}
-}
+// endTerm ends all requests of an accessor that is given up.
+func (a *identityAccessor) endTerm() { a.term.End("this replica has given up the extension") }
 
 // GiveUp ends the connections of the extensions that share selects, and returns when nothing of them runs
 // any more, or is given no more time. The caller has seen to it that no Reconcile of them begins or goes
@@ -128,10 +121,11 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 		}
 		select {
 		case <-a.left:
-		case <-ctx.Done():
-			err = errors.Wrapf(context.Cause(ctx), "giving up %s", connstate.KeyString(a.key))
+		case <-ctx.Done(): // requests under way have no more time either
+			a.endTerm()
+			err = cmp.Or(err, errors.Wrapf(context.Cause(ctx), "giving up %s", connstate.KeyString(a.key)))
 		}
-		return err == nil
+		return true
 	})
 	return err
 }

@@ -18,14 +18,16 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// held passes on the requests of tenants, counts them, and holds back the answers to their writes between
-// holdWrites and release.
+// held passes on the requests of tenants, counts them, and holds back the answers to their creates of a
+// resource between holdCreates and release.
 type held struct {
 	*faults
 	requests atomic.Int64 // of tenants, not counting what goes on
+	waiting  atomic.Int64 // answers that are held back
 
-	mu   sync.Mutex
-	hold chan struct{} // guarded by mu; answers wait for its end; nil: none waits
+	mu       sync.Mutex
+	resource string        // guarded by mu
+	hold     chan struct{} // guarded by mu; answers wait for its end; nil: none waits
 }
 
 func newHeld(t *testing.T) *held {
@@ -37,27 +39,29 @@ func newHeld(t *testing.T) *held {
 		}
 		h.requests.Add(1)
 		h.mu.Lock()
-		hold := h.hold
+		hold, resource := h.hold, h.resource
 		h.mu.Unlock()
-		if hold == nil || req.Method != http.MethodPost || !strings.Contains(req.URL.Path, "/configmaps") {
+		if hold == nil || req.Method != http.MethodPost || !strings.HasSuffix(req.URL.Path, "/"+resource) {
 			pass.ServeHTTP(w, req)
 			return
 		}
 		answer := httptest.NewRecorder()
 		pass.ServeHTTP(answer, req)
+		h.waiting.Add(1)
 		<-hold
+		h.waiting.Add(-1)
 		w.WriteHeader(answer.Code)
 		_, _ = w.Write(answer.Body.Bytes())
 	}))
 	return h
 }
 
-// holdWrites makes answers to writes wait until the function that it returns is called.
-func (h *held) holdWrites() (release func()) {
+// holdCreates makes answers wait until the function that it returns is called.
+func (h *held) holdCreates(resource string) (release func()) {
 	hold := make(chan struct{})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.hold = hold
+	h.hold, h.resource = hold, resource
 	return sync.OnceFunc(func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -95,7 +99,7 @@ func TestLeaseEnds(t *testing.T) {
 	create(t, configMap(ns, "before"))
 	g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create before"))
 
-	release := h.holdWrites()
+	release := h.holdCreates("configmaps")
 	defer release()
 	written := make(chan error, 1)
 	go func() { written <- c.Create(t.Context(), configMap(ns, "under-way")) }()

@@ -113,7 +113,7 @@ func TestOwnership(t *testing.T) {
 			create(t, configMap(ns, "before"))
 			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create before"))
 
-			release := h.holdWrites()
+			release := h.holdCreates("configmaps")
 			defer release()
 			written := make(chan error, 1)
 			go func() { written <- c.Create(t.Context(), configMap(ns, "under-way")) }()
@@ -208,6 +208,41 @@ func TestGiveUpWaitsForReconciles(t *testing.T) {
 	g.Expect(replica.Take(t.Context(), engine.set("raced", true))).To(Succeed())
 	_, err = o.GetClient(t.Context(), key("raced"))
 	expectReason(g, err, clustercache.ReasonServiceAccountNotFound)
+}
+
+// Giving up waits for the answer to a request that is under way while the extension is being connected, and
+// does not connect the extension then.
+func TestGiveUpWaitsForAnswers(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	tenant(t, ns, "asked")
+	h := newHeld(t)
+	config, _ := h.operatorConfig(t)
+	engine := newHandEngine(nil)
+	o := newOperatorAt(t, config, clustercache.Options{Ownership: engine,
+		AllowIdentity: clustercache.GuardedByAdmission})
+	o.also = append(o.also, h.quiet)
+	o.start(t)
+	replica := <-engine.running
+
+	release := h.holdCreates("selfsubjectreviews")
+	defer release()
+	took := make(chan error, 1)
+	go func() { took <- replica.Take(t.Context(), engine.set("asked", true)) }()
+	g.Eventually(h.waiting.Load).WithTimeout(patience).Should(Equal(int64(1)), "a connect is under way")
+	gaveUp := make(chan error, 1)
+	go func() { gaveUp <- replica.GiveUp(t.Context(), engine.set("asked", false)) }()
+	g.Consistently(gaveUp).WithTimeout(300*time.Millisecond).ShouldNot(Receive(), "the answer has not come")
+	release()
+	g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Eventually(took).WithTimeout(patience).Should(Receive(BeNil()))
+	_, err := o.GetClient(t.Context(), key("asked"))
+	expectReason(g, err, clustercache.ReasonNotOwned)
+	g.Expect(h.requests.Load()).To(Equal(int64(1)))
+
+	g.Expect(replica.Take(t.Context(), engine.set("asked", true))).To(Succeed())
+	_, err = o.GetClient(t.Context(), key("asked"))
+	g.Expect(err).NotTo(HaveOccurred())
 }
 
 // Giving up waits for the event handlers that run, for 5 s and not for ever.

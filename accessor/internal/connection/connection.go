@@ -52,9 +52,8 @@ type Connection struct {
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *targets.Mapper
-	requests   atomic.Int64                                // RoundTrips under way; counted with a term only
-	refusal    atomic.Pointer[connstate.NotConnectedError] // why no request starts any more; nil while they do
-	credential atomic.Pointer[Credential]                  // authenticates requests; replaced with its secret
+	requests   *Requests                  // of the extension; nil if they are not counted
+	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor
@@ -82,6 +81,8 @@ type Extension struct {
 	Term *fence.Term // in which this replica may act for the extension; nil for any time
 	// TermReason is the reason of connections that end with the term.
 	TermReason connstate.Reason
+	// Requests of the extension, which can be refused; nil if they are never.
+	Requests *Requests
 }
 
 // Observers are called from any goroutine, and must not block. All must be set.
@@ -97,11 +98,11 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	t *targets.Target, bound *Credential, observers Observers) *Connection {
 	life, end := context.WithCancelCause(parent)
 	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
-		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason,
+		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason, requests: extension.Requests,
 		resolution: bound.resolution, observers: observers}
 	if c.term != nil {
 		// The timer of the term ends the connection, also if no caller uses it. Err does not need the timer.
-		stop := context.AfterFunc(c.term.Context(), func() { _ = c.Err() })
+		stop := context.AfterFunc(c.term.Context(), func() { c.closeWithTerm(context.Cause(c.term.Context())) })
 		context.AfterFunc(life, func() { stop() })
 	}
 	c.Use(bound)
@@ -154,12 +155,6 @@ func (c *Connection) Close(reason *connstate.NotConnectedError) {
 	c.credential.Store(nil) // a retained handle does not retain a secret
 }
 
-// Refuse makes requests that have not started fail with the reason. Those under way go on.
-func (c *Connection) Refuse(reason *connstate.NotConnectedError) { c.refusal.Store(reason) }
-
-// Requests returns how many requests of a connection with a term have no answer yet.
-func (c *Connection) Requests() int64 { return c.requests.Load() }
-
 // Err returns why the connection ended, nil while the connection is alive. If nothing has noticed yet
 // that the term has ended, Err ends the connection.
 func (c *Connection) Err() error {
@@ -168,10 +163,13 @@ func (c *Connection) Err() error {
 		if closed == nil {
 			return nil
 		}
-		c.Close(&connstate.NotConnectedError{Extension: c.key, Reason: c.termReason, Since: time.Now(),
-			Err: closed})
+		c.closeWithTerm(closed)
 	}
 	return context.Cause(c.life)
+}
+
+func (c *Connection) closeWithTerm(cause error) {
+	c.Close(&connstate.NotConnectedError{Extension: c.key, Reason: c.termReason, Since: time.Now(), Err: cause})
 }
 
 // bind returns a context that ends with ctx, with the connection, or after Client.Timeout.

@@ -36,6 +36,9 @@ func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Durat
 	if c.term != nil {
 		transport = c.term.RoundTripper(transport)
 	}
+	if c.requests != nil {
+		transport = requestsRoundTripper{c.requests, transport}
+	}
 	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
 		Timeout: timeout, CheckRedirect: neverRedirect}
 }

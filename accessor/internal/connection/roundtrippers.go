@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -37,15 +38,9 @@ type lifetimeRoundTripper struct {
 }
 
 func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	if g.conn.term != nil {
-		g.conn.requests.Add(1) // before the look at refusal, so that a request is refused or counted
-		defer g.conn.requests.Add(-1)
-	}
-	err := g.conn.Err()
-	if refusal := g.conn.refusal.Load(); err == nil && refusal != nil {
-		err = refusal
-	}
-	if err != nil {
+	refused := g.conn.requests.begin()
+	defer g.conn.requests.end()
+	if err := cmp.Or(g.conn.Err(), refused); err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
@@ -111,7 +106,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 
 // countIfFenced counts a request that failed, if a term ended it.
 func (c *Connection) countIfFenced() {
-	if c.term.Err() != nil || c.refusal.Load() != nil {
+	if c.term.Err() != nil || c.requests.Refused() != nil {
 		c.options.Fenced()
 	}
 }
