@@ -3,6 +3,8 @@ package clustercache
 import (
 	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,9 +23,10 @@ var _ ownership.Replica = (*owner)(nil)
 type owner struct {
 	engine     ownership.Engine
 	reconciler *reconciler
-	// deciding is locked for reading while a Reconcile acts on what the engine said, and for a moment
-	// when the engine says something else: after that, nothing acts on what it said before.
-	deciding sync.RWMutex
+
+	mu sync.Mutex
+	// running has the Reconciles that act on what the engine said. Each closes its channel. Guarded by mu.
+	running map[chan struct{}]struct{}
 }
 
 // reconciling begins a Reconcile, and returns the function that ends it.
@@ -31,24 +34,40 @@ func (o *owner) reconciling() (end func()) {
 	if o == nil {
 		return func() {}
 	}
-	o.deciding.RLock()
-	return o.deciding.RUnlock
+	done := make(chan struct{})
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.running == nil {
+		o.running = map[chan struct{}]struct{}{}
+	}
+	o.running[done] = struct{}{}
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.running, done)
+		close(done)
+	}
 }
 
-// awaitReconciles returns when no Reconcile acts any more on what the engine said before, or ctx is done.
+// reconcilePatience bounds the wait for Reconciles, which functions of the host operator can delay.
+const reconcilePatience = 3 * time.Second
+
+// awaitReconciles returns when no Reconcile acts any more on what the engine said before, or
+// reconcilePatience is over, or ctx is done.
 func (o *owner) awaitReconciles(ctx context.Context) error {
-	none := make(chan struct{})
-	go func() {
-		defer close(none)
-		o.deciding.Lock()
-		defer o.deciding.Unlock()
-	}()
-	select {
-	case <-none:
-		return nil
-	case <-ctx.Done(): // a function of the host operator hangs
-		return errors.Wrap(context.Cause(ctx), "waiting for a Reconcile")
+	ctx, cancel := context.WithTimeout(ctx, reconcilePatience)
+	defer cancel()
+	o.mu.Lock()
+	running := slices.Collect(maps.Keys(o.running))
+	o.mu.Unlock()
+	for _, done := range running {
+		select {
+		case <-done:
+		case <-ctx.Done(): // a function of the host operator hangs
+			return errors.Wrap(context.Cause(ctx), "waiting for a Reconcile")
+		}
 	}
+	return nil
 }
 
 // term returns the term in which this replica may act for the extension, nil for any time, or false if the

@@ -43,8 +43,9 @@ type Replica interface {
 	// GiveUp ends the connections of the extensions in share. Owns must report that they are not this
 	// replica's before the call. No request for them starts after the call began to end them, those
 	// under way have 2 s to get their answers, and then end, and informers and event handlers return. A
-	// handler that hangs delays GiveUp by 5 s, and is logged. The error is that of ctx, if it ends
-	// before all that has ended. When GiveUp returns, another replica may take the extensions, whatever
-	// the error: no request for them is sent any more.
+	// handler that hangs delays GiveUp by 5 s, and is logged. When GiveUp returns without an error, another
+	// replica may take the extensions: no request for them is sent any more. An error says that something
+	// has not ended: a Reconcile hangs in a function of the host operator, or ctx ended too early. Then only
+	// the end of the fence keeps the extensions from being connected again. Without that, call GiveUp again.
 	GiveUp(ctx context.Context, share Share) error
 }

@@ -25,6 +25,7 @@ type replica struct {
 	mine, other client.Object
 	givenUp     []string
 	taken       int
+	hangs       error // of GiveUp
 }
 
 func (r *replica) Take(context.Context, ownership.Share) error {
@@ -38,7 +39,7 @@ func (r *replica) GiveUp(_ context.Context, share ownership.Share) error {
 			r.givenUp = append(r.givenUp, name)
 		}
 	}
-	return errors.New("a handler hangs")
+	return r.hangs
 }
 
 // An extension is given up, and then loses both labels in one write that names its version. The write is
@@ -61,14 +62,18 @@ func TestDrain(t *testing.T) {
 	other := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "other"}}
 	r := &replica{mine: mine, other: other}
 	d := drain{corev1.SchemeGroupVersion.WithKind("ConfigMap"), client.ObjectKey{Namespace: "a", Name: "x"}, "mine", "7"}
-	g.Expect(e.drain(t.Context(), r, d)).To(Succeed())
+	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(errNotHeld))
 	g.Expect(r.givenUp).To(Equal([]string{"mine"}))
 	g.Expect(patches).To(BeEmpty(), "without the Lease")
 
 	lease, f := testutil.NewLease()
 	lease.Renew(3600)
 	e.fence.Store(f)
-	g.Expect(e.drain(t.Context(), r, d)).To(Succeed(), "whatever still runs")
+	r.hangs = errors.New("a Reconcile hangs")
+	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(r.hangs), "it is tried again")
+	g.Expect(patches).To(BeEmpty())
+	r.hangs = nil
+	g.Expect(e.drain(t.Context(), r, d)).To(Succeed())
 	want, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": "mine", "resourceVersion": "7",
 		"labels": map[string]any{ShardLabelPrefix + "ring": nil, DrainLabelPrefix + "ring": nil}}})
 	g.Expect(err).NotTo(HaveOccurred())
@@ -84,6 +89,6 @@ func TestDrain(t *testing.T) {
 	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(refusal), "it is tried again")
 	lease.Release()
 	patches = nil
-	g.Expect(e.drain(t.Context(), r, d)).To(Succeed())
+	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(errNotHeld))
 	g.Expect(patches).To(BeEmpty(), "the Lease is lost")
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -84,18 +85,30 @@ func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 			extension.GetUID(), extension.GetResourceVersion()})
 		return nil, false
 	}
-	e.notDraining(extension.GetUID())
+	if e.drainsLater(extension) {
+		return nil, false
+	}
 	if listed := e.listed.Load(); listed == nil || !listed.confirms(extension) {
 		return nil, false // what the cache has may be from before the Lease was lost; the next event decides
 	}
 	return f, true
 }
 
-// notDraining forgets that an extension was to be given up.
-func (e *Engine) notDraining(uid types.UID) {
+// drainsLater reports whether a later version of an extension is to be given up. Otherwise drainsLater
+// forgets that an earlier one was.
+func (e *Engine) drainsLater(extension client.Object) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.draining, uid)
+	d, drains := e.draining[extension.GetUID()]
+	if !drains {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(extension.GetResourceVersion(), d.resourceVersion)
+	if err == nil && order < 0 {
+		return true
+	}
+	delete(e.draining, d.uid)
+	return false
 }
 
 // note puts an extension into the queue. Each has one place there, however often it changes.
@@ -179,11 +192,14 @@ func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
 			return
 		}
 		if d, ok := e.last(uid); ok {
-			if err := e.drain(ctx, replica, d); err != nil && ctx.Err() == nil {
-				ctrl.LoggerFrom(ctx).Info("Cannot remove the labels of an extension that was given up yet",
+			switch err := e.drain(ctx, replica, d); {
+			case errors.Is(err, errNotHeld):
+				e.drains.Forget(uid) // when the Lease is held again, Take leads here with the same version
+			case err != nil && ctx.Err() == nil:
+				ctrl.LoggerFrom(ctx).Info("Cannot give an extension up, or remove its labels, yet",
 					"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
 				e.drains.AddRateLimited(uid)
-			} else {
+			default:
 				e.drained(d)
 				e.drains.Forget(uid)
 			}
@@ -191,6 +207,9 @@ func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
 		e.drains.Done(uid)
 	}
 }
+
+// errNotHeld is why the labels of an extension are not removed: this replica does not speak for the shard.
+var errNotHeld = errors.New("the Lease of the shard is not held")
 
 // drain gives an extension up, and removes both labels in one write, so that the sharder gives it to
 // another shard. If the extension has changed, the write fails, and the next event of the extension
@@ -200,11 +219,10 @@ func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) 
 	giving, cancel := context.WithTimeout(ctx, holding.GiveUpPatience)
 	defer cancel()
 	if err := replica.GiveUp(giving, mine); err != nil {
-		ctrl.LoggerFrom(ctx).Info("An extension is given up while something still runs for it",
-			"extension", klog.KRef(d.key.Namespace, d.key.Name), "error", err.Error())
+		return err // such as a Reconcile that hangs, and may still connect the extension
 	}
 	if f := e.fence.Load(); f == nil || !f.Open() {
-		return nil // the shard is not this replica's to speak for; when it is again, Take leads here
+		return errNotHeld
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": d.uid, "resourceVersion": d.resourceVersion,

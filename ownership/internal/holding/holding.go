@@ -121,7 +121,7 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 		}
 	}()
 	serve(serving, f)
-	deferred.served(ctx, times, options.KeepLost)
+	deferred.served(ctx, times, options.KeepLost && errors.Is(context.Cause(serving), fence.ErrClosed))
 	return true
 }
 
@@ -132,6 +132,7 @@ type deferredRelease struct {
 
 	mu       sync.Mutex
 	done     bool                               // guarded by mu; serve has returned
+	kept     bool                               // guarded by mu; the lease is not released any more
 	deferred *resourcelock.LeaderElectionRecord // guarded by mu
 }
 
@@ -149,13 +150,13 @@ func (d *deferredRelease) putOff(record resourcelock.LeaderElectionRecord) bool 
 	if !d.done {
 		d.deferred = &record
 	}
-	return !d.done
+	return !d.done || d.kept
 }
 
 // served lets the lock be released, and releases it if that was put off, unless it is to be kept.
 func (d *deferredRelease) served(ctx context.Context, times Times, keep bool) {
 	d.mu.Lock()
-	d.done = true
+	d.done, d.kept = true, keep
 	record := d.deferred
 	d.mu.Unlock()
 	if record == nil || keep {

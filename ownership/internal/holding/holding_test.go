@@ -9,8 +9,10 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientset "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -18,16 +20,21 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// server has a Lease, and may be out of reach.
+// server has a Lease, and may be out of reach, or lose a write.
 type server struct {
 	*clientset.Clientset
-	cut atomic.Bool
+	cut   atomic.Bool
+	loses atomic.Bool // the next write
 }
 
 func newServer() *server {
 	s := &server{Clientset: clientset.NewClientset()}
 	s.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return s.cut.Load(), nil, errors.New("out of reach")
+	})
+	s.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return s.loses.CompareAndSwap(true, false), nil,
+			apierrors.NewNotFound(schema.GroupResource{Resource: "leases"}, "l")
 	})
 	return s
 }
@@ -99,6 +106,30 @@ func TestLost(t *testing.T) {
 		g.Expect(s.holder(g)).To(Equal("one"), "serve has not returned")
 		close(finish)
 		g.Expect(<-held).To(BeTrue())
+	})
+}
+
+// A fence can close while the elector goes on. With KeepLost the lease is kept then too, and released at an
+// end that was asked for.
+func TestKeepLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, times := newServer(), Times{}.WithDefaults()
+		for _, keep := range []bool{true, false} {
+			held := make(chan bool)
+			go func() {
+				held <- Hold(t.Context(), Options{Times: times, KeepLost: keep}, s.lock("one"),
+					func(ctx context.Context, _ *fence.Fence) { <-ctx.Done() })
+			}()
+			synctest.Wait()
+			s.loses.Store(true)
+			g.Expect(<-held).To(BeTrue())
+			g.Expect(s.holder(g)).To(Equal(map[bool]string{true: "one", false: ""}[keep]))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		g.Expect(Hold(ctx, Options{Times: times, KeepLost: true}, s.lock("one"),
+			func(context.Context, *fence.Fence) { cancel() })).To(BeTrue())
+		g.Expect(s.holder(g)).To(BeEmpty())
 	})
 }
 
