@@ -97,7 +97,8 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 	flags.BoolVar(&m.leaderElect, "leader-elect", false, "connect only while holding the lease --leader-election-id; "+
 		"after the lease has ended, no request is sent as a tenant")
 	flags.StringVar(&m.leaderElectionID, "leader-election-id", "latchkey-manager",
-		"name of the lease; with --buckets the names of the leases begin with it")
+		"name of the lease; with --buckets and --ring, all replicas hold it together, so that none leads, and the names "+
+			"of the buckets' leases begin with it")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the leases; required outside of a cluster")
 	m.sharing.bind(flags)

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/ownership/buckets"
 	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
 )
@@ -82,20 +84,31 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		if err != nil {
 			return nil, errors.WithMessage(err, "--buckets")
 		}
-		options.Ownership = engine
-		return engine.HandOver(ctx), nil
+		options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace, "replicas that share by buckets")
+		return engine.HandOver(ctx), err
 	}
 	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring,
 		Shard: m.sharing.shard, Namespace: namespace})
 	if err != nil {
 		return nil, errors.WithMessage(err, "--ring")
 	}
-	options.Ownership = engine
+	if options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace,
+		"shards of ring "+m.sharing.ring); err != nil {
+		return nil, err
+	}
 	if managerOptions.Cache.ByObject == nil {
 		managerOptions.Cache.ByObject = map[client.Object]cache.ByObject{}
 	}
 	managerOptions.Cache.ByObject[options.Object] = cache.ByObject{Label: engine.Selector()}
 	return ctx, nil
+}
+
+// insteadOfLeader lets the engine run when no manager with --leader-elect leads, and keeps those from
+// leading: a rolling update from one to the other has both for a time.
+func (m *managerFlags) insteadOfLeader(engine ownership.Engine, restConfig *rest.Config,
+	namespace, holder string) (ownership.Engine, error) {
+	return ownership.InsteadOfLeader(engine, restConfig, ownership.LeaderOptions{
+		Lease: types.NamespacedName{Namespace: namespace, Name: m.leaderElectionID}, Holder: holder})
 }
 
 // leaseNamespace returns the namespace of the leases: the flag's, or that of the Pod.

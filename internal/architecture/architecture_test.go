@@ -65,7 +65,7 @@ var mayImport = map[string][]string{
 		"internal/extensionsource", "internal/informed", "internal/objectlist", "internal/metrics",
 		"internal/connstate", "internal/identity", "internal/statechanges", "internal/untrusted",
 		"internal/tracing", "fence", "ownership"},
-	"ownership":                    {"fence"},
+	"ownership":                    {"ownership/internal/holding", "fence"},
 	"ownership/buckets":            {"ownership", "ownership/internal/holding", "fence"},
 	"ownership/controllersharding": {"ownership", "ownership/internal/holding", "fence"},
 	"ownership/internal/holding":   {"fence"},

@@ -27,6 +27,10 @@
 //   - Each replica's cache has the objects of all extensions. Their connections, informers and what those
 //     read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
+//   - HandOver takes time before the manager begins to stop. Give the Pod a
+//     terminationGracePeriodSeconds of more than Options.HandOverTimeout and the manager's
+//     GracefulShutdownTimeout together, whose defaults are 20 s and 30 s.
+//   - A fleet that had one leader before must not have both at a time: see ownership.InsteadOfLeader.
 //   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
 //   - Who may write the Leases decides which replica serves what, and can keep extensions from being
 //     served. Let nothing but the host operator write Leases in that namespace.

@@ -42,9 +42,9 @@ type Options struct {
 	// RetryPeriod is the time between renewals: each bucket costs one write to the API server in that
 	// time. Defaults to a seventh of LeaseDuration, about 2 s.
 	RetryPeriod time.Duration
-	// HandOverTimeout bounds HandOver. Defaults to 20 s. Together with the manager's
-	// GracefulShutdownTimeout, 30 s unless set, it must be less than the terminationGracePeriodSeconds of
-	// the Pod, 30 s unless set.
+	// HandOverTimeout bounds HandOver. Defaults to 20 s. The terminationGracePeriodSeconds of the Pod must be
+	// more than it and the manager's GracefulShutdownTimeout together. The defaults of those are 30 s each,
+	// so set one of them.
 	HandOverTimeout time.Duration
 }
 

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -60,6 +61,8 @@ type options struct {
 	Buckets int
 	// Fleet is the name of the buckets' fleet.
 	Fleet string
+	// InsteadOfLeader is whether replicas that share keep leaders away.
+	InsteadOfLeader bool
 	// Ring is the ControllerRing if the extensions are ConfigMaps that a sharder divides.
 	Ring string
 	// ClusterScoped leaves the extensions what they are otherwise, although there is a Ring.
@@ -75,6 +78,9 @@ type options struct {
 	// Unfenced leaves out what is tested, to see the tests fail.
 	Unfenced bool
 }
+
+// leaderLease is the name of the Lease of replicas of which one leads.
+const leaderLease = "replicas"
 
 const optionsVariable = "LATCHKEY_TEST_REPLICA"
 
@@ -132,6 +138,14 @@ func runReplica(text string) error {
 		}
 		managerCtx = engine.HandOver(ctx)
 		cacheOptions.Ownership, cacheOptions.WatchFilterValue = o.fenced(engine), o.Fleet
+		if o.InsteadOfLeader {
+			cacheOptions.Ownership, err = ownership.InsteadOfLeader(cacheOptions.Ownership, leases,
+				ownership.LeaderOptions{Lease: types.NamespacedName{Namespace: "default", Name: leaderLease}, Holder: "all",
+					LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+			if err != nil {
+				return err
+			}
+		}
 	} else if err := elect(config, o, &managerOptions, &cacheOptions); err != nil {
 		return err
 	}
@@ -291,7 +305,7 @@ func newLock(config *rest.Config, o options) (resourcelock.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	return resourcelock.New(resourcelock.LeasesResourceLock, "default", "replicas", core, coordination,
+	return resourcelock.New(resourcelock.LeasesResourceLock, "default", leaderLease, core, coordination,
 		resourcelock.ResourceLockConfig{Identity: o.Name})
 }
 

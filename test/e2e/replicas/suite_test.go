@@ -111,7 +111,7 @@ rules: [{apiGroups: [""], resources: [configmaps], verbs: [get, patch]}]
 `+manifests.String(), "apply", "-f", "-")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() {
-		_, _ = cp.Kubectl(context.Background(), "delete", "lease", "replicas", "--ignore-not-found")
+		_, _ = cp.Kubectl(context.Background(), "delete", "lease", leaderLease, "--ignore-not-found")
 		_, _ = cp.Kubectl(context.Background(), append([]string{"delete", "clusterextensions.latchkey.dev"}, names...)...)
 	})
 	return names
@@ -153,6 +153,9 @@ func startReplica(t testing.TB, o options) *replica {
 	})
 	return r
 }
+
+// GomegaString implements format.GomegaStringer. Without it, gomega reads fields that are being written.
+func (r *replica) GomegaString() string { return r.name }
 
 // hasEnded reports whether the process has ended.
 func (r *replica) hasEnded() bool {
