@@ -85,6 +85,7 @@ type Manager struct {
 	// MetricsAddress, ProbesAddress, StateAddress and StatusAddress are where the process listens.
 	MetricsAddress, ProbesAddress, StateAddress, StatusAddress string
 
+	grace time.Duration // terminationGracePeriodSeconds
 	cmd   *exec.Cmd
 	log   output
 	ended chan struct{}
@@ -116,7 +117,8 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 		return nil, err
 	}
 	m := &Manager{Namespace: deployment.Namespace, Name: deployment.Name,
-		User: "system:serviceaccount:" + deployment.Namespace + ":" + account, ended: make(chan struct{})}
+		User:  "system:serviceaccount:" + deployment.Namespace + ":" + account,
+		grace: time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second, ended: make(chan struct{})}
 	for _, address := range []*string{&m.MetricsAddress, &m.ProbesAddress, &m.StateAddress,
 		&m.StatusAddress} {
 		if *address, err = freeAddress(); err != nil {
@@ -195,7 +197,7 @@ func freeAddress() (string, error) {
 // Stop ends the manager as a kubelet does, and waits for its end.
 func (m *Manager) Stop() {
 	_ = m.cmd.Process.Signal(syscall.SIGTERM)
-	kill := time.AfterFunc(20*time.Second, func() { _ = m.cmd.Process.Kill() }) // terminationGracePeriodSeconds
+	kill := time.AfterFunc(m.grace, func() { _ = m.cmd.Process.Kill() })
 	defer kill.Stop()
 	<-m.ended
 }

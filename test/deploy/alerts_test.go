@@ -417,6 +417,19 @@ func (p *prometheus) checkDashboard(t *testing.T) {
 	g.Expect(queries).To(BeNumerically(">", 20))
 }
 
+// The alert about replicas that share the extensions fires when no replica has a bucket, and resolves.
+func TestAlertsOfSharing(t *testing.T) {
+	p := install(t, func(*controlplane.ControlPlane) {}, "-f", "testdata/tokens.values.yaml", "--set",
+		"sharing.buckets=1,replicas=1")
+	hold := func(holder string) func(g Gomega) {
+		return func(g Gomega) {
+			p.kubectl(t, g, "patch", "lease", "latchkey-bucket-0", "-n", namespace, "--type=merge", "-p",
+				`{"spec": {"holderIdentity": "`+holder+`", "leaseDurationSeconds": 3600}}`)
+		}
+	}
+	p.fires(t, "LatchkeyExtensionsWithoutReplica", hold("a-stranger"), hold(""))
+}
+
 // hangingServer returns the address of a server whose connections are made, and which never answers.
 func hangingServer(t *testing.T) net.Addr {
 	t.Helper()
@@ -566,5 +579,5 @@ func TestEveryAlertIsTested(t *testing.T) {
 			}
 		}
 	}
-	g.Expect(alerts).To(Equal(11))
+	g.Expect(alerts).To(Equal(12))
 }

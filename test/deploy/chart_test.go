@@ -148,6 +148,12 @@ func TestRefusedValues(t *testing.T) {
 		`podLabels.app\.kubernetes\.io/name=x`:         "invalid propertyName 'app.kubernetes.io/name'",
 		"extraArgs[0]=--leader-elect=false":            "extraArgs/0",
 		"extraArgs[0]=--status-address=:80":            "extraArgs/0",
+		"extraArgs[0]=--shard=all-the-same":            "extraArgs/0",
+		"sharing.buckets=2,replicas=3":                 "3 replicas cannot share 2 buckets",
+		"sharing.buckets=1025":                         "maximum",
+		"sharing.buckets=2,sharing.ring=a":             "buckets and ring exclude each other",
+		"sharing.buckets=2,stateAPI.enabled=true":      "the state API shows the connections of one replica",
+		"sharing.ring=a":                               "cluster-scoped kinds, such as ClusterExtension",
 		"allNamespaces=true,tenants[0].namespace=a," +
 			"tenants[0].allNames=true": "got 1, want 0",
 		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[1].namespace=a," +

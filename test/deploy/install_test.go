@@ -85,7 +85,7 @@ func TestInstall(t *testing.T) {
 	binary := program(t)
 	for values, kept := range map[string]bool{"tokens": true, "state-api": false, "all-namespaces": true,
 		"impersonation": true, "constrained-impersonation": true, "kubeconfigs": true, "without-lease": true,
-		"other-names": true} {
+		"other-names": true, "buckets": true} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -119,6 +119,16 @@ func TestInstall(t *testing.T) {
 			left := func() ([]string, error) { return deployment.Leftovers(t.Context(), cp, before) }
 			if values == "without-lease" { // the manager created it
 				_, err = cp.Kubectl(t.Context(), "delete", "lease", "latchkey", "-n", namespace)
+				g.Expect(err).NotTo(HaveOccurred())
+			}
+			if values == "buckets" { // the manager created them
+				holders, err := cp.Kubectl(t.Context(), strings.Fields("-n latchkey-system get leases -l "+
+					"ownership.latchkey.dev/fleet=latchkey -o custom-columns=NAME:.metadata.name,"+
+					"HOLDER:.spec.holderIdentity,RENEWED:.spec.renewTime,SECONDS:.spec.leaseDurationSeconds")...)
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(holders).To(And(MatchRegexp(`NAME +HOLDER +RENEWED +SECONDS`), ContainSubstring("latchkey-bucket-63")))
+				_, err = cp.Kubectl(t.Context(), strings.Fields("-n latchkey-system delete leases -l "+
+					"ownership.latchkey.dev/fleet=latchkey")...)
 				g.Expect(err).NotTo(HaveOccurred())
 			}
 			if kept {
@@ -191,7 +201,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	binary := program(t)
 	checked := map[string]bool{}
 	for _, values := range []string{"state-api", "tokens", "all-namespaces", "impersonation",
-		"constrained-impersonation", "kubeconfigs", "without-lease"} {
+		"constrained-impersonation", "kubeconfigs", "without-lease", "buckets"} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)

@@ -72,6 +72,33 @@ subjects:
 {{- end }}
 {{- end }}
 
+{{- define "latchkey.shares" -}}
+{{- if or .Values.sharing.buckets .Values.sharing.ring }}true{{ end }}
+{{- end }}
+
+{{/* The flag that says how replicas work together. */}}
+{{- define "latchkey.sharingFlag" -}}
+{{- if .Values.sharing.buckets }}--buckets={{ .Values.sharing.buckets }}
+{{- else if .Values.sharing.ring }}--ring={{ .Values.sharing.ring }}
+{{- else }}--leader-elect{{ end }}
+{{- end }}
+
+{{/* Ways of sharing that the manager refuses, or that cannot work. */}}
+{{- define "latchkey.checkSharing" -}}
+{{- if and .Values.sharing.buckets .Values.sharing.ring }}
+{{- fail "sharing: buckets and ring exclude each other" }}
+{{- end }}
+{{- if and (include "latchkey.shares" .) .Values.stateAPI.enabled }}
+{{- fail "sharing: the state API shows the connections of one replica, and each replica has a share of them; set stateAPI.enabled=false" }}
+{{- end }}
+{{- if and .Values.sharing.ring (eq .Values.extensions.kind "ClusterExtension") }}
+{{- fail "sharing.ring: kubernetes-controller-sharding moves no objects of cluster-scoped kinds, such as ClusterExtension; use sharing.buckets" }}
+{{- end }}
+{{- if and .Values.sharing.buckets (gt (int .Values.replicas) (int .Values.sharing.buckets)) }}
+{{- fail (printf "sharing.buckets: %d replicas cannot share %d buckets; take about 20 for each replica" (int .Values.replicas) (int .Values.sharing.buckets)) }}
+{{- end }}
+{{- end }}
+
 {{/* What older versions of Kubernetes cannot do. */}}
 {{- define "latchkey.checkKubernetes" -}}
 {{- $version := .Capabilities.KubeVersion.Version }}

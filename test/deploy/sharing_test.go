@@ -1,0 +1,60 @@
+package deploy
+
+import (
+	"os"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/internal/deployment"
+)
+
+// The permissions of a shard suffice: for its Lease, and to remove the sharder's labels.
+func TestRing(t *testing.T) {
+	g := NewWithT(t)
+	cp := start(t)
+	manifests, err := render(t, "-f", "testdata/ring.values.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.KubectlInput(t.Context(), manifests, "apply", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": {"name": "apps.example.com"}, "spec": {"group": "example.com", "scope": "Namespaced",
+		"names": {"plural": "apps", "singular": "app", "kind": "App", "listKind": "AppList"},
+		"versions": [{"name": "v1", "served": true, "storage": true,
+		"schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}`,
+		"create", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s", "crd/apps.example.com")
+	g.Expect(err).NotTo(HaveOccurred())
+	shard, err := os.Hostname() // which is the name of the Pod in a cluster
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.KubectlInput(t.Context(), `{"apiVersion": "example.com/v1", "kind": "App",
+		"metadata": {"name": "blue", "namespace": "team-blue",
+		"labels": {"shard.alpha.sharding.timebertt.dev/apps": "`+shard+`"}},
+		"spec": {"serviceAccount": {"name": "blue"}}}`, "create", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	objects, err := deployment.Decode(manifests)
+	g.Expect(err).NotTo(HaveOccurred())
+	m, err := deployment.Start(t.Context(), cp, objects, deployment.Options{Program: program(t), Dir: t.TempDir()})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer func() {
+		m.Stop()
+		if t.Failed() {
+			t.Log(m.Log())
+		}
+	}()
+	g.Eventually(m.Log).WithTimeout(patience).Should(ContainSubstring(`"msg":"Connected"`))
+	_, err = cp.Kubectl(t.Context(), "label", "apps.example.com", "blue", "-n", "team-blue",
+		"drain.alpha.sharding.timebertt.dev/apps=true")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(func() (string, error) {
+		return cp.Kubectl(t.Context(), "get", "apps.example.com", "blue", "-n", "team-blue", "-o",
+			"jsonpath={.metadata.labels}")
+	}).WithTimeout(patience).Should(BeEmpty(), "it has given the object up")
+	m.Stop()
+	g.Expect(cp.Kubectl(t.Context(), "get", "lease", shard, "-n", namespace, "-o",
+		"jsonpath={.spec.holderIdentity}")).To(BeEmpty(), "it has released its Lease")
+	// No permission lacks, and each is used. Extensions may be in any namespace.
+	g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).To(MatchError(
+		"permissions of " + m.User + ":\nused in single namespaces only: ClusterRole/latchkey rule 0: patch apps.example.com"))
+}
