@@ -55,6 +55,6 @@ func TestRing(t *testing.T) {
 	g.Expect(cp.Kubectl(t.Context(), "get", "lease", shard, "-n", namespace, "-o",
 		"jsonpath={.spec.holderIdentity}")).To(BeEmpty(), "it has released its Lease")
 	// No permission lacks, and each is used. Extensions may be in any namespace.
-	g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).To(MatchError(
-		"permissions of " + m.User + ":\nused in single namespaces only: ClusterRole/latchkey rule 0: patch apps.example.com"))
+	g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).To(MatchError("permissions of " + m.User +
+		":\nused in single namespaces only: ClusterRole/latchkey rule 0: patch apps.example.com"))
 }
