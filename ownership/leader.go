@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -57,12 +59,17 @@ func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) 
 	// When the Lease is lost, the extensions are given up before a leader can take it.
 	lasts := times.LeaseDuration + holding.GiveUpPatience
 	e := &insteadOfLeader{Engine: engine, options: options, times: times, lasts: lasts}
-	e.lock, e.fence = fence.ForLeaderElection(&resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: options.Lease.Namespace, Name: options.Lease.Name},
-		Client:     leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: options.Holder},
-	}, lasts)
+	e.setClient(leases)
 	return e, nil
+}
+
+// setClient makes the lock of the Lease, and its fence.
+func (e *insteadOfLeader) setClient(leases coordinationclient.LeasesGetter) {
+	e.lock, e.fence = fence.ForLeaderElection(&resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
+		Client:     leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
+	}, e.lasts)
 }
 
 // insteadOfLeader holds the Lease of a leader election while its engine runs.
@@ -88,7 +95,7 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) error {
 	logger := ctrl.LoggerFrom(ctx).WithValues("lease", e.options.Lease)
 	begun, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: e.lock, LeaseDuration: e.lasts, RenewDeadline: e.times.RenewDeadline, RetryPeriod: e.times.RetryPeriod,
+		Lock: reportingLock{e.lock, logger}, LeaseDuration: e.lasts, RenewDeadline: e.times.RenewDeadline, RetryPeriod: e.times.RetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
 			OnNewLeader: func(holder string) {
@@ -133,6 +140,38 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) error {
 	err = e.Engine.Run(sharing, replica)
 	if cause := context.Cause(sharing); err == nil && errors.Is(cause, fence.ErrClosed) {
 		err = errors.WithMessagef(cause, "Lease %s, which keeps leaders away", e.options.Lease)
+	}
+	return err
+}
+
+// reportingLock logs why a lock cannot be read or written. A LeaderElector does so at a verbosity only.
+type reportingLock struct {
+	resourcelock.Interface
+	logger logr.Logger
+}
+
+// Get implements resourcelock.Interface.
+func (l reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	return record, raw, l.report(err)
+}
+
+// Create implements resourcelock.Interface.
+func (l reportingLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.report(l.Interface.Create(ctx, record))
+}
+
+// Update implements resourcelock.Interface.
+func (l reportingLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.report(l.Interface.Update(ctx, record))
+}
+
+// report logs an error, except those that are a part of the protocol: another replica was faster.
+func (l reportingLock) report(err error) error {
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
+		!errors.Is(err, context.Canceled) {
+		l.logger.Info("Cannot hold the Lease that keeps leaders away; this program needs get, create and update on it",
+			"error", err.Error())
 	}
 	return err
 }

@@ -2,9 +2,11 @@ package replicas
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,11 +21,19 @@ import (
 // faultBuckets is the number of buckets in TestRandomFaults.
 const faultBuckets = 4
 
-// bucketOf returns the bucket of a UID, by the documented rule.
-func bucketOf(uid string, n uint64) int {
-	var hash uint64
-	_, _ = fmt.Sscanf(sharding.HashField(uid), "%x", &hash)
-	return int(hash / (^uint64(0)/n + 1)) // n is a power of two
+// bucketsOf returns the bucket of each extension, by the documented rule.
+func bucketsOf(t *testing.T, fleet string, extensions []string, n int) map[string]int {
+	t.Helper()
+	g := NewWithT(t)
+	c, buckets := admin(t), map[string]int{}
+	for _, name := range extensions {
+		extension := newExtension(fleet, name)
+		g.Expect(c.Get(t.Context(), client.ObjectKeyFromObject(extension), extension)).To(Succeed())
+		hash, err := strconv.ParseUint(strings.TrimPrefix(sharding.HashField(string(extension.GetUID())), "0x"), 16, 64)
+		g.Expect(err).NotTo(HaveOccurred())
+		buckets[name] = int(hash / (math.MaxUint64/uint64(n) + 1)) //nolint:gosec // n is a power of two
+	}
+	return buckets
 }
 
 // faulty is a fleet to which random things happen. Each replica reaches its Leases through a proxy of its
@@ -166,13 +176,7 @@ func testRandomFaults(t *testing.T, seed uint64) {
 func expectHolders(t *testing.T, fleet string, tenants []string) {
 	t.Helper()
 	g := NewWithT(t)
-	c := admin(t)
-	bucket := map[string]int{}
-	for _, tenant := range tenants {
-		extension := newExtension(fleet, tenant)
-		g.Expect(c.Get(t.Context(), client.ObjectKeyFromObject(extension), extension)).To(Succeed())
-		bucket[tenant] = bucketOf(string(extension.GetUID()), faultBuckets)
-	}
+	bucket := bucketsOf(t, fleet, tenants, faultBuckets)
 	writes := map[int][]leaseWrite{}
 	for _, write := range leaseWrites(fleet) {
 		writes[write.bucket] = append(writes[write.bucket], write)
