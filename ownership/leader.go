@@ -95,7 +95,8 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) error {
 	logger := ctrl.LoggerFrom(ctx).WithValues("lease", e.options.Lease)
 	begun, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: reportingLock{e.lock, logger}, LeaseDuration: e.lasts, RenewDeadline: e.times.RenewDeadline, RetryPeriod: e.times.RetryPeriod,
+		Lock: reportingLock{e.lock, logger}, LeaseDuration: e.lasts, RenewDeadline: e.times.RenewDeadline,
+		RetryPeriod: e.times.RetryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
 			OnNewLeader: func(holder string) {
