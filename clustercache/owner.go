@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/ownership"
 )
 
@@ -25,22 +25,21 @@ type owner struct {
 	reconciler *reconciler
 
 	mu sync.Mutex
-	// running has the Reconciles that act on what the engine said. Each closes its channel. Guarded by mu.
-	running map[chan struct{}]struct{}
+	// running has the Reconciles that act on what the engine said of an extension. Each closes its channel.
+	// Guarded by mu.
+	running map[chan struct{}]client.Object
 }
 
-// reconciling begins a Reconcile, and returns the function that ends it.
-func (o *owner) reconciling() (end func()) {
-	if o == nil {
-		return func() {}
-	}
+// reconciling begins what acts on the engine's answer for an extension, and returns the function that ends
+// it.
+func (o *owner) reconciling(extension client.Object) (end func()) {
 	done := make(chan struct{})
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.running == nil {
-		o.running = map[chan struct{}]struct{}{}
+		o.running = map[chan struct{}]client.Object{}
 	}
-	o.running[done] = struct{}{}
+	o.running[done] = extension
 	return func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -50,21 +49,25 @@ func (o *owner) reconciling() (end func()) {
 }
 
 // reconcilePatience bounds the wait for Reconciles, which functions of the host operator can delay.
-const reconcilePatience = 3 * time.Second
+const reconcilePatience = 5 * time.Second
 
-// awaitReconciles returns when no Reconcile acts any more on what the engine said before, or
-// reconcilePatience is over, or ctx is done.
-func (o *owner) awaitReconciles(ctx context.Context) error {
+// awaitReconciles returns when no Reconcile acts any more on what the engine said before of the extensions
+// in share, or reconcilePatience is over, or ctx is done.
+func (o *owner) awaitReconciles(ctx context.Context, share ownership.Share) error {
 	ctx, cancel := context.WithTimeout(ctx, reconcilePatience)
 	defer cancel()
 	o.mu.Lock()
-	running := slices.Collect(maps.Keys(o.running))
+	running := maps.Clone(o.running)
 	o.mu.Unlock()
-	for _, done := range running {
+	for done, extension := range running {
+		if !share(extension) {
+			continue
+		}
 		select {
 		case <-done:
 		case <-ctx.Done(): // a function of the host operator hangs
-			return errors.Wrap(context.Cause(ctx), "waiting for a Reconcile")
+			return errors.Wrapf(context.Cause(ctx), "waiting for a Reconcile of %s",
+				connstate.KeyString(client.ObjectKeyFromObject(extension)))
 		}
 	}
 	return nil
@@ -143,7 +146,7 @@ func (o *owner) isWanted(ctx context.Context, key client.ObjectKey, share owners
 // GiveUp implements ownership.Replica.
 func (o *owner) GiveUp(ctx context.Context, share ownership.Share) error {
 	start := time.Now()
-	waited := o.awaitReconciles(ctx)
+	waited := o.awaitReconciles(ctx, share)
 	err := cmp.Or(o.reconciler.set.GiveUp(ctx, share), waited)
 	o.reconciler.metrics.GaveUpShare(ctx, time.Since(start))
 	ctrl.LoggerFrom(ctx).V(1).Info("Gave up extensions", "took", time.Since(start))

@@ -206,7 +206,6 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.forget(req.NamespacedName, ReasonNotLeading)
 		return reconcile.Result{}, nil // the fence wakes all when it opens
 	}
-	defer r.owner.reconciling()()
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
 	shared := r.object.DeepCopyObject().(client.Object)
@@ -241,6 +240,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	if r.owner != nil {
+		defer r.owner.reconciling(shared)() // before the engine is asked
 		owned := false
 		if term, owned = r.owner.term(object); !owned {
 			r.forget(req.NamespacedName, ReasonNotOwned)

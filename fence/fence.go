@@ -30,6 +30,9 @@ type Fence struct {
 	mu       sync.Mutex
 	timer    *time.Timer       // guarded by mu; ends the term in time
 	watchers []chan<- struct{} // guarded by mu; each has room for one signal
+
+	both *both                 // of a fence that Within has returned, which has no lease of its own
+	with atomic.Pointer[Fence] // what Within has returned
 }
 
 // lease is until when the replica holds the lease. A lease is immutable: each renewal makes another.
@@ -43,6 +46,7 @@ type lease struct {
 type Term struct {
 	fence  *Fence // nil for a part
 	parent *Term  // that this is a part of; nil for a whole term, and for a part of no term
+	also   *Term  // that this is a part of as well; nil for none
 	over   atomic.Bool
 	ctx    context.Context // done when the term ends; its cause wraps ErrClosed
 	end    context.CancelCauseFunc
@@ -62,8 +66,8 @@ func (t *Term) Part() *Term {
 
 // End ends a part of a term: from then on Err returns an error with this cause, which wraps ErrClosed.
 func (t *Term) End(cause string) {
-	if t.fence != nil {
-		return // a whole term ends with its lease
+	if t.fence != nil || t.also != nil {
+		return // a whole term ends with its lease, or its leases
 	}
 	t.end(fmt.Errorf("%s: %w", cause, ErrClosed)) // first, so that a caller of Err finds the cause
 	t.over.Store(true)
@@ -78,8 +82,11 @@ func (f *Fence) Open() bool { return f.Term() != nil }
 
 // Term returns the current term, nil while the fence is closed. A nil Fence has no terms.
 func (f *Fence) Term() *Term {
-	if f == nil {
+	switch {
+	case f == nil:
 		return nil
+	case f.both != nil:
+		return f.both.term()
 	}
 	l := f.lease.Load()
 	if l != nil && f.elapsed() >= l.until {
@@ -114,8 +121,11 @@ var errNotRenewed = fmt.Errorf("the lease was not renewed in time: %w", ErrClose
 
 // Remaining returns for how long the fence stays open if no renewal follows, 0 while it is closed.
 func (f *Fence) Remaining() time.Duration {
-	if f == nil {
+	switch {
+	case f == nil:
 		return 0
+	case f.both != nil:
+		return min(f.both.outer.Remaining(), f.both.inner.Remaining())
 	}
 	if l := f.lease.Load(); l != nil {
 		return max(0, l.until-f.elapsed())
@@ -130,6 +140,10 @@ func (f *Fence) elapsed() time.Duration { return f.now().Sub(f.base) }
 // Changes that follow each other quickly may be one call. The first call is at once. Watch returns when
 // ctx is done.
 func (f *Fence) Watch(ctx context.Context, changed func()) {
+	if f.both != nil {
+		f.both.watch(ctx, changed)
+		return
+	}
 	signal := make(chan struct{}, 1)
 	f.mu.Lock()
 	f.watchers = append(f.watchers, signal)
@@ -233,7 +247,7 @@ func (t *Term) Err() error {
 	case t.fence == nil && t.over.Load():
 		return cmp.Or(context.Cause(t.ctx), ErrClosed)
 	case t.fence == nil:
-		return t.parent.Err()
+		return cmp.Or(t.parent.Err(), t.also.Err())
 	}
 	l := t.fence.lease.Load()
 	if l != nil && t.fence.elapsed() >= l.until {

@@ -56,7 +56,8 @@ func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	// When the Lease is lost, the extensions are given up before a leader can take it.
+	// The fence closes after LeaseDuration, and the Lease lasts longer, so that the extensions are given up
+	// before a leader can take it.
 	lasts := times.LeaseDuration + holding.GiveUpPatience
 	e := &insteadOfLeader{Engine: engine, options: options, times: times, lasts: lasts}
 	e.setClient(leases)
@@ -65,11 +66,11 @@ func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) 
 
 // setClient makes the lock of the Lease, and its fence.
 func (e *insteadOfLeader) setClient(leases coordinationclient.LeasesGetter) {
-	e.lock, e.fence = fence.ForLeaderElection(&resourcelock.LeaseLock{
+	e.lock, e.fence = fence.ForLeaderElection(togetherLock{&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
 		Client:     leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
-	}, e.lasts)
+	}}, e.times.LeaseDuration)
 }
 
 // insteadOfLeader holds the Lease of a leader election while its engine runs.
@@ -82,12 +83,17 @@ type insteadOfLeader struct {
 	fence   *fence.Fence
 }
 
-// Owns implements Engine. A replica that was suspended finds out here that a leader may act.
+// Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica that was
+// suspended finds out there that a leader may act.
 func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned bool) {
-	if !e.fence.Open() {
+	f, owned = e.Engine.Owns(extension)
+	switch {
+	case !owned:
 		return nil, false
+	case f == nil:
+		return e.fence, true
 	}
-	return e.Engine.Owns(extension)
+	return f.Within(e.fence), true
 }
 
 // Run implements Engine.
@@ -143,6 +149,26 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) error {
 		err = errors.WithMessagef(cause, "Lease %s, which keeps leaders away", e.options.Lease)
 	}
 	return err
+}
+
+// togetherLock is a lock that replicas hold together. Each renewal of one makes the version that the others
+// know an old one.
+type togetherLock struct{ resourcelock.Interface }
+
+// conflictTries is how often an update of a Lease that is still held by all is tried.
+const conflictTries = 10
+
+// Update implements resourcelock.Interface.
+func (l togetherLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	for try := 1; ; try++ {
+		err := l.Interface.Update(ctx, record)
+		if !apierrors.IsConflict(err) || try == conflictTries {
+			return err
+		}
+		if held, _, failed := l.Get(ctx); failed != nil || held.HolderIdentity != l.Identity() {
+			return err
+		}
+	}
 }
 
 // reportingLock logs why a lock cannot be read or written. A LeaderElector does so at a verbosity only.

@@ -65,8 +65,8 @@ type sharing struct {
 }
 
 func (s *sharing) owns() bool {
-	_, owned := s.Owns(&metav1.PartialObjectMetadata{})
-	return owned
+	f, owned := s.Owns(&metav1.PartialObjectMetadata{})
+	return owned && f.Open()
 }
 
 func share(t *testing.T, leases *clientset.Clientset, logger logr.Logger) *sharing {
@@ -167,6 +167,8 @@ func TestInsteadOfLeaderIsLost(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		g.Expect(one.owns()).To(BeTrue())
 
+		f, _ := one.Owns(&metav1.PartialObjectMetadata{})
+		g.Expect(f.Open()).To(BeTrue())
 		set(true)
 		begun := time.Now()
 		err := <-one.ended
@@ -174,6 +176,8 @@ func TestInsteadOfLeaderIsLost(t *testing.T) {
 		g.Expect(err).To(MatchError(fence.ErrClosed))
 		g.Expect(time.Since(begun)).To(BeNumerically("<", 15*time.Second))
 		g.Expect(one.owns()).To(BeFalse())
+		time.Sleep(15*time.Second - time.Since(begun))
+		g.Expect(f.Open()).To(BeFalse(), "10 s before a leader can take the Lease")
 	})
 }
 

@@ -78,6 +78,11 @@ spec: {namespace: default, serviceAccount: {name: shared-%[1]d}}
 	g.Eventually(ofTwo).WithTimeout(patience).Should(BeNumerically(">", 0))
 	g.Eventually(func() int { return ofOne() + ofTwo() }).WithTimeout(patience).Should(Equal(extensions))
 
+	holder, err := cp.Kubectl(t.Context(), "get", "lease", "latchkey-manager", "-n", "default", "-o",
+		"jsonpath={.spec.holderIdentity}")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(holder).To(Equal("replicas that share by buckets"), "no manager with --leader-elect can take it")
+
 	other, _ := start("--buckets=8")
 	g.Eventually(other.ended).WithTimeout(patience).Should(Receive(HaveOccurred()))
 	g.Expect(other.printed.String()).To(And(ContainSubstring(`has ownership.latchkey.dev/buckets "16"`),

@@ -208,6 +208,10 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 			if values == "kubeconfigs" {
 				createKubeconfigs(t, cp)
 			}
+			withoutRule := withoutRule
+			if values == "buckets" { // it has to take all of them
+				withoutRule *= 2
+			}
 			manifests, err := render(t, append([]string{"-f", "testdata/" + values + ".values.yaml"}, withoutMonitors...)...)
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = cp.KubectlInput(t.Context(), manifests, "apply", "-f", "-")

@@ -44,6 +44,8 @@ func TestRing(t *testing.T) {
 		}
 	}()
 	g.Eventually(m.Log).WithTimeout(patience).Should(ContainSubstring(`"msg":"Connected"`))
+	g.Expect(cp.Kubectl(t.Context(), "get", "lease", "latchkey", "-n", namespace, "-o",
+		"jsonpath={.spec.holderIdentity}")).To(Equal("shards of ring apps"), "no leader can take it")
 	_, err = cp.Kubectl(t.Context(), "label", "apps.example.com", "blue", "-n", "team-blue",
 		"drain.alpha.sharding.timebertt.dev/apps=true")
 	g.Expect(err).NotTo(HaveOccurred())

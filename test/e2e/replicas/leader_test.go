@@ -15,9 +15,9 @@ import (
 // old and new replicas run at the same time, and never act at the same time, also not one that was suspended.
 func TestLeaderAndBuckets(t *testing.T) {
 	g := NewWithT(t)
-	tenants := manyExtensions(t, "change", 8)
+	tenants := manyExtensions(t, "change", 24)
 	t.Cleanup(func() { _, _ = cp.Kubectl(context.Background(), "delete", "lease", leaderLease, "--ignore-not-found") })
-	f := newFleet(t, "change", options{Extensions: tenants, Buckets: 4, InsteadOfLeader: true})
+	f := newFleet(t, "change", options{Extensions: tenants, Buckets: 8, InsteadOfLeader: true})
 	waits := func(r *replica) {
 		g.Eventually(r.log.String).WithTimeout(patience).Should(Or(
 			ContainSubstring("Waits until the leader has ended"), ContainSubstring("Attempting to acquire leader lease")))

@@ -1,0 +1,49 @@
+package clustercache
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/ownership"
+)
+
+// Giving up waits for the Reconciles of its extensions that have begun, for a time, and for no others.
+// A Reconcile that hangs keeps no other from its turn.
+func TestAwaitReconciles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		o := &owner{}
+		named := func(name string) client.Object {
+			return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		}
+		share := func(name string) ownership.Share {
+			return func(extension client.Object) bool { return extension.GetName() == name }
+		}
+		endHanging := o.reconciling(named("hangs"))
+		begun := time.Now()
+		err := o.awaitReconciles(t.Context(), share("hangs"))
+		g.Expect(err).To(MatchError(ContainSubstring("a Reconcile of hangs")))
+		g.Expect(err).To(MatchError(context.DeadlineExceeded))
+		g.Expect(time.Since(begun)).To(Equal(reconcilePatience))
+
+		end := o.reconciling(named("other"))
+		awaited := make(chan error, 1)
+		go func() { awaited <- o.awaitReconciles(t.Context(), share("other")) }()
+		synctest.Wait()
+		g.Expect(awaited).NotTo(Receive())
+		later := o.reconciling(named("other"))
+		end()
+		synctest.Wait()
+		g.Expect(awaited).To(Receive(BeNil()), "one that begins later asks the engine anew")
+		later()
+		g.Expect(o.awaitReconciles(t.Context(), share("other"))).To(Succeed())
+		endHanging()
+		g.Expect(o.running).To(BeEmpty())
+	})
+}
