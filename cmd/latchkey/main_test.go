@@ -75,17 +75,26 @@ func TestDemoFailsWithoutACause(t *testing.T) {
 	}
 }
 
-func TestManager(t *testing.T) {
+// startControlPlane starts a control plane that serves our own ClusterExtension, with more manifests.
+func startControlPlane(t *testing.T, more ...config.Folder) *controlplane.ControlPlane {
+	t.Helper()
 	g := NewWithT(t)
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
+	_, err = cp.KubectlInput(t.Context(), config.Manifests(append([]config.Folder{config.CRD}, more...)...),
+		"apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
 		"crd/clusterextensions.latchkey.dev")
 	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
+	return cp
+}
+
+func TestManager(t *testing.T) {
+	g := NewWithT(t)
+	cp := startControlPlane(t)
+	_, err := cp.Kubectl(t.Context(), "create", "serviceaccount", "red", "-n", "default")
 	g.Expect(err).NotTo(HaveOccurred())
 	// A ConfigMap serves as an extension of another kind, with the reference in another field.
 	_, err = cp.Kubectl(t.Context(), "create", "configmap", "red", "-n", "default", "--from-literal=sa=red")

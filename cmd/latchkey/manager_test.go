@@ -17,7 +17,6 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/latchkey-dev/latchkey/config"
-	"github.com/latchkey-dev/latchkey/internal/controlplane"
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
@@ -71,14 +70,7 @@ func startManager(t *testing.T, args ...string) *runningManager {
 // granted, the manager continues. SIGTERM ends the manager.
 func TestManagerWithoutPermissions(t *testing.T) {
 	g := NewWithT(t)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD, config.RBAC), "apply", "-f", "-")
-	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
-		"crd/clusterextensions.latchkey.dev")
-	g.Expect(err).NotTo(HaveOccurred())
+	cp := startControlPlane(t, config.RBAC)
 	powerless, err := cp.UserConfig("powerless")
 	g.Expect(err).NotTo(HaveOccurred())
 	address := freeAddress(t)

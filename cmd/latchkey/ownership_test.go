@@ -13,8 +13,6 @@ import (
 
 	. "github.com/onsi/gomega"
 
-	"github.com/latchkey-dev/latchkey/config"
-	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
 
 // ownedSeries are the values of latchkey_ownership_extensions{owned="true"}.
@@ -24,14 +22,7 @@ var ownedSeries = regexp.MustCompile(`latchkey_ownership_extensions\{cache="clus
 // to another number of buckets does not start.
 func TestManagersShare(t *testing.T) {
 	g := NewWithT(t)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(t.Context(), config.Manifests(config.CRD), "apply", "-f", "-")
-	g.Expect(err).NotTo(HaveOccurred())
-	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",
-		"crd/clusterextensions.latchkey.dev")
-	g.Expect(err).NotTo(HaveOccurred())
+	cp := startControlPlane(t)
 	const extensions = 16
 	var manifests strings.Builder
 	for i := range extensions {
@@ -44,7 +35,7 @@ metadata: {name: shared-%[1]d}
 spec: {namespace: default, serviceAccount: {name: shared-%[1]d}}
 `, i)
 	}
-	_, err = cp.KubectlInput(t.Context(), manifests.String(), "apply", "-f", "-")
+	_, err := cp.KubectlInput(t.Context(), manifests.String(), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 
 	start := func(more ...string) (m *runningManager, owned func() int) {

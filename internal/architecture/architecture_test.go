@@ -137,7 +137,7 @@ var mayImport = map[string][]string{
 	"internal/machinetest":         {},
 	"internal/testutil":            {"fence"},
 	"internal/testenv":             {"internal/controlplane"},
-	"internal/deployment":          {"internal/controlplane"},
+	"internal/deployment":          {"internal/controlplane", "internal/testutil"},
 }
 
 type goPackage struct {

@@ -1,7 +1,6 @@
 package deployment
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -12,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -29,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
 // Decode returns the objects of a YAML stream.
@@ -87,20 +86,8 @@ type Manager struct {
 
 	grace time.Duration // terminationGracePeriodSeconds
 	cmd   *exec.Cmd
-	log   output
+	log   testutil.Output
 	ended chan struct{}
-}
-
-// output collects what the process prints.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
 }
 
 // Start starts the manager of the only Deployment of the objects. The caller must call Stop.
@@ -209,11 +196,7 @@ func (m *Manager) Kill() {
 }
 
 // Log returns what the manager has printed.
-func (m *Manager) Log() string {
-	m.log.mu.Lock()
-	defer m.log.mu.Unlock()
-	return m.log.text.String()
-}
+func (m *Manager) Log() string { return m.log.String() }
 
 // Ready returns nil if the readiness probe of the Deployment succeeds.
 func (m *Manager) Ready(ctx context.Context) error {

@@ -70,6 +70,19 @@ func (h *held) holdCreates(resource string) (release func()) {
 	})
 }
 
+// createUnderWay creates a ConfigMap under-way. The API server has carried that out, and holds the answer back
+// until release is called.
+func (h *held) createUnderWay(t *testing.T, c client.Client, ns string) (written <-chan error, release func()) {
+	t.Helper()
+	release = h.holdCreates("configmaps")
+	answer := make(chan error, 1)
+	go func() { answer <- c.Create(t.Context(), configMap(ns, "under-way")) }()
+	NewWithT(t).Eventually(func() error {
+		return admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "under-way"}, &corev1.ConfigMap{})
+	}).WithTimeout(patience).Should(Succeed())
+	return answer, release
+}
+
 // When the lease ends, a write whose answer has not come is reported as of unknown outcome, although the
 // API server has carried it out. Watches end, and nothing is sent any more. With the next term the
 // extension is connected anew.
@@ -99,13 +112,8 @@ func TestLeaseEnds(t *testing.T) {
 	create(t, configMap(ns, "before"))
 	g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create before"))
 
-	release := h.holdCreates("configmaps")
+	written, release := h.createUnderWay(t, c, ns)
 	defer release()
-	written := make(chan error, 1)
-	go func() { written <- c.Create(t.Context(), configMap(ns, "under-way")) }()
-	g.Eventually(func() error {
-		return admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "under-way"}, &corev1.ConfigMap{})
-	}).WithTimeout(patience).Should(Succeed(), "the API server has carried it out")
 	g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create under-way"))
 	lease.Release()
 	err = <-written

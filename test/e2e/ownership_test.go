@@ -113,13 +113,8 @@ func TestOwnership(t *testing.T) {
 			create(t, configMap(ns, "before"))
 			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create before"))
 
-			release := h.holdCreates("configmaps")
+			written, release := h.createUnderWay(t, c, ns)
 			defer release()
-			written := make(chan error, 1)
-			go func() { written <- c.Create(t.Context(), configMap(ns, "under-way")) }()
-			g.Eventually(func() error {
-				return admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "under-way"}, &corev1.ConfigMap{})
-			}).WithTimeout(patience).Should(Succeed(), "the API server has carried it out")
 			g.Eventually(events.seen).WithTimeout(patience).Should(ContainElement("create under-way"))
 			g.Expect(replica.GiveUp(t.Context(), engine.set("shared", false))).To(Succeed())
 			err = <-written

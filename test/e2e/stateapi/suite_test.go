@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,6 +39,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 	"github.com/latchkey-dev/latchkey/internal/testenv"
+	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/stateapi/extension"
 )
 
@@ -289,14 +289,14 @@ func kubectlFails(t *testing.T, args ...string) string {
 // background is a kubectl that goes on.
 type background struct {
 	cmd    *exec.Cmd
-	output *lockedBuffer
+	output *testutil.Output
 	done   chan error
 }
 
 // kubectlBackground starts kubectl, which ends with the test.
 func kubectlBackground(t *testing.T, environment []string, args ...string) *background {
 	t.Helper()
-	b := &background{output: &lockedBuffer{}, done: make(chan error, 1)}
+	b := &background{output: &testutil.Output{}, done: make(chan error, 1)}
 	b.cmd = exec.Command(filepath.Join(cp.Programs(), "kubectl"), append([]string{"--kubeconfig", cp.Kubeconfig()},
 		args...)...)
 	b.cmd.Env = append(os.Environ(), environment...)
@@ -321,24 +321,6 @@ func (b *background) lines() []string {
 		return nil
 	}
 	return strings.Split(text, "\n")
-}
-
-// lockedBuffer is a buffer for a program that runs.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer // guarded by mu
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
 }
 
 func eventually(t *testing.T, actual any) AsyncAssertion {
