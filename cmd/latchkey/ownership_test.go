@@ -12,7 +12,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-
 )
 
 // ownedSeries are the values of latchkey_ownership_extensions{owned="true"}.
