@@ -47,17 +47,3 @@ func (b *both) term() *Term {
 	b.joint = joint
 	return joint
 }
-
-// watch is Watch of a fence within another one.
-func (b *both) watch(ctx context.Context, changed func()) {
-	var mu sync.Mutex
-	one := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		changed()
-	}
-	var watching sync.WaitGroup
-	watching.Go(func() { b.outer.Watch(ctx, one) })
-	watching.Go(func() { b.inner.Watch(ctx, one) })
-	watching.Wait()
-}

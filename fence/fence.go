@@ -140,19 +140,11 @@ func (f *Fence) elapsed() time.Duration { return f.now().Sub(f.base) }
 // Changes that follow each other quickly may be one call. The first call is at once. Watch returns when
 // ctx is done.
 func (f *Fence) Watch(ctx context.Context, changed func()) {
-	if f.both != nil {
-		f.both.watch(ctx, changed)
-		return
-	}
 	signal := make(chan struct{}, 1)
-	f.mu.Lock()
-	f.watchers = append(f.watchers, signal)
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.watchers = slices.DeleteFunc(f.watchers, func(other chan<- struct{}) bool { return other == signal })
-	}()
+	for _, lease := range f.leases() {
+		lease.watch(signal)
+		defer lease.unwatch(signal)
+	}
 	for {
 		changed()
 		select {
@@ -161,6 +153,26 @@ func (f *Fence) Watch(ctx context.Context, changed func()) {
 			return
 		}
 	}
+}
+
+// leases returns the fences with a lease of their own that this one consists of.
+func (f *Fence) leases() []*Fence {
+	if f.both == nil {
+		return []*Fence{f}
+	}
+	return append(f.both.outer.leases(), f.both.inner.leases()...)
+}
+
+func (f *Fence) watch(signal chan<- struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watchers = append(f.watchers, signal)
+}
+
+func (f *Fence) unwatch(signal chan<- struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watchers = slices.DeleteFunc(f.watchers, func(other chan<- struct{}) bool { return other == signal })
 }
 
 func (f *Fence) notifyLocked() {
