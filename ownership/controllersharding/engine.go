@@ -3,6 +3,7 @@ package controllersharding
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,6 +112,18 @@ func (e *Engine) drainsLater(extension client.Object) bool {
 	return false
 }
 
+// forgetOthers forgets the extensions that were to be given up when the Lease was lost, and are another
+// shard's by now.
+func (e *Engine) forgetOthers() {
+	listed := e.listed.Load()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.DeleteFunc(e.draining, func(uid types.UID, _ drain) bool {
+		_, mine := listed.versions[uid]
+		return !mine
+	})
+}
+
 // note puts an extension into the queue. Each has one place there, however often it changes.
 func (e *Engine) note(d drain) {
 	e.mu.Lock()
@@ -157,6 +170,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 			if !e.list(holds) {
 				return
 			}
+			e.forgetOthers()
 			e.fence.Store(f)
 			if err := replica.Take(holds, all); err != nil && holds.Err() == nil {
 				logger.Info("Not all extensions of the shard could be tried yet", "error", err.Error())

@@ -73,8 +73,12 @@ func TestOwns(t *testing.T) {
 	last, _ := e.last("u")
 	g.Expect(last.resourceVersion).To(Equal("2"))
 	g.Expect(owns(mine)).To(BeFalse(), "an earlier version")
+	e.forgetOthers()
 	_, ok := e.last("u")
 	g.Expect(ok).To(BeTrue())
+	e.draining["moved"] = e.draining["u"]
+	e.forgetOthers()
+	g.Expect(e.draining).NotTo(HaveKey(types.UID("moved")))
 	mine.SetResourceVersion("3")
 	g.Expect(owns(mine)).To(BeTrue())
 	_, ok = e.last("u")
