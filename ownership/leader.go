@@ -2,6 +2,7 @@ package ownership
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -11,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,21 +56,7 @@ func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	// The fence closes after LeaseDuration, and the Lease lasts longer, so that the extensions are given up
-	// before a leader can take it.
-	lasts := times.LeaseDuration + holding.GiveUpPatience
-	e := &insteadOfLeader{Engine: engine, options: options, times: times, lasts: lasts}
-	e.setClient(leases)
-	return e, nil
-}
-
-// setClient makes the lock of the Lease, and its fence.
-func (e *insteadOfLeader) setClient(leases coordinationclient.LeasesGetter) {
-	e.lock, e.fence = fence.ForLeaderElection(togetherLock{&resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
-		Client:     leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
-	}}, e.times.LeaseDuration)
+	return &insteadOfLeader{Engine: engine, options: options, times: times, leases: leases}, nil
 }
 
 // insteadOfLeader holds the Lease of a leader election while its engine runs.
@@ -78,92 +64,81 @@ type insteadOfLeader struct {
 	Engine
 	options LeaderOptions
 	times   holding.Times
-	lasts   time.Duration // how long the Lease lasts without a renewal
-	lock    resourcelock.Interface
-	fence   *fence.Fence
+	leases  coordinationclient.LeasesGetter
+	fence   atomic.Pointer[fence.Fence] // nil before the Lease is held
 }
 
 // Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica that was
 // suspended finds out there that a leader may act.
 func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+	outer := e.fence.Load()
+	if outer == nil {
+		return nil, false
+	}
 	f, owned = e.Engine.Owns(extension)
 	switch {
 	case !owned:
 		return nil, false
 	case f == nil:
-		return e.fence, true
+		return outer, true
 	}
-	return f.Within(e.fence), true
+	return f.Within(outer), true
 }
 
 // Run implements Engine.
-func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) error {
+func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("lease", e.options.Lease)
-	begun, ended := make(chan struct{}), make(chan struct{})
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: reportingLock{e.lock, logger}, LeaseDuration: e.lasts, RenewDeadline: e.times.RenewDeadline,
-		RetryPeriod: e.times.RetryPeriod,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
-			OnNewLeader: func(holder string) {
-				if holder != e.options.Holder {
-					logger.Info("Waits until the leader has ended", "holder", holder)
-				}
-			},
-		},
-	})
-	if err != nil {
-		return errors.Wrap(err, "setting up the Lease of the leader election")
-	}
-	// The Lease is held until the engine has ended. Messages of the elector are logged at verbosity 2.
-	election, end := context.WithCancel(ctrl.LoggerInto(context.WithoutCancel(ctx), logger.V(2)))
-	go func() {
-		defer close(ended)
-		elector.Run(election)
-	}()
-	defer func() {
-		end()
-		<-ended
-	}()
-	select {
-	case <-begun:
-	case <-ctx.Done():
-		return nil
-	}
-	sharing, lost := context.WithCancelCause(ctx)
-	defer lost(nil)
-	if term := e.fence.Term(); term == nil {
-		lost(fence.ErrClosed)
-	} else {
-		defer context.AfterFunc(term.Context(), func() { lost(context.Cause(term.Context())) })()
-	}
-	go func() {
-		select {
-		case <-ended: // the Lease could not be renewed, and still lasts for as long as giving up takes
-			lost(fence.ErrClosed)
-		case <-sharing.Done():
+	options := holding.Options{Times: e.times, Keep: holding.KeepAlways,
+		Margin: holding.GiveUpPatience, // the fence closes, all is given up, and only then a leader can take the Lease
+		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) }}
+	held := holding.Hold(ctx, options, togetherLock{e.lock(), logger}, func(holds context.Context, f *fence.Fence) {
+		e.fence.Store(f)
+		err = e.Engine.Run(holds, replica)
+		if cause := context.Cause(holds); err == nil && errors.Is(cause, fence.ErrClosed) {
+			err = errors.WithMessagef(cause, "Lease %s, which keeps leaders away", e.options.Lease)
 		}
-	}()
-	err = e.Engine.Run(sharing, replica)
-	if cause := context.Cause(sharing); err == nil && errors.Is(cause, fence.ErrClosed) {
-		err = errors.WithMessagef(cause, "Lease %s, which keeps leaders away", e.options.Lease)
+	})
+	if !held && ctx.Err() == nil {
+		err = errors.Errorf("Lease %s, which keeps leaders away, was lost at once", e.options.Lease)
 	}
 	return err
 }
 
-// togetherLock is a lock that replicas hold together. Each renewal of one makes the version that the others
-// know an old one.
-type togetherLock struct{ resourcelock.Interface }
+func (e *insteadOfLeader) lock() resourcelock.Interface {
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
+		Client:     e.leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
+	}
+}
+
+// togetherLock is a lock that replicas hold together: each renewal of one makes the version that the others
+// know an old one. It logs why it cannot be read or written, which a LeaderElector does at a verbosity only.
+type togetherLock struct {
+	resourcelock.Interface
+	logger logr.Logger
+}
 
 // conflictTries is how often an update of a Lease that is still held by all is tried.
 const conflictTries = 10
+
+// Get implements resourcelock.Interface.
+func (l togetherLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	return record, raw, l.report(err)
+}
+
+// Create implements resourcelock.Interface.
+func (l togetherLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.report(l.Interface.Create(ctx, record))
+}
 
 // Update implements resourcelock.Interface.
 func (l togetherLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	for try := 1; ; try++ {
 		err := l.Interface.Update(ctx, record)
 		if !apierrors.IsConflict(err) || try == conflictTries {
-			return err
+			return l.report(err)
 		}
 		if held, _, failed := l.Get(ctx); failed != nil || held.HolderIdentity != l.Identity() {
 			return err
@@ -171,30 +146,8 @@ func (l togetherLock) Update(ctx context.Context, record resourcelock.LeaderElec
 	}
 }
 
-// reportingLock logs why a lock cannot be read or written. A LeaderElector does so at a verbosity only.
-type reportingLock struct {
-	resourcelock.Interface
-	logger logr.Logger
-}
-
-// Get implements resourcelock.Interface.
-func (l reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	record, raw, err := l.Interface.Get(ctx)
-	return record, raw, l.report(err)
-}
-
-// Create implements resourcelock.Interface.
-func (l reportingLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.report(l.Interface.Create(ctx, record))
-}
-
-// Update implements resourcelock.Interface.
-func (l reportingLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.report(l.Interface.Update(ctx, record))
-}
-
 // report logs an error, except those that are a part of the protocol: another replica was faster.
-func (l reportingLock) report(err error) error {
+func (l togetherLock) report(err error) error {
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
 		!errors.Is(err, context.Canceled) {
 		l.logger.Info("Cannot hold the Lease that keeps leaders away; this program needs get, create and update on it",

@@ -74,7 +74,7 @@ func share(t *testing.T, leases *clientset.Clientset, logger logr.Logger) *shari
 	s := &sharing{inner: &engine{}, ended: make(chan error, 1)}
 	made, err := InsteadOfLeader(s.inner, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "all"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	made.(*insteadOfLeader).setClient(leases.CoordinationV1())
+	made.(*insteadOfLeader).leases = leases.CoordinationV1()
 	s.Engine = made
 	ctx, cancel := context.WithCancel(ctrl.LoggerInto(t.Context(), logger))
 	s.stop = cancel

@@ -164,7 +164,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	defer draining.Wait()
 	defer e.drains.ShutDown()
 	// A Lease that is released and taken again would make the sharder move extensions without a drain.
-	options := holding.Options{Times: e.options.times(), KeepLost: true}
+	options := holding.Options{Times: e.options.times(), Keep: holding.KeepLost}
 	for ctx.Err() == nil {
 		held := holding.Hold(ctx, options, e.lock(), func(holds context.Context, f *fence.Fence) {
 			if !e.list(holds) {

@@ -55,14 +55,27 @@ type Options struct {
 	Times
 	// Patience is how long Hold tries to get the lease; 0 is no limit.
 	Patience time.Duration
-	// KeepLost is whether a lease that could not be renewed in time is left to expire, instead of being
-	// released when serve has returned.
-	KeepLost bool
+	// Keep says when the lease is left to expire, instead of being released when serve has returned.
+	Keep Keep
+	// Margin is how much longer the lease lasts than the fence stays open.
+	Margin time.Duration
+	// Waits is called when another identity holds the lease; nil for nothing.
+	Waits func(holder string)
 }
 
+// Keep says when a lease is left to expire.
+type Keep int
+
+// The values of Keep.
+const (
+	KeepNever  Keep = iota
+	KeepLost        // if it could not be renewed in time
+	KeepAlways      // others hold it too, with the same identity
+)
+
 // Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done when the
-// lease is lost, or ctx is done. When serve returns, Hold releases the lease, and returns true. Hold
-// returns false if it does not get the lease while ctx lasts, nor before Patience is over.
+// lease is lost, or ctx is done. When serve returns, Hold releases the lease, as Options.Keep says, and
+// returns true. Hold returns false if it does not get the lease while ctx lasts, nor before Patience is over.
 func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
 	times := options.Times
@@ -70,10 +83,15 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	deferred := &deferredRelease{Interface: fenced}
 	begun, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: deferred, LeaseDuration: times.LeaseDuration, RenewDeadline: times.RenewDeadline,
-		RetryPeriod: times.RetryPeriod, ReleaseOnCancel: true,
+		Lock: deferred, LeaseDuration: times.LeaseDuration + options.Margin, RenewDeadline: times.RenewDeadline,
+		RetryPeriod: times.RetryPeriod, ReleaseOnCancel: options.Keep != KeepAlways,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
+			OnNewLeader: func(holder string) {
+				if options.Waits != nil && holder != "" && holder != lock.Identity() {
+					options.Waits(holder)
+				}
+			},
 		},
 	})
 	if err != nil { // Validate lets no such times pass
@@ -89,7 +107,7 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	defer func() {
 		release()
 		<-ended
-		if !held {
+		if !held && options.Keep != KeepAlways {
 			releaseUnseen(ctx, fenced, times)
 		}
 	}()
@@ -121,7 +139,8 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 		}
 	}()
 	serve(serving, f)
-	deferred.served(ctx, times, options.KeepLost && errors.Is(context.Cause(serving), fence.ErrClosed))
+	lostLease := errors.Is(context.Cause(serving), fence.ErrClosed)
+	deferred.served(ctx, times, options.Keep == KeepAlways || options.Keep == KeepLost && lostLease)
 	return true
 }
 

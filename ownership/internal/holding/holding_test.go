@@ -115,21 +115,23 @@ func TestKeepLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		s, times := newServer(), Times{}.WithDefaults()
-		for _, keep := range []bool{true, false} {
+		for keep, holder := range map[Keep]string{KeepLost: "one", KeepAlways: "one", KeepNever: ""} {
 			held := make(chan bool)
 			go func() {
-				held <- Hold(t.Context(), Options{Times: times, KeepLost: keep}, s.lock("one"),
+				held <- Hold(t.Context(), Options{Times: times, Keep: keep}, s.lock("one"),
 					func(ctx context.Context, _ *fence.Fence) { <-ctx.Done() })
 			}()
 			synctest.Wait()
 			s.loses.Store(true)
 			g.Expect(<-held).To(BeTrue())
-			g.Expect(s.holder(g)).To(Equal(map[bool]string{true: "one", false: ""}[keep]))
+			g.Expect(s.holder(g)).To(Equal(holder))
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		g.Expect(Hold(ctx, Options{Times: times, KeepLost: true}, s.lock("one"),
-			func(context.Context, *fence.Fence) { cancel() })).To(BeTrue())
-		g.Expect(s.holder(g)).To(BeEmpty())
+		for keep, holder := range map[Keep]string{KeepLost: "", KeepAlways: "one"} {
+			ctx, cancel := context.WithCancel(t.Context())
+			g.Expect(Hold(ctx, Options{Times: times, Keep: keep}, s.lock("one"),
+				func(context.Context, *fence.Fence) { cancel() })).To(BeTrue())
+			g.Expect(s.holder(g)).To(Equal(holder))
+		}
 	})
 }
 
