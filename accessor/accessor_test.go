@@ -79,6 +79,7 @@ type reviewer struct {
 	redirect atomic.Pointer[string]              // the URL to redirect to
 	hold     atomic.Pointer[func(*http.Request)] // called for each request, if not nil
 	echo     atomic.Bool                         // answer with the headers of the request
+	rest     atomic.Pointer[http.HandlerFunc]    // answers everything, if not nil
 	// The function returns the status and the user for a token.
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
 }
@@ -91,6 +92,13 @@ func newReviewer(t *testing.T) *reviewer {
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if hold := r.hold.Load(); hold != nil {
 			(*hold)(req)
+		}
+		if handler := r.rest.Load(); handler != nil {
+			if strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") {
+				r.reviews.Add(1)
+			}
+			handler.ServeHTTP(w, req)
+			return
 		}
 		if to := r.redirect.Load(); to != nil && req.URL.Path == "/redirected" {
 			http.Redirect(w, req, *to, http.StatusFound)

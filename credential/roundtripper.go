@@ -9,6 +9,8 @@ import (
 
 	"github.com/pkg/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // secret is a token in a closure: fmt prints a func as an address, for every verb.
@@ -153,19 +155,13 @@ func redacted(sent *http.Response, req *http.Request, redact func(string) string
 		}
 	}
 	resp.Status = redact(resp.Status)
-	if resp.StatusCode <= http.StatusPartialContent && !isReview(req.URL.Path) { // others are errors to client-go
+	if resp.StatusCode <= http.StatusPartialContent && !connstate.IsReview(req.URL.Path) { // others are errors to client-go
 		return &resp
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}
 	resp.ContentLength = -1 // redaction may make the body shorter
 	resp.Header.Del("Content-Length")
 	return &resp
-}
-
-// isReview reports whether the request is an identity or access review. The server's text in the
-// response of a review is shown to users.
-func isReview(path string) bool {
-	return strings.Contains(path, "/apis/authentication.k8s.io/") || strings.Contains(path, "/apis/authorization.k8s.io/")
 }
 
 // redactedBody reads a whole body, up to maxRedacted, and serves it without the secret.

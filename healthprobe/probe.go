@@ -4,12 +4,12 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
@@ -25,17 +25,30 @@ type Answer struct {
 }
 
 // Ask sends one SelfSubjectReview to the server of config and returns the answer. httpClient
-// authenticates the request; config holds no credential. Ask returns within timeout.
+// authenticates the request; config holds no credential. Ask returns within timeout. Ask sends one
+// request only: the answer is the server's first, also if the server asks to be tried again later.
 func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, timeout time.Duration) Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	reviews, err := authenticationv1client.NewForConfigAndClient(config, httpClient)
+	noted := notingRoundTripper{next: httpClient.Transport}
+	if noted.next == nil {
+		noted.next = http.DefaultTransport
+	}
+	noting := *httpClient
+	noting.Transport = &noted
+	reviews, err := authenticationv1client.NewForConfigAndClient(config, &noting)
 	if err != nil {
 		return Answer{Verdict: Failing, Err: errors.Wrap(err, "preparing a SelfSubjectReview")}
 	}
-	review, err := reviews.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review := &authenticationv1.SelfSubjectReview{}
+	err = reviews.RESTClient().Post().Resource("selfsubjectreviews").Body(&authenticationv1.SelfSubjectReview{}).
+		MaxRetries(0).Do(ctx).Into(review)
 	if err != nil {
-		return Answer{Verdict: Classify(err), Err: errors.WithMessage(err, "asking the API server who we are")}
+		verdict := Classify(err)
+		if verdict == Silent && noted.answered.Load() && ctx.Err() == nil {
+			verdict = Failing // the server has answered, but with nothing that a client understands
+		}
+		return Answer{Verdict: verdict, Err: errors.WithMessage(err, "asking the API server who we are")}
 	}
 	user := review.Status.UserInfo
 	switch {
@@ -60,6 +73,23 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 		Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups},
 	}
 }
+
+// notingRoundTripper notes that an answer has begun.
+type notingRoundTripper struct {
+	next     http.RoundTripper
+	answered atomic.Bool
+}
+
+func (n *notingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := n.next.RoundTrip(req)
+	if err == nil {
+		n.answered.Store(true)
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper lets client-go find the TLS settings below.
+func (n *notingRoundTripper) WrappedRoundTripper() http.RoundTripper { return n.next }
 
 // Classify returns the Verdict that the error of a request to an API server stands for. A nil error
 // is Valid. An error without a status of the API server is Silent.

@@ -49,6 +49,7 @@ type Connection struct {
 	tasks      *workpool.TaskGroup // the tasks end with life
 
 	config     *rest.Config // authenticates as the identity, holds no secret; callers get copies
+	transport  *lifetimeRoundTripper
 	httpClient *http.Client // for requests that end
 	streams    *http.Client // for watches: without a timeout
 	mapper     *targets.Mapper
@@ -134,9 +135,9 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	}
 	c.config.WrapTransport = wrap
 
-	transport := &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
-	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
-	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
+	c.transport = &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
+	c.httpClient = &http.Client{Transport: c.transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
+	c.streams = &http.Client{Transport: c.transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient)
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()

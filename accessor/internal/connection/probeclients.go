@@ -15,7 +15,11 @@ type ProbeClients struct {
 // ProbeClients returns clients whose requests use the connection's credential. shared carries the
 // requests of Own unless the credential brings its own transport.
 func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duration) ProbeClients {
-	clients := ProbeClients{Identity: c.httpClient}
+	transport := *c.transport
+	transport.probe = true
+	identity := *c.httpClient
+	identity.Transport = &transport
+	clients := ProbeClients{Identity: &identity}
 	if now := c.credential.Load(); now != nil { // otherwise the connection has ended, and so its client refuses
 		clients.Own = c.probeClient(now.ownRoundTripper(shared), timeout)
 	}

@@ -33,8 +33,31 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 // User-Agent that names the extension, and records 401s and successes. After the connection has
 // ended, it refuses requests. Requests under way end with the connection.
 type lifetimeRoundTripper struct {
-	conn *Connection
-	next http.RoundTripper
+	conn  *Connection
+	next  http.RoundTripper
+	probe bool // for probes, whose answers only the lifecycle machine judges
+}
+
+// observe records what the answer to a request says about the identity.
+func (g *lifetimeRoundTripper) observe(req *http.Request, resp *http.Response) {
+	switch {
+	case g.probe:
+	case resp.StatusCode == http.StatusUnauthorized:
+		g.conn.observers.Unauthorized()
+	case exchangeOf(req, resp).Serves():
+		now := time.Now()
+		g.conn.servedAt.Store(&now)
+	}
+}
+
+func exchangeOf(req *http.Request, resp *http.Response) connstate.Exchange {
+	return connstate.Exchange{
+		Path:        req.URL.Path,
+		Accept:      req.Header["Accept"],
+		Upgrade:     req.Header.Get("Upgrade") != "",
+		Status:      resp.StatusCode,
+		ContentType: resp.Header.Get("Content-Type"),
+	}
 }
 
 func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -74,13 +97,7 @@ func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		_ = resp.Body.Close()
 		return nil, g.conn.interrupted(req, g.conn.Err())
 	}
-	switch {
-	case resp.StatusCode == http.StatusUnauthorized:
-		g.conn.observers.Unauthorized()
-	case resp.StatusCode < http.StatusBadRequest:
-		now := time.Now()
-		g.conn.servedAt.Store(&now)
-	}
+	g.observe(req, resp)
 	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
 		// net/http has handed the TCP connection over, so no context ends it.
 		stopClosing := context.AfterFunc(g.conn.life, func() { _ = upgraded.Close() })

@@ -123,6 +123,8 @@ func (p *player) event(verb string, o options) (Event, error) {
 	case "served":
 		p.seen.Served = p.now
 		return nil, nil
+	case "request", "review":
+		return p.exchanged(verb, o)
 	case "target":
 		p.seen.Target = connstate.Health{}
 		if o.has("silent") {
@@ -151,6 +153,23 @@ func (p *player) event(verb string, o options) (Event, error) {
 		return Removed{Reason: connstate.Reason(o.get("reason", "Deleted"))}, nil
 	}
 	return nil, errors.Errorf("no such event: %s", verb)
+}
+
+// exchanged classifies the answer to a request, as the driver does. A review does not state a user.
+func (p *player) exchanged(verb string, o options) (Event, error) {
+	status, err := strconv.Atoi(o.get("status", "200"))
+	x := connstate.Exchange{Path: podsPath, Accept: []string{"application/json, */*"}, Status: status,
+		ContentType: o.get("type", "application/json")}
+	if verb == "review" {
+		x.Path = reviewPath
+	}
+	if x.Serves() {
+		p.seen.Served = p.now
+	}
+	if verb == "review" {
+		return p.answered("answer", options{"500": ""}), err
+	}
+	return nil, err
 }
 
 func (p *player) resolved(verb string, o options) Event {
