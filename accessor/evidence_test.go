@@ -7,6 +7,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -84,7 +86,7 @@ func TestAnswersThatAreNotServed(t *testing.T) {
 			view := d.At(client.ObjectKey{Name: "red"})
 			config, err := view.GetRESTConfig()
 			g.Expect(err).NotTo(HaveOccurred())
-			client, err := corev1client.NewForConfig(config)
+			requests, err := corev1client.NewForConfig(config)
 			g.Expect(err).NotTo(HaveOccurred())
 			reviewsFail := answer(http.StatusFound, "", "")
 			handler := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -96,7 +98,7 @@ func TestAnswersThatAreNotServed(t *testing.T) {
 			})
 			r.rest.Store(&handler)
 			get := func() error {
-				_, err := client.ConfigMaps("n").Get(t.Context(), "c", metav1.GetOptions{})
+				_, err := requests.ConfigMaps("n").Get(t.Context(), "c", metav1.GetOptions{})
 				return err
 			}
 			if tc.serves {
@@ -116,4 +118,37 @@ func TestAnswersThatAreNotServed(t *testing.T) {
 			}).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(disconnectedFor(connstate.ReasonProbeFailed)))
 		})
 	}
+}
+
+// A 401 that comes soon after a probe is remembered: the next probe does not wait for
+// IdentityInterval. Afterwards only another extension sends requests, so the target is not silent.
+func TestUnauthorizedSoonAfterProbe(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	probes := rareProbes
+	probes.Interval = 2 * time.Second
+	d := drive(t, r.URL, probes, noRetry)
+	get := func(name string) error {
+		config, err := d.At(client.ObjectKey{Name: name}).GetRESTConfig()
+		g.Expect(err).NotTo(HaveOccurred())
+		requests, err := corev1client.NewForConfig(config)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = requests.ConfigMaps("n").Get(t.Context(), "c", metav1.GetOptions{})
+		return err
+	}
+	for _, name := range []string{"busy", "idle"} {
+		d.extension(name, name)
+		d.eventually(name, connectedAs("user-of-"+name))
+	}
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if token == "idle" {
+			return http.StatusUnauthorized, authenticationv1.UserInfo{}
+		}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
+	})
+	g.Expect(apierrors.IsUnauthorized(get("idle"))).To(BeTrue())
+	g.Eventually(func() []string {
+		_ = get("busy")
+		return d.disconnectReasons()
+	}).WithTimeout(patience).Should(HaveExactElements("Unauthorized"))
 }

@@ -176,6 +176,20 @@ var invariants = []struct {
 		}
 		return true
 	}},
+	{"a 401 of the connection is remembered until a probe begins, Interval after the last one at the latest",
+		func(t *transition) bool {
+			a := &t.current
+			e, ok := t.event.(RequestUnauthorized)
+			isNew := ok && e.Attempt == t.previous.connection
+			if a.phase != connstate.PhaseConnected || !isNew && t.previous.probeReason != unauthorized {
+				return true
+			}
+			if a.probeReason == byClock {
+				return count[CreateAttempt](t.effects) == 1 && a.attempt.kind == Probe
+			}
+			latest := a.health.LastProbeTime.Add(exploreConfig.Probe.Interval)
+			return a.attempt.id != 0 || a.probeReason == forAll || !a.Deadline(epoch0, t.seen).After(later(epoch0, latest))
+		}},
 	{"events of another target have no effect", func(t *transition) bool {
 		switch e := t.event.(type) {
 		case RetryAt:
@@ -185,6 +199,13 @@ var invariants = []struct {
 		}
 		return true
 	}},
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // transition is one step of the exploration.

@@ -83,7 +83,7 @@ type probeReason int
 
 const (
 	byClock      probeReason = iota
-	unauthorized             // a request got a 401
+	unauthorized             // a request got a 401; the probe is due Interval after the last one
 	forAll                   // the target is silent, and this connection probes on behalf of all
 )
 
@@ -175,7 +175,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 			return 0, m.nextConnect
 		}
 		return Connect, now
-	case m.probeReason != byClock:
+	case m.probeReason == forAll:
 		return Probe, now
 	}
 	silent := seen.Target.ConsecutiveFailures > 0
@@ -192,6 +192,9 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 		}
 		at = m.config.Probe.Due(health, seen.Members, m.jitter)
 	}
+	if m.probeReason == unauthorized {
+		at = earlier(at, m.health.LastProbeTime.Add(m.config.Probe.Interval))
+	}
 	if !at.After(now) {
 		return Probe, now
 	}
@@ -199,6 +202,13 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 		at = m.rotation.next
 	}
 	return 0, at
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // Snapshot is the machine's state, for status reports.

@@ -62,7 +62,15 @@ func TestDue(t *testing.T) {
 		"probe due, served, but under impersonation": {machine: connected(func(m *Machine) {
 			m.resolution.Impersonated = true
 		}), at: time.Minute, seen: Observed{Served: epoch0.Add(50 * time.Second)}, want: Probe},
-		"probe requested": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+		"a 401 right after a probe": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at: time.Second, delay: 9 * time.Second},
+		"a 401 long after a probe": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at: 10 * time.Second, want: Probe},
+		"a 401 after served requests": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at: 10 * time.Second, seen: Observed{Served: epoch0.Add(9 * time.Second)}, want: Probe},
+		"a 401, and a silent target": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at: 9 * time.Second, seen: Observed{Target: silent}, delay: time.Second},
+		"probe requested for all": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
 			want: Probe},
 		"probe requested while not connected": {machine: disconnected(func(m *Machine) {
 			m.probeReason, m.nextConnect = forAll, epoch0.Add(1)
@@ -84,10 +92,14 @@ func TestDue(t *testing.T) {
 		"a newer credential, tried just now": {machine: connected(newer(time.Second)), delay: time.Second},
 		"a newer credential, much later": {machine: connected(newer(time.Hour)), at: time.Second,
 			delay: 59 * time.Second},
-		"a newer credential, and a probe requested": {machine: connected(func(m *Machine) {
+		"a newer credential, and a probe requested for all": {machine: connected(func(m *Machine) {
+			newer(0)(m)
+			m.probeReason = forAll
+		}), want: Probe},
+		"a newer credential, and a 401": {machine: connected(func(m *Machine) {
 			newer(0)(m)
 			m.probeReason = unauthorized
-		}), want: Probe},
+		}), want: Verify},
 		"a newer credential, and a silent target": {machine: connected(newer(0)), seen: Observed{Target: silent},
 			delay: 10 * time.Second},
 	} {

@@ -112,13 +112,12 @@ func (s *step) remove(e Removed) {
 }
 
 // requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API
-// says nothing about the credential. One probe per Interval is enough.
+// says nothing about the credential. One probe per Interval is enough, so the probe may have to wait.
+// A probe that is under way may have been answered before the request was, so another one follows.
 func (s *step) requestUnauthorized(e RequestUnauthorized) {
-	if s.phase != connstate.PhaseConnected || e.Attempt != s.connection || s.probeReason != byClock || s.isBusy() ||
-		s.now.Before(s.health.LastProbeTime.Add(s.config.Probe.Interval)) {
-		return
+	if s.phase == connstate.PhaseConnected && e.Attempt == s.connection && s.probeReason == byClock {
+		s.probeReason = unauthorized
 	}
-	s.probeReason = unauthorized
 }
 
 func (s *step) probeRequested(e ProbeRequested) {

@@ -202,6 +202,12 @@ func (w world) canonical() world {
 	if w.rotationNext < 0 {
 		w.rotationNext = 0
 	}
+	if w.phase != 2 { // the health of an earlier connection is only shown
+		w.failures, w.lastProbe, w.lastSuccess, w.lastErr = 0, unset, unset, false
+	}
+	if w.attemptReason == int8(unauthorized) { // only forAll makes a difference for the answer
+		w.attemptReason = int8(byClock)
+	}
 	if w.removed {
 		w = start
 		w.removed, w.wake = true, false
