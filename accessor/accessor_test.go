@@ -84,7 +84,7 @@ type reviewer struct {
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
 }
 
-func newReviewer(t *testing.T) *reviewer {
+func newReviewer(t testing.TB) *reviewer {
 	r := &reviewer{}
 	r.answers(func(token string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
@@ -140,10 +140,20 @@ func (r *reviewer) status(status int) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) { return status, authenticationv1.UserInfo{} })
 }
 
+// denies makes the server answer 403 to reviews of tokens with the prefix.
+func (r *reviewer) denies(prefix string) {
+	r.answers(func(token string) (int, authenticationv1.UserInfo) {
+		if strings.HasPrefix(token, prefix) {
+			return http.StatusForbidden, authenticationv1.UserInfo{}
+		}
+		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
+	})
+}
+
 // driver calls Reconcile as the reconciler does, for the extensions in tokens.
 type driver struct {
 	*Set
-	t        *testing.T
+	t        testing.TB
 	resolver identity.Resolver
 	wake     chan client.ObjectKey
 
@@ -167,11 +177,11 @@ type host struct {
 
 func (h host) GetConfig() *rest.Config { return h.config }
 
-func drive(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait.Backoff) *driver {
+func drive(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff) *driver {
 	return driveFenced(t, url, probes, backoff, nil)
 }
 
-func driveFenced(t *testing.T, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
+func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
 	f *fence.Fence) *driver {
 	d := &driver{t: t, fence: f, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
 		uidSuffixes: map[string]string{}}

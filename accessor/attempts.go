@@ -14,15 +14,13 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
-
-// denialRetryInterval is how long a connect waits after a denial before it sends the review again.
-const denialRetryInterval = 500 * time.Millisecond
 
 // attempt is a connect, probe or verify: the I/O between two decisions of the machine. Attempts run
 // in the pool.
@@ -65,7 +63,7 @@ func (t *attempt) submit() {
 	case lifecycle.Verify:
 		run = t.verify
 	}
-	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.Urgent, func() {
+	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.priority(), func() {
 		defer t.cancel()
 		waited := time.Since(t.createdAt)
 		if t.ctx.Err() != nil || t.accessor.stopped() != nil { // cancelled while the attempt waited for its turn
@@ -88,6 +86,17 @@ func (t *attempt) submit() {
 		}
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
+}
+
+func (t *attempt) priority() workpool.Priority {
+	switch {
+	case t.Urgent:
+		return workpool.Urgent
+	case t.Deferred:
+		return workpool.Deferred
+	default:
+		return workpool.Normal
+	}
 }
 
 // stopped returns why no request of the extension is sent any more, nil while they are.
@@ -149,7 +158,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 			ScopesChanged: a.reportChange,
 		})
 	timeout := a.set.options.HealthProbe.Timeout
-	answer := ask(t.ctx, conn, conn.ProbeClients(t.membership.RoundTripper(), timeout), a.asking().whileDenied)
+	answer := a.asking().ask(t.ctx, conn, conn.ProbeClients(t.membership.RoundTripper(), timeout))
 	conn.SetIdentity(answer.Identity)
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, conn
 }
@@ -158,7 +167,7 @@ func (t *attempt) connect() (lifecycle.AttemptFinished, *connection.Connection) 
 func (t *attempt) probe() (lifecycle.AttemptFinished, *connection.Connection) {
 	sentAt := time.Now()
 	timeout := t.accessor.set.options.HealthProbe.Timeout
-	answer := ask(t.ctx, t.conn, t.conn.ProbeClients(t.membership.RoundTripper(), timeout), t.accessor.asking().once)
+	answer := t.accessor.asking().ask(t.ctx, t.conn, t.conn.ProbeClients(t.membership.RoundTripper(), timeout))
 	if t.ctx.Err() == nil {
 		t.accessor.set.options.Metrics.ProbeTook(t.ctx, time.Since(sentAt))
 	}
@@ -174,7 +183,7 @@ func (t *attempt) verify() (lifecycle.AttemptFinished, *connection.Connection) {
 	timeout := t.accessor.set.options.HealthProbe.Timeout
 	clients := t.conn.ProbeClientsOf(t.credential, t.membership.RoundTripper(), timeout)
 	sentAt := time.Now()
-	answer := ask(t.ctx, t.conn, clients, t.accessor.asking().once)
+	answer := t.accessor.asking().ask(t.ctx, t.conn, clients)
 	answer.OwnConnections = t.credential.OwnConnections()
 	return lifecycle.AttemptFinished{Asked: sentAt, Answer: answer}, nil
 }
@@ -193,22 +202,20 @@ func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
 }
 
 // ask asks the API server which identity the requests of clients have. If they impersonate, ask
-// first asks who the credential's own user is. review sends each question.
-func ask(ctx context.Context, conn *connection.Connection, clients connection.ProbeClients,
-	review func(context.Context, *connection.Connection, *http.Client) lifecycle.Answer) lifecycle.Answer {
+// first asks who the credential's own user is. ask sends each question once: the machine decides
+// whether and when it is asked again.
+func (a asking) ask(ctx context.Context, conn *connection.Connection,
+	clients connection.ProbeClients) lifecycle.Answer {
 	var own connstate.Identity
 	if clients.Own != nil {
-		answer := review(ctx, conn, clients.Own)
-		if answer.Verdict == healthprobe.Denied {
-			answer.Verdict = healthprobe.Failing // a denial of the impersonation is something else
-		}
-		if answer.Verdict != healthprobe.Valid {
+		answer := a.once(ctx, conn, clients.Own)
+		if answer.Own = true; answer.Verdict != healthprobe.Valid {
 			answer.Err = errors.WithMessage(answer.Err, "the kubeconfig's own user")
 			return answer
 		}
 		own = answer.Identity
 	}
-	answer := review(ctx, conn, clients.Identity)
+	answer := a.once(ctx, conn, clients.Identity)
 	switch {
 	case answer.Verdict == healthprobe.Valid:
 		answer.Identity.ImpersonatorUsername, answer.Identity.ImpersonatorUID = own.Username, own.UID
@@ -256,29 +263,6 @@ func (a asking) once(ctx context.Context, conn *connection.Connection,
 		a.logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
 			"error", connstate.ErrorText(got.Err))
 		answer.Err = statusOnly(got.Err)
-	}
-	return answer
-}
-
-// whileDenied sends a review again while the answer is Denied, because an API server that has just
-// started denies permitted requests. whileDenied returns within timeout, with the last answer: that
-// the time was over before another answer is none.
-func (a asking) whileDenied(ctx context.Context, conn *connection.Connection,
-	httpClient *http.Client) lifecycle.Answer {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	answer := a.once(ctx, conn, httpClient)
-	for answer.Verdict == healthprobe.Denied {
-		select {
-		case <-ctx.Done():
-			return answer
-		case <-time.After(denialRetryInterval):
-		}
-		next := a.once(ctx, conn, httpClient)
-		if ctx.Err() != nil && !next.Verdict.Answered() {
-			return answer
-		}
-		answer = next
 	}
 	return answer
 }

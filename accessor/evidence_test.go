@@ -1,7 +1,10 @@
 package accessor
 
 import (
+	"context"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +13,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -151,4 +155,63 @@ func TestUnauthorizedSoonAfterProbe(t *testing.T) {
 		_ = get("busy")
 		return d.disconnectReasons()
 	}).WithTimeout(patience).Should(HaveExactElements("Unauthorized"))
+}
+
+// Identities whose review is denied hold no place that others need: a new identity at the same server
+// connects, those that are connected are probed, and a hand-over is complete.
+func TestDeniedIdentitiesDelayNoOther(t *testing.T) {
+	const denied = 400
+	g := NewWithT(t)
+	r := newReviewer(t)
+	r.denies("denied")
+	probes := rareProbes
+	probes.Timeout = time.Hour // of the connects that are denied
+	d := drive(t, r.URL, probes, immediateRetry)
+	keys := make([]client.ObjectKey, denied)
+	for i := range keys {
+		keys[i].Name = fmt.Sprintf("denied-%d", i)
+		d.extension(keys[i].Name, keys[i].Name)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	g.Expect(d.Settled(ctx, keys, func(client.ObjectKey) bool { return true })).
+		To(Succeed(), "each was tried once, which is all that a hand-over waits for")
+	state, _ := d.At(keys[0]).State()
+	g.Expect(state.Phase).To(Equal(connstate.PhaseConnecting))
+	g.Expect(state.Reason).To(Equal(connstate.ReasonProbeFailed), "the state says why it is not connected yet")
+	d.extension("red", "red")
+	d.eventually("red", connectedAs("user-of-red"))
+	g.Expect(d.disconnectReasons()).To(BeEmpty(), "the denied ones are still being tried")
+}
+
+// BenchmarkConnectBesideDenied connects an identity while 1,000 others at the same server are denied,
+// again and again. It reports the median.
+func BenchmarkConnectBesideDenied(b *testing.B) {
+	for _, denied := range []int{0, 1000} {
+		b.Run(fmt.Sprintf("denied=%d", denied), func(b *testing.B) {
+			r := newReviewer(b)
+			r.denies("denied")
+			d := drive(b, r.URL, connstate.ProbeOptions{IdentityInterval: time.Hour}.WithDefaults(),
+				wait.Backoff{Duration: time.Second, Steps: 1})
+			for i := range denied {
+				d.extension(fmt.Sprintf("denied-%d", i), fmt.Sprintf("denied-%d", i))
+			}
+			for ; int(r.reviews.Load()) < denied; time.Sleep(time.Millisecond) {
+			}
+			var took []time.Duration
+			for n := 0; b.Loop(); n++ {
+				start, name := time.Now(), fmt.Sprintf("new-%d", n)
+				d.extension(name, name)
+				for {
+					if _, err := d.At(client.ObjectKey{Name: name}).GetClient(); err == nil {
+						break
+					}
+					time.Sleep(100 * time.Microsecond)
+				}
+				took = append(took, time.Since(start))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms/median")
+		})
+	}
 }

@@ -155,7 +155,5 @@ func (s *Set) settled(key client.ObjectKey, wanted func(client.ObjectKey) bool) 
 	if !ok {
 		return !wanted(key)
 	}
-	published := a.published.Load()
-	return published.phase == connstate.PhaseConnected ||
-		published.phase == connstate.PhaseDisconnected && published.reason != connstate.ReasonNotStarted
+	return a.published.Load().reason != connstate.ReasonNotStarted
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pkg/errors"
 	"github.com/puzpuzpuz/xsync/v4"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
@@ -24,6 +25,9 @@ import (
 // controllers, which informers call. A handler that hangs must not prevent the manager from
 // stopping.
 const handlerPatience = 5 * time.Second
+
+// denialRetry is how long a connect that was denied waits before it sends the review again.
+var denialRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 10, Jitter: 0.2}
 
 // Shared is what the sets of one manager use together: the TCP connections to each API server, what
 // is known of its health and its kinds, and the pool whose limits hold for all of them. The zero
@@ -70,7 +74,7 @@ func NewSet(options Options) *Set {
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider(),
 			Fenced: options.Metrics.Fenced},
-		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff},
+		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff, DenialRetry: denialRetry},
 		policy:    targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
 }

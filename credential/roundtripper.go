@@ -155,7 +155,8 @@ func redacted(sent *http.Response, req *http.Request, redact func(string) string
 		}
 	}
 	resp.Status = redact(resp.Status)
-	if resp.StatusCode <= http.StatusPartialContent && !connstate.IsReview(req.URL.Path) { // others are errors to client-go
+	// other statuses are errors to client-go
+	if resp.StatusCode <= http.StatusPartialContent && !connstate.IsReview(req.URL.Path) {
 		return &resp
 	}
 	resp.Body = &redactedBody{body: resp.Body, redact: redact}

@@ -45,7 +45,7 @@ func TestServes(t *testing.T) {
 		"a watch in protobuf":           {got(protobuf+";stream=watch", protobuf), true},
 		"JSON in place of protobuf":     {got("application/json", protobuf+",application/json"), true},
 		"JSON that was not asked for":   {got("application/json", protobuf), false},
-		"metadata":                      {got("application/json", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"), true},
+		"metadata":                      {got("application/json", "application/json;as=Table;v=v1;g=meta.k8s.io"), true},
 		"another case":                  {got("Application/JSON", "application/json"), true},
 		"two headers":                   {got("application/json", protobuf, "application/json"), true},
 		"nothing asked for, JSON":       {got("application/json"), true},

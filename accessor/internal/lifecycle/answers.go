@@ -49,11 +49,17 @@ func (s conclusion) connectFinished() {
 	switch {
 	case answer.Verdict == connstate.Valid && !s.resolution.Expected.Matches(answer.Identity):
 		answer, reason = mismatch(s.resolution.Expected, answer.Identity), connstate.ReasonIdentityMismatch
-	case answer.Verdict == connstate.Denied && s.resolution.Impersonated:
+	case answer.Verdict == connstate.Denied && s.resolution.Impersonated && !answer.Own:
 		reason = connstate.ReasonUnauthorized // the server denies the impersonation itself
 	}
 	if reason == "" {
 		s.connected()
+		return
+	}
+	if answer.Verdict == connstate.Denied && s.tryDeniedAgain() {
+		s.publish(connstate.PhaseConnecting, reason, answer.Err)
+		s.emit(DiscardConnection{Attempt: s.e.Attempt, Reason: reason, Cause: answer.Err})
+		s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
 		return
 	}
 	if isUnaccepted(reason) {
@@ -69,10 +75,25 @@ func (s conclusion) connectFinished() {
 		Err: answer.Err})
 }
 
+// tryDeniedAgain reports whether a connect that was denied is repeated, and when. An API server that
+// has just started denies permitted requests, so the connect goes on for Probe.Timeout. Meanwhile
+// nothing runs: an identity that is denied for good keeps no other from connecting.
+func (s conclusion) tryDeniedAgain() bool {
+	if s.deniedUntil.IsZero() {
+		s.deniedUntil, s.denials = s.e.Asked.Add(s.config.Probe.Timeout), s.config.DenialRetry
+	}
+	if !s.now.Before(s.deniedUntil) {
+		return false
+	}
+	s.nextConnect = earlier(s.now.Add(delay(&s.denials, s.seen.Jitter)), s.deniedUntil)
+	return true
+}
+
 // connected begins the connection that the attempt created.
 func (s conclusion) connected() {
 	s.epoch++
 	s.phase, s.reason, s.cause, s.since, s.disconnectedSince = connstate.PhaseConnected, "", nil, s.now, time.Time{}
+	s.deniedUntil = time.Time{}
 	s.connection, s.stated = s.e.Attempt, s.e.Answer.Identity
 	s.health = connstate.Health{}.After(s.now, nil)
 	s.resetBackoff()
@@ -110,7 +131,7 @@ func (s conclusion) probeFinished() {
 		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
 		s.connectNow() // with a new token it may well work
 		s.disconnect(reason, answer.Err)
-	case answer.Verdict == connstate.Denied:
+	case answer.Verdict == connstate.Denied && !answer.Own:
 		// The server denies the impersonation itself. One denial may come from its first moments.
 		s.health = s.health.After(s.now, answer.Err)
 		s.giveUpIfFailed(connstate.ReasonUnauthorized, answer.Err)

@@ -92,7 +92,7 @@ func (s *step) start() {
 	create := CreateAttempt{Attempt: s.attempt.id, Kind: kind, Credential: s.credential}
 	switch kind {
 	case Connect:
-		create.Epoch = s.epoch + 1
+		create.Epoch, create.Deferred = s.epoch+1, !s.deniedUntil.IsZero()
 	case Probe:
 		create.Urgent = s.health.ConsecutiveFailures == 0
 		s.attempt.probeReason, s.probeReason = s.probeReason, byClock

@@ -39,7 +39,8 @@ type (
 		Kind       AttemptKind
 		Credential CredentialID
 		Epoch      int64 // epoch of the connection that a Connect creates
-		Urgent     bool  // runs before attempts at the same target that are not urgent
+		Urgent     bool  // runs before other attempts at the same target
+		Deferred   bool  // runs after other attempts at the same target
 	}
 	// CancelAttempt cancels an attempt, whose answer does not count any more.
 	CancelAttempt struct{ Attempt AttemptID }

@@ -74,6 +74,9 @@ type Answer struct {
 	// NotSent is the reason why the credential itself failed, so that no review was sent; "" if a
 	// review was sent.
 	NotSent connstate.Reason
+	// Own is set if the answer is about the user whose credential impersonates, and not about the
+	// identity.
+	Own bool
 	// OwnConnections is set if the request used the credential's own TCP connections.
 	OwnConnections bool
 }

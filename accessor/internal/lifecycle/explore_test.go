@@ -53,8 +53,35 @@ var invariants = []struct {
 	{"a newer credential exists only while connected", func(t *transition) bool {
 		return t.current.rotation == nil || t.current.phase == connstate.PhaseConnected
 	}},
-	{"the phase is Connecting exactly while a connect is under way", func(t *transition) bool {
-		return (t.current.phase == connstate.PhaseConnecting) == (t.current.attempt.kind == Connect)
+	{"the phase is Connecting exactly while a connect is under way, or waits because it was denied",
+		func(t *transition) bool {
+			a := &t.current
+			return (a.phase == connstate.PhaseConnecting) == (a.attempt.kind == Connect || !a.deniedUntil.IsZero())
+		}},
+	{"a connect that was denied waits without an attempt, and at most for Timeout after the first denial",
+		func(t *transition) bool {
+			finished, ok := t.event.(AttemptFinished)
+			a, was := &t.current, &t.previous
+			if !ok || finished.Attempt != was.attempt.id || was.attempt.kind != Connect ||
+				finished.Answer.Verdict != connstate.Denied {
+				return was.deniedUntil.IsZero() || a.deniedUntil.IsZero() || a.deniedUntil.Equal(was.deniedUntil)
+			}
+			over := !was.deniedUntil.IsZero() && !epoch0.Before(was.deniedUntil)
+			if over {
+				return a.phase == connstate.PhaseDisconnected && a.deniedUntil.IsZero()
+			}
+			return a.phase == connstate.PhaseConnecting && a.attempt.id == 0 && !a.nextConnect.After(a.deniedUntil) &&
+				count[Log](t.effects)+count[Record](t.effects) == 0 &&
+				(was.deniedUntil.IsZero() || a.deniedUntil.Equal(was.deniedUntil))
+		}},
+	{"the connects after a denial, and only they, let others go first", func(t *transition) bool {
+		for _, e := range t.effects {
+			if create, ok := e.(CreateAttempt); ok &&
+				create.Deferred != (create.Kind == Connect && !t.current.deniedUntil.IsZero()) {
+				return false
+			}
+		}
+		return true
 	}},
 	{"probes and verifies run only while connected, verifies only with a newer credential", func(t *transition) bool {
 		kind := t.current.attempt.kind

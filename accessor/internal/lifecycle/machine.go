@@ -12,6 +12,10 @@ import (
 type Config struct {
 	Probe   connstate.ProbeOptions
 	Backoff wait.Backoff // between connects
+	// DenialRetry is the backoff between the reviews of a connect that are denied (403). They are
+	// repeated for Probe.Timeout, because an API server that has just started denies permitted
+	// requests.
+	DenialRetry wait.Backoff
 }
 
 // Machine is one connection's lifecycle. Create a Machine with [New]. Machine is not safe for
@@ -45,7 +49,9 @@ type Machine struct {
 	stated      connstate.Identity
 	epoch       int64 // number of connects so far
 	backoff     wait.Backoff
-	nextConnect time.Time // the next connect does not begin before this time
+	nextConnect time.Time    // the next connect does not begin before this time
+	deniedUntil time.Time    // until when a connect that was denied is repeated; zero if none was
+	denials     wait.Backoff // while deniedUntil is set
 	health      connstate.Health
 	probeReason probeReason
 	lastID      uint64 // the last ID of a credential or attempt

@@ -25,6 +25,8 @@ func TestScenarios(t *testing.T) { machinetest.RunScenarios(t, play) }
 var scenarioConfig = &Config{
 	Probe:   connstate.ProbeOptions{}.WithDefaults(),
 	Backoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute},
+
+	DenialRetry: wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 10},
 }
 
 // player is the driver of a scenario.
@@ -194,7 +196,7 @@ func (p *player) resolved(verb string, o options) Event {
 }
 
 func (p *player) answered(verb string, o options) Event {
-	answer := Answer{Err: errors.New("failed"), OwnConnections: o.has("own-connections"),
+	answer := Answer{Err: errors.New("failed"), Own: o.has("own"), OwnConnections: o.has("own-connections"),
 		NotSent: connstate.Reason(o.get("not-sent", ""))}
 	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied,
 		"500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing}
@@ -241,6 +243,9 @@ func describe(effect Effect) string {
 		}
 		if e.Urgent {
 			text += ", urgent"
+		}
+		if e.Deferred {
+			text += ", deferred"
 		}
 		return text
 	case CancelAttempt:

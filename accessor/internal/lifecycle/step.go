@@ -48,6 +48,9 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 		s.disconnectedSince = s.now
 	}
 	s.phase, s.reason, s.cause = phase, reason, cause
+	if phase != connstate.PhaseConnecting {
+		s.deniedUntil = time.Time{}
+	}
 	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch,
 		Cause: cause})
 	news := announcement{reason: reason, generation: s.generation, reference: s.reference}

@@ -25,8 +25,10 @@ var (
 	errServer = errors.New("the server failed")
 
 	exploreConfig = &Config{
-		Probe:   connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: tick, FailureThreshold: 2},
-		Backoff: wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
+		Probe: connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: 3 * tick,
+			FailureThreshold: 2},
+		Backoff:     wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
+		DenialRetry: wait.Backoff{Duration: tick, Factor: 1, Steps: 1},
 	}
 	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}},
 		connstate.Identity{Username: "others", UID: "2"}
@@ -51,7 +53,7 @@ type world struct {
 	key, version, rotation        int8 // of the credential; zero for none
 	rotationNext, renewed         ticks
 	rotationBackoff, backoff      int8
-	nextConnect                   ticks
+	nextConnect, deniedUntil      ticks
 	attempt                       AttemptKind8
 	attemptReason, probeReason    int8
 	failures                      int8
@@ -66,7 +68,8 @@ type world struct {
 // AttemptKind8 is an AttemptKind in a byte.
 type AttemptKind8 int8
 
-var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, lastProbe: unset,
+var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, deniedUntil: unset,
+	lastProbe:   unset,
 	lastSuccess: unset,
 	served:      unset, wake: true, deadline: unset}
 
@@ -145,6 +148,7 @@ func (w *world) machine() *Machine {
 		m.rotationErr = errServer
 	}
 	m.renewedAt, m.nextConnect, m.backoff = at(w.renewed), at(w.nextConnect), backoffOf(w.backoff)
+	m.deniedUntil, m.denials = at(w.deniedUntil), exploreConfig.DenialRetry
 	if w.attempt != 0 {
 		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), credential: currentID,
 			probeReason: probeReason(w.attemptReason)}
@@ -179,6 +183,7 @@ func (w world) take(m *Machine) world {
 	}
 	w.rotationErr = m.rotationErr != nil
 	w.renewed, w.nextConnect, w.backoff = ticksOf(m.renewedAt), ticksOf(m.nextConnect), indexOfBackoff(m.backoff)
+	w.deniedUntil = ticksOf(m.deniedUntil)
 	w.attempt, w.attemptReason, w.probeReason = AttemptKind8(m.attempt.kind), int8(m.attempt.probeReason),
 		int8(m.probeReason)
 	// More failures than the threshold make no difference.
@@ -199,6 +204,9 @@ func (w world) canonical() world {
 	if w.nextConnect < 0 {
 		w.nextConnect = 0
 	}
+	if w.deniedUntil < 0 {
+		w.deniedUntil = 0
+	}
 	if w.rotationNext < 0 {
 		w.rotationNext = 0
 	}
@@ -217,7 +225,8 @@ func (w world) canonical() world {
 
 // advance lets time pass.
 func (w world) advance(elapsed ticks) world {
-	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.lastProbe, &w.lastSuccess, &w.served} {
+	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.deniedUntil, &w.lastProbe,
+		&w.lastSuccess, &w.served} {
 		if *t != unset {
 			*t = max(*t-elapsed, horizon)
 		}

@@ -19,12 +19,25 @@ const (
 	// maxConsecutiveUrgent is how many urgent jobs of a target run before one other job of the
 	// target.
 	maxConsecutiveUrgent = 4
+	// maxConsecutiveOthers is how many other jobs of a target run before one that is deferred.
+	maxConsecutiveOthers = 9
+)
+
+// Priority says which jobs of a target run first.
+type Priority int
+
+// Urgent jobs run before the Normal ones, and Deferred ones after them.
+const (
+	Normal Priority = iota
+	Urgent
+	Deferred
 )
 
 // Pool runs connects and probes of all its shares. The number of running jobs is bounded in total
-// and per target, and Submit never blocks. The urgent jobs of a target run before its other jobs; otherwise jobs run in
-// order. Targets that have room take turns: first the targets that answer, then those that were not
-// tried, then those that may not answer.
+// and per target, and Submit never blocks. The urgent jobs of a target run before its other jobs, and
+// the deferred ones after them; otherwise jobs run in order. A job must not wait for anything but its
+// answers: others wait for its place. Targets that have room take turns: first the
+// targets that answer, then those that were not tried, then those that may not answer.
 type Pool struct {
 	mu      sync.Mutex
 	running [reachabilities]int  // guarded by mu
@@ -46,8 +59,9 @@ func (p *Pool) Share() *Share { return &Share{pool: p} }
 
 // Submit runs job soon, unless the share is closed before. reachability returns what is known about
 // the target; reachability must not block.
-func (s *Share) Submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
-	s.pool.submit(target, reachability, urgent, func() {
+func (s *Share) Submit(target string, reachability func() connstate.Reachability, priority Priority,
+	job func()) {
+	s.pool.submit(target, reachability, priority, func() {
 		if s.begin() {
 			defer s.running.Done()
 			job()
@@ -96,27 +110,37 @@ type jobQueue struct {
 	reachability      func() connstate.Reachability // of the target, as far as known
 	urgent            []func()
 	waiting           []func()
+	deferred          []func()
 	consecutiveUrgent int // urgent jobs that were taken since the last other job
+	consecutiveOthers int // jobs that were taken since the last deferred one
 	running           int
 	turn              connstate.Reachability // the list in which the queue waits for its turn
 }
 
+// take removes and returns the next job. There must be one.
 func (q *jobQueue) take() (job func()) {
+	if len(q.deferred) > 0 && (q.consecutiveOthers >= maxConsecutiveOthers || len(q.urgent)+len(q.waiting) == 0) {
+		q.consecutiveOthers = 0
+		return removeFirst(&q.deferred)
+	}
+	q.consecutiveOthers++
 	if len(q.urgent) > 0 && (q.consecutiveUrgent < maxConsecutiveUrgent || len(q.waiting) == 0) {
 		q.consecutiveUrgent++
-		job, q.urgent[0] = q.urgent[0], nil // release the job for garbage collection
-		q.urgent = q.urgent[1:]
-		return job
+		return removeFirst(&q.urgent)
 	}
 	q.consecutiveUrgent = 0
-	job, q.waiting[0] = q.waiting[0], nil
-	q.waiting = q.waiting[1:]
+	return removeFirst(&q.waiting)
+}
+
+func removeFirst(jobs *[]func()) (job func()) {
+	job, (*jobs)[0] = (*jobs)[0], nil // release the job for garbage collection
+	*jobs = (*jobs)[1:]
 	return job
 }
 
-func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting) > 0 }
+func (q *jobQueue) hasWork() bool { return len(q.urgent)+len(q.waiting)+len(q.deferred) > 0 }
 
-func (p *Pool) submit(target string, reachability func() connstate.Reachability, urgent bool, job func()) {
+func (p *Pool) submit(target string, reachability func() connstate.Reachability, priority Priority, job func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	q, ok := p.queues[target]
@@ -131,9 +155,12 @@ func (p *Pool) submit(target string, reachability func() connstate.Reachability,
 	if q.reachability == nil || q.reachability() != connstate.Reachable {
 		q.reachability = reachability
 	}
-	if urgent {
+	switch priority {
+	case Urgent:
 		q.urgent = append(q.urgent, job)
-	} else {
+	case Deferred:
+		q.deferred = append(q.deferred, job)
+	default:
 		q.waiting = append(q.waiting, job)
 	}
 	p.giveTurnLocked(q)

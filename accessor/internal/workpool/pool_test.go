@@ -24,10 +24,10 @@ func TestPoolIsBoundedPerTarget(t *testing.T) {
 		release := make(chan struct{})
 		var hanging, others atomic.Int32
 		for range 500 {
-			p.Submit("hangs", answers, false, func() { hanging.Add(1); <-release })
+			p.Submit("hangs", answers, Normal, func() { hanging.Add(1); <-release })
 		}
 		for i := range 500 {
-			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { others.Add(1) })
+			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, Normal, func() { others.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeEquivalentTo(maxJobsPerTarget))
@@ -48,7 +48,7 @@ func TestPoolIsBoundedInAll(t *testing.T) {
 		release := make(chan struct{})
 		var running, most atomic.Int32
 		for i := range 400 {
-			p.Submit(fmt.Sprintf("target-%d", i), answers, false, func() {
+			p.Submit(fmt.Sprintf("target-%d", i), answers, Normal, func() {
 				for n, previous := running.Add(1), most.Load(); n > previous &&
 					!most.CompareAndSwap(previous, n); previous = most.Load() {
 				}
@@ -78,7 +78,7 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		release := make(chan struct{})
 		var ran atomic.Int32
 		for range 2 * maxJobsPerTarget {
-			p.Submit("target", answers, false, func() { ran.Add(1); <-release })
+			p.Submit("target", answers, Normal, func() { ran.Add(1); <-release })
 		}
 		synctest.Wait()
 		closed := make(chan struct{})
@@ -92,7 +92,7 @@ func TestPoolCloseDropsWhatWaits(t *testing.T) {
 		close(release)
 		<-closed
 		g.Expect(ran.Load()).To(BeEquivalentTo(maxJobsPerTarget))
-		p.Submit("target", answers, false, func() { t.Error("a closed pool ran a job") })
+		p.Submit("target", answers, Normal, func() { t.Error("a closed pool ran a job") })
 		synctest.Wait()
 	})
 }
@@ -114,20 +114,20 @@ func TestPoolPrefersTargetsThatAnswer(t *testing.T) {
 			return connstate.Unresponsive
 		}
 		first := make(chan struct{})
-		p.Submit("unknown", turnsOut, false, func() { <-first; turnedOut.Store(true); served.Add(1) })
+		p.Submit("unknown", turnsOut, Normal, func() { <-first; turnedOut.Store(true); served.Add(1) })
 		for i := range 10 * maxUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("hangs-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
-			}, true, func() { hanging.Add(1); <-release })
+			}, Urgent, func() { hanging.Add(1); <-release })
 		}
 		for range 20 {
-			p.Submit("unknown", turnsOut, false, func() { served.Add(1) })
+			p.Submit("unknown", turnsOut, Normal, func() { served.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(hanging.Load()).To(BeNumerically("<", maxUnconfirmedJobs),
 			"together with the unknown target, the jobs use all of the room")
 		for i := range 500 {
-			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, false, func() { served.Add(1) })
+			p.Submit(fmt.Sprintf("answers-%d", i%7), answers, Normal, func() { served.Add(1) })
 		}
 		synctest.Wait()
 		g.Expect(served.Load()).To(BeNumerically(">=", 500))
@@ -151,7 +151,7 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 		p := pool.Share()
 		release := make(chan struct{})
 		for range maxJobsPerTarget {
-			p.Submit("target", answers, false, func() { <-release })
+			p.Submit("target", answers, Normal, func() { <-release })
 		}
 		var mu sync.Mutex
 		order := ""
@@ -163,8 +163,8 @@ func TestPoolRunsUrgentJobsFirst(t *testing.T) {
 			}
 		}
 		for range 30 {
-			p.Submit("target", answers, false, note("c"))
-			p.Submit("target", answers, true, note("p"))
+			p.Submit("target", answers, Normal, note("c"))
+			p.Submit("target", answers, Urgent, note("p"))
 		}
 		release <- struct{}{} // frees the place of one job, so that the jobs run in order
 		synctest.Wait()
@@ -184,16 +184,16 @@ func TestPoolServesEveryTarget(t *testing.T) {
 		p := pool.Share()
 		release := make(chan struct{})
 		for i := range 40 * maxJobsPerTarget {
-			p.Submit(fmt.Sprintf("busy-%d", i%40), answers, true, func() { <-release })
+			p.Submit(fmt.Sprintf("busy-%d", i%40), answers, Urgent, func() { <-release })
 		}
 		silent := make(chan struct{})
 		for i := range 2 * minUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
-			}, false, func() { <-silent })
+			}, Normal, func() { <-silent })
 		}
 		var tried atomic.Int32
-		p.Submit("new", func() connstate.Reachability { return connstate.Unknown }, false, func() { tried.Add(1) })
+		p.Submit("new", func() connstate.Reachability { return connstate.Unknown }, Normal, func() { tried.Add(1) })
 		synctest.Wait()
 		silent <- struct{}{} // frees the place of one job
 		synctest.Wait()
@@ -215,14 +215,14 @@ func TestPoolWithTwoTargetsAtOneAddress(t *testing.T) {
 		for i := range maxUnconfirmedJobs {
 			p.Submit(fmt.Sprintf("silent-%d", i), func() connstate.Reachability {
 				return connstate.Unresponsive
-			}, false, func() { <-silent })
+			}, Normal, func() { <-silent })
 		}
 		for range maxJobsPerTarget {
-			p.Submit("address", answers, true, func() { <-busy })
+			p.Submit("address", answers, Urgent, func() { <-busy })
 		}
 		var probed atomic.Int32
-		p.Submit("address", answers, true, func() { probed.Add(1) })
-		p.Submit("address", func() connstate.Reachability { return connstate.Unresponsive }, false, func() {})
+		p.Submit("address", answers, Urgent, func() { probed.Add(1) })
+		p.Submit("address", func() connstate.Reachability { return connstate.Unresponsive }, Normal, func() {})
 		synctest.Wait()
 		close(busy)
 		synctest.Wait()
@@ -241,8 +241,8 @@ func TestShares(t *testing.T) {
 		release := make(chan struct{})
 		var ones, others atomic.Int32
 		for range maxJobsPerTarget {
-			one.Submit("target", answers, false, func() { ones.Add(1); <-release })
-			other.Submit("target", answers, false, func() { others.Add(1); <-release })
+			one.Submit("target", answers, Normal, func() { ones.Add(1); <-release })
+			other.Submit("target", answers, Normal, func() { others.Add(1); <-release })
 		}
 		synctest.Wait()
 		g.Expect(ones.Load() + others.Load()).To(BeEquivalentTo(maxJobsPerTarget))
@@ -255,5 +255,33 @@ func TestShares(t *testing.T) {
 		g.Expect(others.Load()).To(BeEquivalentTo(maxJobsPerTarget))
 		g.Expect(pool.queues).To(BeEmpty())
 		other.Close()
+	})
+}
+
+// Deferred jobs of a target let its other jobs go first, but for one in ten.
+func TestPoolRunsDeferredJobsLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var pool Pool
+		p := pool.Share()
+		release := make(chan struct{})
+		for range maxJobsPerTarget {
+			p.Submit("target", answers, Normal, func() { <-release })
+		}
+		synctest.Wait()
+		var order strings.Builder
+		note := func(letter string) func() { return func() { order.WriteString(letter) } } // one at a time
+		for range 3 {
+			p.Submit("target", answers, Deferred, note("d"))
+		}
+		for range 12 {
+			p.Submit("target", answers, Normal, note("n"))
+		}
+		p.Submit("target", answers, Urgent, note("u"))
+		release <- struct{}{} // frees the place of one job, so that the jobs run in order
+		synctest.Wait()
+		g.Expect(order.String()).To(Equal("d"+"unnnnnnnn"+"d"+"nnnn"+"d"), "ten others have run before the first one")
+		close(release)
+		p.Close()
 	})
 }
