@@ -197,8 +197,18 @@ func (t *attempt) prepare() error {
 
 // notSent is the result of an attempt whose own credential failed.
 func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
+	verdict, retryAfter := notSentVerdict(err)
 	return lifecycle.AttemptFinished{Asked: startedAt,
-		Answer: lifecycle.Answer{Verdict: healthprobe.Failing, Err: err, NotSent: reasonOf(err)}}
+		Answer: lifecycle.Answer{Verdict: verdict, Err: err, NotSent: reasonOf(err), RetryAfter: retryAfter}}
+}
+
+// notSentVerdict returns the verdict about a credential that failed. The API server that issues tokens
+// may refuse to for now.
+func notSentVerdict(err error) (healthprobe.Verdict, time.Duration) {
+	if retryAfter, throttled := connstate.ThrottledFor(err); throttled {
+		return healthprobe.Throttled, retryAfter
+	}
+	return healthprobe.Failing, 0
 }
 
 // ask asks the API server which identity the requests of clients have. If they impersonate, ask
@@ -253,12 +263,14 @@ func (a asking) once(ctx context.Context, conn *connection.Connection,
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
 	got := healthprobe.Ask(ctx, config, &limited, a.timeout)
-	answer = lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err}
+	answer = lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err,
+		RetryAfter: got.RetryAfter}
 	var none *credential.NoTokenError
 	switch reason := reasonOf(got.Err); {
 	case got.Err == nil:
 	case reason != connstate.ReasonUnreachable, errors.As(got.Err, &none):
-		answer.Verdict, answer.NotSent = healthprobe.Failing, reason
+		answer.Verdict, answer.RetryAfter = notSentVerdict(got.Err)
+		answer.NotSent = reason
 	case conn.Resolution().UntrustedServer:
 		a.logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
 			"error", connstate.ErrorText(got.Err))

@@ -215,3 +215,100 @@ func BenchmarkConnectBesideDenied(b *testing.B) {
 		})
 	}
 }
+
+// refuses is a server that takes no requests for now.
+func refuses(status int, retryAfter, contentType, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		if retryAfter != "" {
+			w.Header().Set("Retry-After", retryAfter)
+		}
+		answer(status, contentType, body)(w, req)
+	}
+}
+
+// A connect that the server refuses for now is answered, with the server's words, and tried again when
+// the server says. Each try is one request.
+func TestThrottledConnect(t *testing.T) {
+	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q,"message":"too busy here"}`
+	for name, handler := range map[string]http.HandlerFunc{
+		"429 with text": refuses(http.StatusTooManyRequests, "1", "text/plain", "too busy here"),
+		"429 with a Status": refuses(http.StatusTooManyRequests, "1", "application/json",
+			fmt.Sprintf(status, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests)),
+		"503 with text": refuses(http.StatusServiceUnavailable, "1", "text/plain", "too busy here"),
+		"503 with a Status": refuses(http.StatusServiceUnavailable, "1", "application/json",
+			fmt.Sprintf(status, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			r := newReviewer(t)
+			r.rest.Store(&handler)
+			d := drive(t, r.URL, rareProbes, noRetry)
+			start := time.Now()
+			d.extension("red", "red")
+			state := d.eventually("red", disconnectedFor(connstate.ReasonThrottled))
+			g.Expect(state.Message).To(And(ContainSubstring("refuses requests for now"), ContainSubstring("after 1s"),
+				ContainSubstring("too busy here")))
+			g.Expect(r.reviews.Load()).To(BeEquivalentTo(1), "the transport repeats nothing")
+			r.rest.Store(nil)
+			d.eventually("red", connectedAs("user-of-red")) // noRetry would take an hour
+			g.Expect(time.Since(start)).To(BeNumerically(">=", time.Second), "not before the server said")
+		})
+	}
+}
+
+// A 503 that does not say when is a failure of the server, and 429 never is.
+func TestThrottledWithoutATime(t *testing.T) {
+	r := newReviewer(t)
+	d := drive(t, r.URL, rareProbes, noRetry)
+	for reason, handler := range map[connstate.Reason]http.HandlerFunc{
+		connstate.ReasonThrottled:   refuses(http.StatusTooManyRequests, "", "text/plain", "busy"),
+		connstate.ReasonProbeFailed: refuses(http.StatusServiceUnavailable, "", "text/plain", "busy"),
+	} {
+		r.rest.Store(&handler)
+		d.extension(string(reason), "red")
+		d.eventually(string(reason), disconnectedFor(reason))
+	}
+}
+
+// A connection whose probes are throttled goes on, without failures, until ThrottleTimeout has brought
+// nothing else. It counts as healthy while its last success is not older than a server that fails
+// would take to be noticed; WatchForProbeFailure goes by the age of the last success alone.
+func TestThrottledProbes(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	probes := fastProbes
+	probes.ThrottleTimeout = time.Hour
+	d := drive(t, r.URL, probes, noRetry)
+	d.extension("red", "red")
+	connected := d.eventually("red", connectedAs("user-of-red"))
+	busy := refuses(http.StatusTooManyRequests, "", "text/plain", "too busy here")
+	r.rest.Store(&busy)
+	throttled := d.eventually("red", func(s ConnectionState) bool { return s.Health.LastError != nil })
+	g.Expect(throttled.Healthy || throttled.Health.LastProbeTime.Sub(throttled.Health.LastProbeSuccessTime) >
+		probes.IdentityInterval).To(BeTrue(), "no evidence either way")
+	var since []time.Time
+	d.EachUnhealthy(func(_ client.Object, last time.Time) { since = append(since, last) })
+	g.Expect(since).To(Equal([]time.Time{throttled.Health.LastProbeSuccessTime}))
+	reviews := r.reviews.Load()
+	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", reviews+10))
+	state := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy }) // by age
+	g.Expect(state.Phase).To(Equal(connstate.PhaseConnected))
+	g.Expect(state.Epoch).To(Equal(connected.Epoch))
+	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
+	g.Expect(connstate.ErrorText(state.Health.LastError)).To(ContainSubstring("too busy here"))
+	r.rest.Store(nil)
+	d.eventually("red", func(s ConnectionState) bool { return s.Healthy && s.Health.LastError == nil })
+}
+
+// ThrottleTimeout of nothing but throttled probes ends the connection.
+func TestThrottledForTooLong(t *testing.T) {
+	r := newReviewer(t)
+	probes := fastProbes
+	probes.ThrottleTimeout = 200 * time.Millisecond
+	d := drive(t, r.URL, probes, noRetry)
+	d.extension("red", "red")
+	d.eventually("red", connectedAs("user-of-red"))
+	busy := refuses(http.StatusTooManyRequests, "3600", "text/plain", "too busy here")
+	r.rest.Store(&busy)
+	d.eventually("red", disconnectedFor(connstate.ReasonThrottled))
+}

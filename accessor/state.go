@@ -115,7 +115,7 @@ func (a *identityAccessor) state() ConnectionState {
 // stateLocked returns the part of the state that the accessor itself determines: without identity,
 // watches and scopes.
 func (a *identityAccessor) stateLocked() ConnectionState {
-	snap := a.machine.Snapshot(a.observedLocked())
+	snap := a.machine.Snapshot(time.Now(), a.observedLocked())
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
 		Since: snap.Since, DisconnectedSince: snap.DisconnectedSince, Epoch: snap.Epoch, Health: snap.Health,
 		Healthy: snap.Healthy, CredentialSince: a.credentialSince, Message: connstate.ErrorText(snap.Err),
@@ -140,16 +140,16 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 func (a *identityAccessor) rotationError() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.machine.Snapshot(a.observedLocked()).Err
+	return a.machine.Snapshot(time.Now(), a.observedLocked()).Err
 }
 
 // unhealthy reports whether the extension is not connected or its last probe did not succeed. If
-// so, since is the time of the last success.
+// so, since is the time of the last success. A probe that was throttled is no success either.
 func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, unhealthy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	snap := a.machine.Snapshot(a.observedLocked())
-	if a.object == nil || snap.Healthy {
+	snap := a.machine.Snapshot(time.Now(), a.observedLocked())
+	if a.object == nil || snap.Proven {
 		return nil, time.Time{}, false
 	}
 	return a.object, snap.LastSuccess, true

@@ -228,7 +228,7 @@ func (o *Options) validate() error {
 	case o.ConnectBackoff.Duration <= 0:
 		return errors.New("Options.ConnectBackoff.Duration must be positive")
 	case o.HealthProbe.Interval < 0 || o.HealthProbe.IdentityInterval < 0 || o.HealthProbe.Timeout < 0 ||
-		o.HealthProbe.FailureThreshold < 0:
+		o.HealthProbe.FailureThreshold < 0 || o.HealthProbe.ThrottleTimeout < 0:
 		return errors.New("Options.HealthProbe: no field may be negative")
 	}
 	return nil

@@ -184,6 +184,9 @@ const (
 	ReasonUnreachable = connstate.ReasonUnreachable
 	// ReasonProbeFailed: the API server answers, but does not report the identity.
 	ReasonProbeFailed = connstate.ReasonProbeFailed
+	// ReasonThrottled: the API server answers, and refuses requests for now (429, or 503 with
+	// Retry-After).
+	ReasonThrottled = connstate.ReasonThrottled
 	// ReasonFiltered: the options exclude the extension. Only earlier handles return this reason.
 	ReasonFiltered = connstate.ReasonFiltered
 	// ReasonDeleted: the extension is gone. Only earlier handles return this reason.

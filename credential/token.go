@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
@@ -152,6 +153,10 @@ func afterFailure(last *failure, err error, now time.Time, jitter float64) *fail
 	}
 	wait := min(retryFirst<<min(next.count-1, 10), retryMost)
 	next.retry = now.Add(time.Duration(float64(wait) * (1 - jitter/2)))
+	if asked, _ := connstate.ThrottledFor(err); asked > 0 { // the API server says when
+		asked = min(asked, retryMost)
+		next.retry = now.Add(asked + time.Duration(float64(asked)*jitter/5))
+	}
 	return next
 }
 

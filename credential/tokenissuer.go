@@ -48,6 +48,7 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 		Name(id.serviceAccount.Name).
 		SubResource("token").
 		SetHeader("Accept", "application/json").
+		MaxRetries(0). // the caller decides when to ask again, and says why there is no token meanwhile
 		Body(&authenticationv1.TokenRequest{
 			// The API server returns a 409 if the ServiceAccount has another UID now.
 			ObjectMeta: metav1.ObjectMeta{UID: id.uid},

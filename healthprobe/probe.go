@@ -4,16 +4,19 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
@@ -22,6 +25,9 @@ type Answer struct {
 	Verdict  Verdict  // what the answer means
 	Identity Identity // set exactly when Valid
 	Err      error    // nil exactly when Valid
+	// RetryAfter is after which time the server wants to be asked again; 0 if it did not say, and
+	// unless Throttled.
+	RetryAfter time.Duration
 }
 
 // Ask sends one SelfSubjectReview to the server of config and returns the answer. httpClient
@@ -44,11 +50,7 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	err = reviews.RESTClient().Post().Resource("selfsubjectreviews").Body(&authenticationv1.SelfSubjectReview{}).
 		MaxRetries(0).Do(ctx).Into(review)
 	if err != nil {
-		verdict := Classify(err)
-		if verdict == Silent && noted.answered.Load() && ctx.Err() == nil {
-			verdict = Failing // the server has answered, but with nothing that a client understands
-		}
-		return Answer{Verdict: verdict, Err: errors.WithMessage(err, "asking the API server who we are")}
+		return noted.judge(ctx, err)
 	}
 	user := review.Status.UserInfo
 	switch {
@@ -74,16 +76,48 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	}
 }
 
-// notingRoundTripper notes that an answer has begun.
+// notingRoundTripper notes that an answer has begun, and its Retry-After.
 type notingRoundTripper struct {
-	next     http.RoundTripper
-	answered atomic.Bool
+	next       http.RoundTripper
+	answered   atomic.Bool
+	retryAfter atomic.Int64 // seconds
+}
+
+// judge returns the answer for the error of the request.
+func (n *notingRoundTripper) judge(ctx context.Context, err error) Answer {
+	const asking = "asking the API server who we are"
+	answer := Answer{Verdict: Classify(err), Err: errors.WithMessage(err, asking)}
+	var status *apierrors.StatusError
+	switch isStatus := errors.As(err, &status); {
+	case answer.Verdict == Silent && n.answered.Load() && ctx.Err() == nil:
+		answer.Verdict = Failing // the server has answered, but with nothing that a client understands
+	case isStatus && status.ErrStatus.Code == http.StatusServiceUnavailable && n.retryAfter.Load() > 0:
+		answer.Verdict = Throttled // a Status in the body hides the header from client-go
+	}
+	if answer.Verdict != Throttled {
+		return answer
+	}
+	answer.RetryAfter, _ = connstate.ThrottledFor(err)
+	answer.RetryAfter = max(answer.RetryAfter, time.Duration(n.retryAfter.Load())*time.Second)
+	words := err.Error()
+	if cause, ok := apierrors.StatusCause(err, metav1.CauseTypeUnexpectedServerResponse); ok && cause.Message != "" {
+		words = cause.Message
+	}
+	text := asking + ": the API server refuses requests for now (" + http.StatusText(int(status.ErrStatus.Code))
+	if answer.RetryAfter > 0 {
+		text += ", and asks to try again after " + answer.RetryAfter.String()
+	}
+	answer.Err = untrusted.Show(text+"): "+words, err)
+	return answer
 }
 
 func (n *notingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := n.next.RoundTrip(req)
 	if err == nil {
 		n.answered.Store(true)
+		if seconds, err := strconv.ParseInt(resp.Header.Get("Retry-After"), 10, 32); err == nil {
+			n.retryAfter.Store(seconds)
+		}
 	}
 	return resp, err
 }
@@ -104,7 +138,14 @@ func Classify(err error) Verdict {
 		return Unauthorized
 	case apierrors.IsForbidden(err):
 		return Denied
+	case isThrottled(err):
+		return Throttled
 	default:
 		return Failing
 	}
+}
+
+func isThrottled(err error) bool {
+	_, throttled := connstate.ThrottledFor(err)
+	return throttled
 }

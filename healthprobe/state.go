@@ -17,8 +17,9 @@ type State struct {
 	// the identity itself sent.
 	LastProbeSuccessTime time.Time
 	// ConsecutiveFailures counts the probes and connects that failed since the last success. While
-	// connected, a review that is answered 403 is neither a failure nor a success: the answer sets
-	// LastProbeTime and LastError only. Under impersonation a 403 is a failure.
+	// connected, a review that is answered 403, 429, or 503 with Retry-After is neither a failure nor
+	// a success: the answer sets LastProbeTime and LastError only. Under impersonation a 403 is a
+	// failure.
 	ConsecutiveFailures int
 	// LastError is why the last probe was no success, nil after a success. LastError never contains
 	// a secret.
@@ -42,8 +43,8 @@ type Options struct {
 	// 200 to 400 s without a successful request. So it takes longer to notice that an API server
 	// rejects a credential that nothing else uses. In the cluster of the extensions, a watch notices
 	// that a ServiceAccount was deleted; at the API servers of kubeconfigs nothing does until a
-	// request is rejected. A rejected request causes a probe at once. Defaults to 50; a negative
-	// number means that IdentityInterval is never longer.
+	// request is rejected. A rejected request (401) causes a probe, Interval after the last one at the
+	// latest. Defaults to 50; a negative number means that IdentityInterval is never longer.
 	MaxIdentityProbesPerSecond int
 	// Timeout bounds one probe, or each of its two reviews if a kubeconfig impersonates. Defaults to
 	// 5 s.
@@ -51,6 +52,11 @@ type Options struct {
 	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
 	// that is answered 401 disconnects at once.
 	FailureThreshold int
+	// ThrottleTimeout is how long a connection goes on while the API server answers its probes with
+	// nothing but "not now" (429, or 503 with Retry-After), and serves it nothing else. Such an answer
+	// is no failure and no success. Probes then come when the server says, and Interval apart at
+	// least. Defaults to 5 min.
+	ThrottleTimeout time.Duration
 }
 
 // Identity is a user as the API server states it. The zero value means "not known".
@@ -82,7 +88,10 @@ const (
 	// Denied means that the server answers but denies the review (403). A 403 proves nothing about
 	// the credential.
 	Denied = connstate.Denied
-	// Failing means that the server answers with an error of its own (429, 5xx), or with an answer
-	// that no API server sends.
+	// Failing means that the server answers with an error of its own (5xx), or with an answer that no
+	// API server sends.
 	Failing = connstate.Failing
+	// Throttled means that the server answers, and refuses requests for now (429, or 503 with
+	// Retry-After). It is evidence neither for nor against the identity.
+	Throttled = connstate.Throttled
 )

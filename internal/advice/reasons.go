@@ -29,8 +29,9 @@ var reasons = map[string]string{
 		"extensions are woken, spread over 10 s.",
 	"ProbeFailed": "Look at the API server. 403: is system:basic-user still bound to system:authenticated? " +
 		"404: is it older than Kubernetes 1.28, which has no SelfSubjectReview?",
-	"Filtered": "Nothing, this is intended.",
-	"Deleted":  "Nothing, this is intended.",
+	"Throttled": "Look at what overloads the API server, and at its priority levels and flow schemas.",
+	"Filtered":  "Nothing, this is intended.",
+	"Deleted":   "Nothing, this is intended.",
 }
 
 // For returns what to do about a reason, or "" for a reason that the page does not have.

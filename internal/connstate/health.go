@@ -12,8 +12,9 @@ type Health struct {
 	// the identity itself sent.
 	LastProbeSuccessTime time.Time
 	// ConsecutiveFailures counts the probes and connects that failed since the last success. While
-	// connected, a review that is answered 403 is neither a failure nor a success: the answer sets
-	// LastProbeTime and LastError only. Under impersonation a 403 is a failure.
+	// connected, a review that is answered 403, 429, or 503 with Retry-After is neither a failure nor
+	// a success: the answer sets LastProbeTime and LastError only. Under impersonation a 403 is a
+	// failure.
 	ConsecutiveFailures int
 	// LastError is why the last probe was no success, nil after a success. LastError never contains
 	// a secret.
@@ -78,6 +79,9 @@ type ProbeOptions struct {
 	// FailureThreshold is how many probes in a row must fail to disconnect. Defaults to 5. A probe
 	// that is answered 401 disconnects at once.
 	FailureThreshold int
+	// ThrottleTimeout is how long a connection goes on while probes are answered with nothing but
+	// "not now" (429, or 503 with Retry-After). Defaults to 5 min.
+	ThrottleTimeout time.Duration
 }
 
 // WithDefaults returns a copy in which every zero field has its default.
@@ -96,6 +100,9 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 	}
 	if o.FailureThreshold == 0 {
 		o.FailureThreshold = 5
+	}
+	if o.ThrottleTimeout == 0 {
+		o.ThrottleTimeout = 5 * time.Minute
 	}
 	return o
 }

@@ -87,7 +87,7 @@ func TestFailed(t *testing.T) {
 	g.Expect(o).
 		To(
 			Equal(ProbeOptions{Interval: 10 * time.Second, IdentityInterval: time.Minute, Timeout: 5 * time.Second,
-				FailureThreshold: 5, MaxIdentityProbesPerSecond: 50}))
+				FailureThreshold: 5, MaxIdentityProbesPerSecond: 50, ThrottleTimeout: 5 * time.Minute}))
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 4})).To(BeFalse())
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 5})).To(BeTrue())
 }

@@ -54,14 +54,17 @@ const (
 	// Denied means that the server answers but refuses the review (403). A 403 implies nothing
 	// about the credential.
 	Denied
-	// Failing means that the server answers with its own error (429, 5xx), or with an answer that
-	// no API server sends.
+	// Failing means that the server answers with its own error (5xx), or with an answer that no API
+	// server sends.
 	Failing
+	// Throttled means that the server answers, and refuses requests for now (429, or 503 with
+	// Retry-After). It is evidence neither for nor against the identity.
+	Throttled
 )
 
 // String returns the verdict's name, as in metrics.
 func (v Verdict) String() string {
-	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing"}[v]
+	return [...]string{"Silent", "Valid", "Unauthorized", "Denied", "Failing", "Throttled"}[v]
 }
 
 // Answered reports whether the server answered at all.

@@ -75,6 +75,9 @@ const (
 	ReasonUnreachable Reason = "Unreachable"
 	// ReasonProbeFailed means: the API server answers, but does not report the identity.
 	ReasonProbeFailed Reason = "ProbeFailed"
+	// ReasonThrottled means: the API server answers, and refuses requests for now (429, or 503 with
+	// Retry-After).
+	ReasonThrottled Reason = "Throttled"
 	// ReasonFiltered means: the extension does not match Options.WatchFilterValue or Options.Filter
 	// any more. Only earlier handles return this reason; the extension itself is unknown then.
 	ReasonFiltered Reason = "Filtered"
@@ -91,6 +94,8 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 		return ReasonUnauthorized
 	case Silent:
 		return ReasonUnreachable
+	case Throttled:
+		return ReasonThrottled
 	default:
 		return ReasonProbeFailed
 	}

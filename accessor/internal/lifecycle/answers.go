@@ -65,8 +65,12 @@ func (s conclusion) connectFinished() {
 	if isUnaccepted(reason) {
 		s.emit(DiscardSecret{Credential: s.credential, Before: s.e.Asked})
 	}
-	s.health = s.health.After(s.now, answer.Err)
-	s.backOff()
+	if answer.Verdict == connstate.Throttled {
+		s.health = s.health.Inconclusive(s.now, answer.Err)
+	} else {
+		s.health = s.health.After(s.now, answer.Err)
+	}
+	s.backOffAfter(answer)
 	s.publish(connstate.PhaseDisconnected, reason, answer.Err)
 	s.emit(DiscardConnection{Attempt: s.e.Attempt, Reason: reason, Cause: answer.Err})
 	s.emit(Record{Counter: Connects, Result: string(reason)})
@@ -120,6 +124,11 @@ func (s conclusion) probeFinished() {
 	}
 	s.emit(Record{Counter: Probes, Result: resultOf(answer, reason)})
 	s.reportProbe(answer)
+	if answer.Verdict == connstate.Throttled {
+		s.probeThrottled(reason)
+		return
+	}
+	s.throttled = throttled{}
 	switch {
 	case reason == "":
 		s.health = s.health.After(s.now, nil)
@@ -138,6 +147,23 @@ func (s conclusion) probeFinished() {
 	default:
 		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
 		s.giveUpIfFailed(reason, answer.Err)
+	}
+}
+
+// probeThrottled handles a probe that the server refuses for now. The connection and its informers go
+// on, because connects and lists would make the overload worse. ThrottleTimeout of nothing but such
+// answers ends it.
+func (s conclusion) probeThrottled(reason connstate.Reason) {
+	answer := s.e.Answer
+	if !s.isThrottled(s.seen) {
+		s.throttled.since = s.now
+	}
+	end := s.throttled.since.Add(s.config.Probe.ThrottleTimeout)
+	s.throttled.until, s.throttled.served = earlier(s.now.Add(answer.RetryAfter), end), s.seen.Served
+	s.health = s.health.Inconclusive(s.now, answer.Err)
+	if !s.now.Before(end) {
+		s.backOffAfter(answer)
+		s.disconnect(reason, answer.Err)
 	}
 }
 
@@ -181,12 +207,13 @@ func (s conclusion) verifyFinished() {
 	case "":
 		rotating{s.step}.takeUp()
 		s.health = s.health.After(s.now, nil)
+		s.throttled = throttled{}
 	case connstate.ReasonIdentityMismatch:
 		// The newest credential belongs to another identity. The extension gets a new connection,
 		// which shares nothing with the old one.
 		s.disconnect(reason, answer.Err)
 	default:
-		s.rotation.next = s.now.Add(delay(&s.rotation.backoff, s.seen.Jitter))
+		s.rotation.next = s.now.Add(max(delay(&s.rotation.backoff, s.seen.Jitter), s.boundedRetry(answer)))
 		rotating{s.step}.reportRotationError(answer.Err)
 	}
 }

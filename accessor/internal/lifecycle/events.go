@@ -71,6 +71,9 @@ type Answer struct {
 	Verdict  connstate.Verdict
 	Identity connstate.Identity // as stated by the server; set if the verdict is Valid
 	Err      error              // nil exactly if the verdict is Valid
+	// RetryAfter is after which time the server wants to be asked again, 0 if it did not say. It is
+	// set only if the verdict is Throttled.
+	RetryAfter time.Duration
 	// NotSent is the reason why the credential itself failed, so that no review was sent; "" if a
 	// review was sent.
 	NotSent connstate.Reason

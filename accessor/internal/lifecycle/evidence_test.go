@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/machinetest"
@@ -16,7 +17,26 @@ type evidenceWorld struct {
 	world
 	row    int8  // failing probes in a row, with nothing served between them
 	proved ticks // when something was last served, or a probe was answered
+	only   ticks // since when probes are answered with nothing but "not now"; unset if the last one was not
 }
+
+// notNow are the answers of a server that refuses requests for now, with and without Retry-After,
+// and of one that issues no token for now.
+var notNow = func() (list []input) {
+	for _, reply := range []struct {
+		retryAfter time.Duration
+		notSent    connstate.Reason
+	}{{0, ""}, {2 * tick, ""}, {time.Hour, ""}, {tick, connstate.ReasonTokenRequestFailed}} {
+		in := answer("not now", connstate.Throttled, connstate.Identity{}, reply.notSent)
+		in.event = func(*world) Event {
+			return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: Answer{
+				Verdict: connstate.Throttled, Err: errServer, NotSent: reply.notSent, RetryAfter: reply.retryAfter,
+			}}
+		}
+		list = append(list, in)
+	}
+	return list
+}()
 
 const (
 	reviewPath = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -60,10 +80,10 @@ func (w evidenceWorld) answered(x *exchange) (next evidenceWorld, possible bool,
 		return w, false, nil
 	}
 	if x.Serves() {
-		w.served = 0
+		w.world = w.serve()
 	}
 	if x.serves {
-		w.row, w.proved = 0, 0
+		w.row, w.proved, w.only = 0, 0, unset
 	}
 	if !review {
 		return w, true, nil
@@ -79,26 +99,35 @@ func (w evidenceWorld) do(in *input) (next evidenceWorld, broken []string) {
 	next.world, broken = w.world.step(in)
 	switch {
 	case in.name == "time passes":
-		if next.proved != unset {
-			next.proved = max(next.proved-1, horizon)
+		for _, t := range []*ticks{&next.proved, &next.only} {
+			if *t != unset {
+				*t = max(*t-1, horizon)
+			}
 		}
 	case in.name == "a request is served":
-		next.row, next.proved = 0, 0
+		next.row, next.proved, next.only = 0, 0, unset
 	case in.event != nil && w.attempt != 0:
 		finished, ok := in.event(&w.world).(AttemptFinished)
 		if !ok || finished.Attempt != attemptID {
 			break
 		}
 		next.proved = 0
-		switch reply := finished.Answer; {
+		reply, only := finished.Answer, next.only
+		if next.only = unset; reply.Verdict == connstate.Throttled {
+			if next.only = only; only == unset {
+				next.only = 0
+			}
+			broken = append(broken, w.throttledAnswer(&next, reply)...)
+		}
+		switch {
 		case reply.Verdict == connstate.Valid && reply.Identity.Same(ours):
 			next.row = 0
-		case reply.Verdict != connstate.Denied:
+		case reply.Verdict != connstate.Denied && reply.Verdict != connstate.Throttled:
 			next.row = min(next.row+1, int8(exploreConfig.Probe.FailureThreshold))
 		}
 	}
 	if next.phase != 2 {
-		next.row, next.proved = 0, unset
+		next.row, next.proved, next.only = 0, unset, unset
 		return next, broken
 	}
 	violated := func(invariant string) {
@@ -113,6 +142,34 @@ func (w evidenceWorld) do(in *input) (next evidenceWorld, broken []string) {
 		violated("a probe is due IdentityInterval after the last evidence at the latest")
 	}
 	return next, broken
+}
+
+// throttledAnswer checks the invariants of an answer that the server refuses requests for now.
+func (w evidenceWorld) throttledAnswer(next *evidenceWorld, reply Answer) (broken []string) {
+	violated := func(invariant string) {
+		broken = append(broken, fmt.Sprintf("%s\n  world %+v\n  answer %+v\n  after %+v", invariant, w, reply, next))
+	}
+	timeout := ticks(exploreConfig.Probe.ThrottleTimeout / tick)
+	m, seen := next.machine(), next.observed()
+	deadline := m.Deadline(epoch0, seen)
+	asked := epoch0.Add(min(reply.RetryAfter, exploreConfig.Probe.ThrottleTimeout))
+	if w.phase != 2 {
+		if deadline.Before(asked) {
+			violated("a connect does not begin before the time that the server names")
+		}
+		return broken
+	}
+	if over := next.only <= -timeout; over == (next.phase == 2) {
+		violated("ThrottleTimeout of nothing but throttled probes ends the connection, and nothing less does")
+	}
+	if next.phase == 2 && next.failures > w.failures {
+		violated("a throttled probe is no failure")
+	}
+	if end := at(next.only + timeout); next.phase == 2 && next.probeReason != int8(forAll) &&
+		deadline.Before(earlier(asked, end)) {
+		violated("a probe does not begin before the time that the server names")
+	}
+	return broken
 }
 
 // TestExploreEvidence explores what the driver feeds of answers: which of them count as served. The
@@ -132,7 +189,10 @@ func TestExploreEvidence(t *testing.T) {
 		}
 		choices = append(choices, in)
 	}
-	first := evidenceWorld{world: start, proved: unset}
+	for i := range notNow {
+		choices = append(choices, &notNow[i])
+	}
+	first := evidenceWorld{world: start, proved: unset, only: unset}
 	seen, depth, steps := machinetest.Explore(t, first, exploreDepth,
 		func(w *evidenceWorld, visit func(evidenceWorld, []string)) {
 			for _, in := range choices {

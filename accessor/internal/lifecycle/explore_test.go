@@ -214,7 +214,7 @@ var invariants = []struct {
 			if a.probeReason == byClock {
 				return count[CreateAttempt](t.effects) == 1 && a.attempt.kind == Probe
 			}
-			latest := a.health.LastProbeTime.Add(exploreConfig.Probe.Interval)
+			latest := later(a.health.LastProbeTime.Add(exploreConfig.Probe.Interval), a.throttled.until)
 			return a.attempt.id != 0 || a.probeReason == forAll || !a.Deadline(epoch0, t.seen).After(later(epoch0, latest))
 		}},
 	{"events of another target have no effect", func(t *transition) bool {
@@ -226,13 +226,6 @@ var invariants = []struct {
 		}
 		return true
 	}},
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // transition is one step of the exploration.

@@ -54,6 +54,7 @@ type Machine struct {
 	denials     wait.Backoff // while deniedUntil is set
 	health      connstate.Health
 	probeReason probeReason
+	throttled   throttled
 	lastID      uint64 // the last ID of a credential or attempt
 }
 
@@ -82,6 +83,14 @@ type attempt struct {
 	kind        AttemptKind
 	credential  CredentialID // the credential of the attempt's request
 	probeReason probeReason
+}
+
+// throttled is a series of probes that the server answers with nothing but "not now". throttled is zero
+// if the last probe was answered otherwise.
+type throttled struct {
+	since  time.Time // of the first such answer
+	until  time.Time // the server wants no other probe before
+	served time.Time // Observed.Served at the last such answer; if it is another one now, the series is over
 }
 
 // probeReason is the reason why a probe is due: by default, the clock.
@@ -201,6 +210,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	if m.probeReason == unauthorized {
 		at = earlier(at, m.health.LastProbeTime.Add(m.config.Probe.Interval))
 	}
+	at = later(at, m.throttled.until)
 	if !at.After(now) {
 		return Probe, now
 	}
@@ -215,6 +225,29 @@ func earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// isThrottled reports whether the last evidence is that the server refuses requests for now.
+func (m *Machine) isThrottled(seen Observed) bool {
+	return !m.throttled.since.IsZero() && seen.Served.Equal(m.throttled.served)
+}
+
+// isHealthy reports whether the last probe succeeded. While the server refuses probes for now, which
+// is no evidence, the age of the last success decides: as long as a server that fails would take.
+func (m *Machine) isHealthy(now time.Time, seen Observed, health connstate.Health) bool {
+	if !health.LastProbeTime.After(health.LastProbeSuccessTime) {
+		return true
+	}
+	probe := m.config.Probe
+	due := probe.Due(connstate.Health{LastProbeSuccessTime: health.LastProbeSuccessTime}, seen.Members, m.jitter)
+	return m.isThrottled(seen) && now.Before(due.Add(time.Duration(probe.FailureThreshold)*probe.Interval))
 }
 
 // Snapshot is the machine's state, for status reports.
@@ -235,14 +268,15 @@ type Snapshot struct {
 	// Credential is the credential in use, zero if there is none.
 	Credential CredentialID
 	// LastSuccess is when the API server last served the identity, or when the machine was created
-	// if the API server never did. Healthy reports whether there is a connection and its last probe
-	// succeeded.
-	LastSuccess time.Time
-	Healthy     bool
+	// if the API server never did. Proven reports whether there is a connection and its last probe
+	// succeeded. Healthy is the same, but for a while after the last success also true if the server
+	// refuses probes for now.
+	LastSuccess     time.Time
+	Proven, Healthy bool
 }
 
-// Snapshot returns the state.
-func (m *Machine) Snapshot(seen Observed) Snapshot {
+// Snapshot returns the state at now.
+func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 	s := Snapshot{
 		Phase: m.phase, Reason: m.reason, Since: m.since, DisconnectedSince: m.disconnectedSince, Epoch: m.epoch,
 		Generation: m.generation, Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
@@ -253,7 +287,8 @@ func (m *Machine) Snapshot(seen Observed) Snapshot {
 	if m.phase == connstate.PhaseConnected {
 		s.Health = m.health.Served(seen.Served).WithTarget(seen.Target)
 		s.Err = m.rotationErr
-		s.Healthy = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
+		s.Proven = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
+		s.Healthy = m.isHealthy(now, seen, s.Health)
 	}
 	if s.LastSuccess = s.Health.LastProbeSuccessTime; s.LastSuccess.IsZero() {
 		s.LastSuccess = m.createdAt

@@ -124,9 +124,9 @@ func TestSnapshot(t *testing.T) {
 	do := func(words ...string) Snapshot {
 		_, err := p.do(words)
 		g.Expect(err).NotTo(HaveOccurred())
-		return p.machine.Snapshot(p.seen)
+		return p.machine.Snapshot(p.now, p.seen)
 	}
-	g.Expect(p.machine.Snapshot(Observed{})).
+	g.Expect(p.machine.Snapshot(p.now, Observed{})).
 		To(
 			Equal(Snapshot{Phase: connstate.PhaseDisconnected, Reason: connstate.ReasonNotStarted, Since: epoch0,
 				DisconnectedSince: epoch0,
@@ -142,7 +142,7 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(s).
 		To(Equal(Snapshot{Phase: connstate.PhaseConnected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
 			Credential: s.Credential,
-			Health:     connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Healthy: true}))
+			Health:     connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true}))
 	g.Expect(s.Credential).NotTo(BeZero())
 
 	connectedAt := p.now

@@ -199,7 +199,8 @@ func (p *player) answered(verb string, o options) Event {
 	answer := Answer{Err: errors.New("failed"), Own: o.has("own"), OwnConnections: o.has("own-connections"),
 		NotSent: connstate.Reason(o.get("not-sent", ""))}
 	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied,
-		"500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing}
+		"500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing, "429": connstate.Throttled}
+	answer.RetryAfter, _ = time.ParseDuration(o.get("retry", "0s"))
 	for word, verdict := range verdicts {
 		if o.has(word) {
 			answer.Verdict = verdict

@@ -31,6 +31,22 @@ func (s *step) notify() {
 // backOff delays the next connect.
 func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
 
+// backOffAfter delays the next connect as the answer asks, or else as backOff does.
+func (s *step) backOffAfter(answer Answer) {
+	if answer.RetryAfter <= 0 {
+		s.backOff()
+		return
+	}
+	asked := wait.Backoff{Duration: s.boundedRetry(answer), Steps: 1, Jitter: s.config.Backoff.Jitter}
+	s.nextConnect = s.now.Add(delay(&asked, s.seen.Jitter))
+}
+
+// boundedRetry returns after which time the server wants to be asked again. No server delays that for
+// longer than ThrottleTimeout.
+func (s *step) boundedRetry(answer Answer) time.Duration {
+	return min(answer.RetryAfter, s.config.Probe.ThrottleTimeout)
+}
+
 // connectNow lets the next connect begin at once.
 func (s *step) connectNow() { s.nextConnect = s.now }
 
@@ -91,6 +107,7 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 	}
 	if wasConnected {
 		s.connection, s.stated, s.probeReason = 0, connstate.Identity{}, byClock
+		s.throttled = throttled{}
 		s.emit(EndConnection{})
 		s.emit(PauseWatches{})
 	}

@@ -26,7 +26,7 @@ var (
 
 	exploreConfig = &Config{
 		Probe: connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: 3 * tick,
-			FailureThreshold: 2},
+			FailureThreshold: 2, ThrottleTimeout: 3 * tick},
 		Backoff:     wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
 		DenialRetry: wait.Backoff{Duration: tick, Factor: 1, Steps: 1},
 	}
@@ -41,7 +41,7 @@ var reasons = []connstate.Reason{"", connstate.ReasonNotStarted, connstate.Reaso
 	connstate.ReasonUnauthorized,
 	connstate.ReasonIdentityMismatch, connstate.ReasonProbeFailed, connstate.ReasonInvalidCredential,
 	connstate.ReasonNotAllowed,
-	connstate.ReasonTokenRequestFailed, connstate.ReasonDeleted}
+	connstate.ReasonTokenRequestFailed, connstate.ReasonDeleted, connstate.ReasonThrottled}
 
 var phases = []connstate.Phase{connstate.PhaseDisconnected, connstate.PhaseConnecting, connstate.PhaseConnected}
 
@@ -58,6 +58,8 @@ type world struct {
 	attemptReason, probeReason    int8
 	failures                      int8
 	lastProbe, lastSuccess        ticks
+	throttled, throttledUntil     ticks // only in the exploration of evidence
+	servedSince                   bool  // a request was served since the last throttled probe
 
 	served     ticks // as observed
 	targetDown bool
@@ -69,7 +71,7 @@ type world struct {
 type AttemptKind8 int8
 
 var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, deniedUntil: unset,
-	lastProbe:   unset,
+	lastProbe: unset, throttled: unset, throttledUntil: unset,
 	lastSuccess: unset,
 	served:      unset, wake: true, deadline: unset}
 
@@ -162,6 +164,10 @@ func (w *world) machine() *Machine {
 	if w.lastErr {
 		m.health.LastError = errServer
 	}
+	m.throttled = throttled{since: at(w.throttled), until: at(w.throttledUntil), served: at(w.served)}
+	if w.servedSince {
+		m.throttled.served = at(horizon - 1)
+	}
 	m.lastID = lastID
 	return &m
 }
@@ -190,6 +196,8 @@ func (w world) take(m *Machine) world {
 	w.failures = int8(min(m.health.ConsecutiveFailures, exploreConfig.Probe.FailureThreshold))
 	w.lastProbe, w.lastSuccess, w.lastErr = ticksOf(m.health.LastProbeTime), ticksOf(m.health.LastProbeSuccessTime),
 		m.health.LastError != nil
+	w.throttled, w.throttledUntil = ticksOf(m.throttled.since), ticksOf(m.throttled.until)
+	w.servedSince = !m.throttled.served.Equal(at(w.served))
 	return w.canonical()
 }
 
@@ -206,6 +214,12 @@ func (w world) canonical() world {
 	}
 	if w.deniedUntil < 0 {
 		w.deniedUntil = 0
+	}
+	if w.throttledUntil < 0 {
+		w.throttledUntil = 0
+	}
+	if w.throttled == unset {
+		w.servedSince = false
 	}
 	if w.rotationNext < 0 {
 		w.rotationNext = 0
@@ -226,7 +240,7 @@ func (w world) canonical() world {
 // advance lets time pass.
 func (w world) advance(elapsed ticks) world {
 	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.deniedUntil, &w.lastProbe,
-		&w.lastSuccess, &w.served} {
+		&w.lastSuccess, &w.served, &w.throttled, &w.throttledUntil} {
 		if *t != unset {
 			*t = max(*t-elapsed, horizon)
 		}
@@ -246,6 +260,12 @@ func (w *world) observed() Observed {
 			LastError: errServer}
 	}
 	return seen
+}
+
+// serve returns the world after the driver observed that a request was served.
+func (w world) serve() world {
+	w.served, w.servedSince = 0, true
+	return w.canonical()
 }
 
 // input is something that may happen in a world.
@@ -321,7 +341,7 @@ var inputs = func() (list []input) {
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
 		input{name: "a request is served", possible: func(w *world) bool {
 			return w.phase == 2
-		}, change: func(w world) world { w.served = 0; return w }},
+		}, change: func(w world) world { return w.serve() }},
 		input{name: "the target's health changes", change: func(w world) world { w.targetDown = !w.targetDown; return w }},
 		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
 	)

@@ -14,7 +14,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -34,11 +33,10 @@ const (
 
 // Reviewer asks the API server which access the identity has, outside of the identity's rate limit.
 type Reviewer struct {
-	access     authorizationv1client.SelfSubjectAccessReviewInterface
-	identities authenticationv1client.SelfSubjectReviewInterface
-	readiness  rest.Interface
-	slots      *semaphore.Weighted
-	hideText   bool // errors do not contain the API server's text
+	authorization  rest.Interface
+	authentication rest.Interface
+	slots          *semaphore.Weighted
+	hideText       bool // errors do not contain the API server's text
 
 	mu       sync.Mutex
 	username string // guarded by mu; empty while it is not known
@@ -64,9 +62,8 @@ func NewReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for self reviews")
 	}
-	return &Reviewer{access: authorization.SelfSubjectAccessReviews(), identities: authentication.SelfSubjectReviews(),
-		readiness: authorization.RESTClient(),
-		slots:     semaphore.NewWeighted(reviewsAtOnce), username: username, hideText: hideText}, nil
+	return &Reviewer{authorization: authorization.RESTClient(), authentication: authentication.RESTClient(),
+		slots: semaphore.NewWeighted(reviewsAtOnce), username: username, hideText: hideText}, nil
 }
 
 // Question identifies the objects that an informer needs access to: a resource, restricted by
@@ -112,9 +109,11 @@ func (r *Reviewer) ask(ctx context.Context, q Question, verb string) (monitor.Ve
 	if err := r.slots.Acquire(bounded, 1); err != nil {
 		return monitor.Unanswered, errors.Wrap(err, "reviewing access: too many reviews are unanswered")
 	}
-	review, err := r.access.Create(bounded, &authorizationv1.SelfSubjectAccessReview{
+	review := &authorizationv1.SelfSubjectAccessReview{}
+	// without client-go's own retries, which would wait for a server that is overloaded while they hold the slot
+	err := r.authorization.Post().Resource("selfsubjectaccessreviews").Body(&authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.Attributes(verb)},
-	}, metav1.CreateOptions{})
+	}).MaxRetries(0).Do(bounded).Into(review)
 	r.slots.Release(1)
 	switch {
 	case FromServer(err) &&
@@ -166,7 +165,7 @@ func (r *Reviewer) serverText(message string) string {
 func (r *Reviewer) Ready(ctx context.Context) monitor.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	err := r.readiness.Get().AbsPath("/readyz").Do(ctx).Error()
+	err := r.authorization.Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error()
 	switch {
 	case err == nil:
 		return monitor.Denied
@@ -214,8 +213,9 @@ func (r *Reviewer) name(ctx context.Context) string {
 func (r *Reviewer) Identity(ctx context.Context) (username string, groups []string) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	review, err := r.identities.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil {
+	review := &authenticationv1.SelfSubjectReview{}
+	if err := r.authentication.Post().Resource("selfsubjectreviews").Body(&authenticationv1.SelfSubjectReview{}).
+		MaxRetries(0).Do(ctx).Into(review); err != nil {
 		return "", nil
 	}
 	r.mu.Lock()
