@@ -25,22 +25,56 @@ type fencedLock struct {
 	resourcelock.Interface
 	fence    *Fence
 	duration time.Duration
-	holder   string    // of the version of the lease that the next write replaces
-	renewed  time.Time // the time in the last record that was sent, to the second
+	holder   string // of the version of the lease that the next write replaces
+	sent     sentTimes
 }
 
 // distinct returns the record with a time of renewal that no record before had, to the second. Other
 // replicas compare what is in a lease, and count from when they first saw it. But a LeaderElector that
 // got no answer sends the same record again, and a clock that is set back makes a record the same as an
 // earlier one: others would see no change, and count from the first.
+//
+// A time that was not sent before stays as it is. So one record with a time far ahead, from a clock that
+// was wrong for a moment, does not move the times of the records after it.
 func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
-	second := record.RenewTime.Truncate(time.Second)
-	if !second.After(l.renewed) {
-		second = l.renewed.Add(time.Second)
-		record.RenewTime = metav1.NewTime(second)
+	asked := record.RenewTime.Unix()
+	if second := l.sent.add(asked); second != asked {
+		record.RenewTime = metav1.NewTime(time.Unix(second, 0))
 	}
-	l.renewed = second
 	return record
+}
+
+// rememberedTimes is how many records a fencedLock remembers: more than two hours of renewals. Only an
+// observer that saw none of so many records, and a clock that is set back to the very second of an
+// earlier one, could take two records for the same.
+const rememberedTimes = 4096
+
+// sentTimes are the times of renewal in the last records that were sent, in seconds.
+type sentTimes struct {
+	seconds map[int64]struct{}
+	order   []int64 // the same, the oldest first
+}
+
+// add returns the first second from the given one on that is not among the times, and adds it.
+func (s *sentTimes) add(second int64) int64 {
+	for s.has(second) {
+		second++
+	}
+	if s.seconds == nil {
+		s.seconds = map[int64]struct{}{}
+	}
+	if len(s.order) == rememberedTimes {
+		delete(s.seconds, s.order[0])
+		s.order = append(s.order[:0], s.order[1:]...)
+	}
+	s.seconds[second] = struct{}{}
+	s.order = append(s.order, second)
+	return second
+}
+
+func (s *sentTimes) has(second int64) bool {
+	_, ok := s.seconds[second]
+	return ok
 }
 
 // Get implements resourcelock.Interface. A lock that is gone, or that another replica holds, closes the

@@ -225,6 +225,20 @@ func TestRecordsAreDistinct(t *testing.T) {
 			update(time.Duration(2*n)*second - time.Hour)
 			g.Expect(f.Remaining()).To(Equal(15*second), "the clock was set back")
 		}
+		update(time.Hour)
+		time.Sleep(2 * second)
+		update(300 * second)
+		g.Expect(a.records[len(a.records)-1].RenewTime.Time).
+			To(BeTemporally("==", base.Add(300*second)), "a clock that was an hour ahead for a moment leaves nothing")
+		for n := range 100 { // a clock that is ahead for minutes, and then is set back to times that were sent
+			update(2*time.Hour + time.Duration(2*n)*second)
+		}
+		for n := range 100 {
+			asked := 2*time.Hour + time.Duration(2*n)*second
+			update(asked)
+			g.Expect(a.records[len(a.records)-1].RenewTime.Sub(base)).
+				To(Equal(asked+second), "a time is moved only to be another one")
+		}
 		seen := map[string]bool{}
 		for _, record := range a.records {
 			content, err := json.Marshal(record)
@@ -232,11 +246,25 @@ func TestRecordsAreDistinct(t *testing.T) {
 			g.Expect(seen).NotTo(HaveKey(string(content)))
 			seen[string(content)] = true
 		}
-		g.Expect(seen).To(HaveLen(104))
+		g.Expect(seen).To(HaveLen(306))
 		g.Expect(a.records[2].RenewTime.Time).To(BeTemporally("==", base.Add(2*second)))
 		g.Expect(a.records[3].RenewTime.Time).To(BeTemporally("==", base.Add(7*second)), "a time that is new stays")
 		f.close("the end of the test")
 	})
+}
+
+// The times that are remembered are bounded.
+func TestRememberedTimes(t *testing.T) {
+	g := NewWithT(t)
+	var sent sentTimes
+	for second := range int64(3 * rememberedTimes) {
+		g.Expect(sent.add(second)).To(Equal(second))
+	}
+	g.Expect(sent.seconds).To(HaveLen(rememberedTimes))
+	g.Expect(sent.order).To(HaveLen(rememberedTimes))
+	g.Expect(cap(sent.order)).To(BeNumerically("<", 2*rememberedTimes))
+	g.Expect(sent.add(3*rememberedTimes - 1)).To(BeEquivalentTo(3*rememberedTimes), "the last one is remembered")
+	g.Expect(sent.add(0)).To(BeZero(), "the first one is not")
 }
 
 // server keeps a Lease as an API server does, with requests and answers that are slow, lost or refused
