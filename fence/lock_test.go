@@ -263,7 +263,7 @@ func TestRememberedTimes(t *testing.T) {
 	g.Expect(sent.seconds).To(HaveLen(rememberedTimes))
 	g.Expect(sent.order).To(HaveLen(rememberedTimes))
 	g.Expect(cap(sent.order)).To(BeNumerically("<", 2*rememberedTimes))
-	g.Expect(sent.add(3*rememberedTimes - 1)).To(BeEquivalentTo(3*rememberedTimes), "the last one is remembered")
+	g.Expect(sent.add(3*rememberedTimes-1)).To(BeEquivalentTo(3*rememberedTimes), "the last one is remembered")
 	g.Expect(sent.add(0)).To(BeZero(), "the first one is not")
 }
 

@@ -57,8 +57,9 @@
 //     text: write none that users must not see.
 //   - An update of an object that does not exist creates it if the store can create, and if the
 //     user may. An update of an object that was read before, and deleted since, is NotFound.
-//   - Watches of a [MemoryStore] that are too late end, and their clients resume. They delay neither
-//     the owner of the store nor each other.
+//   - A watch of a [MemoryStore] has no buffer: its client may be behind by the store's history. A
+//     client that reads nothing for WatchPatience, or is behind the history, begins anew. Watches
+//     delay neither the owner of the store nor each other.
 //   - The design owes its shape, typed stores that are found by assertion, to the extension API
 //     server of Rancher's steve.
 package extension

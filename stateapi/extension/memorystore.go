@@ -41,9 +41,9 @@ type MemoryStoreOptions[T runtime.Object] struct {
 	History int
 	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
 	BookmarkInterval time.Duration
-	// WatchBuffer is how many events a watch may be late before it ends, or as many as it began with
-	// if that is more. Its client then resumes. Defaults to 100.
-	WatchBuffer int
+	// WatchPatience is how long a client may take to read one event of a watch before the watch ends.
+	// A watch that is late by less goes on from History: it has no buffer of its own. Defaults to 30 s.
+	WatchPatience time.Duration
 }
 
 // MemoryStore is a store in memory, which NewMemoryStore creates: a Lister, Getter and Watcher of
@@ -56,14 +56,14 @@ type MemoryStoreOptions[T runtime.Object] struct {
 type MemoryStore[T, TList runtime.Object] struct {
 	options MemoryStoreOptions[T]
 
-	mu       sync.RWMutex
-	version  int64                          // guarded by mu; of the last change
-	began    int64                          // guarded by mu; the version when the store began to serve
-	objects  map[string]T                   // guarded by mu; by key; never changed in place
-	keys     []string                       // guarded by mu; of objects, sorted
-	history  []change[T]                    // guarded by mu; the last changes, in order
-	oldest   int64                          // guarded by mu; history has all changes since this version
-	watchers map[*memoryWatcher[T]]struct{} // guarded by mu
+	mu      sync.RWMutex
+	version int64         // guarded by mu; of the last change
+	began   int64         // guarded by mu; the version when the store began to serve
+	objects map[string]T  // guarded by mu; by key; never changed in place
+	keys    []string      // guarded by mu; of objects, sorted
+	history []change[T]   // guarded by mu; the last changes, in order
+	oldest  int64         // guarded by mu; history has all changes since this version
+	changed chan struct{} // guarded by mu; closed at the next change, for the watches that wait for one
 }
 
 // change is a change of one object.
@@ -78,10 +78,10 @@ type change[T runtime.Object] struct {
 func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *MemoryStore[T, TList] {
 	options.History = cmp.Or(options.History, 1000)
 	options.BookmarkInterval = cmp.Or(options.BookmarkInterval, time.Minute)
-	options.WatchBuffer = cmp.Or(options.WatchBuffer, 100)
+	options.WatchPatience = cmp.Or(options.WatchPatience, 30*time.Second)
 	now := time.Now().UnixMicro()
 	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, began: now, objects: map[string]T{},
-		watchers: map[*memoryWatcher[T]]struct{}{}}
+		changed: make(chan struct{})}
 }
 
 // clockTolerance is how much the clocks of two processes may differ that serve the same objects one
@@ -97,10 +97,12 @@ func (m *MemoryStore[T, TList]) BeginServing() {
 	defer m.mu.Unlock()
 	m.version = max(time.Now().Add(clockTolerance).UnixMicro(), m.version+1)
 	m.began, m.oldest, m.history = m.version, m.version, nil
-	for w := range m.watchers {
-		close(w.late)
-		delete(m.watchers, w)
-	}
+	m.wakeWatchesLocked()
+}
+
+func (m *MemoryStore[T, TList]) wakeWatchesLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
 }
 
 // keyOf returns the key of an object: a key sorts by namespace, then by name.
@@ -209,7 +211,7 @@ func (m *MemoryStore[T, TList]) nextVersionLocked() int64 {
 	return m.version
 }
 
-// recordLocked keeps a change, and hands it to the watches.
+// recordLocked keeps a change, and wakes the watches.
 func (m *MemoryStore[T, TList]) recordLocked(c change[T]) {
 	m.history = append(m.history, c)
 	if limit := max(m.options.History, 2*len(m.objects)); len(m.history) > 2*limit { // seldom, because it copies
@@ -217,11 +219,7 @@ func (m *MemoryStore[T, TList]) recordLocked(c change[T]) {
 		m.oldest = m.history[drop-1].version
 		m.history = slices.Clone(m.history[drop:])
 	}
-	for w := range m.watchers {
-		if event, ok := w.selection.event(c); ok && !w.offer(event) {
-			delete(m.watchers, w)
-		}
-	}
+	m.wakeWatchesLocked()
 }
 
 // Get implements Getter.

@@ -3,7 +3,9 @@ package extension_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,7 +60,8 @@ type watching struct {
 	ended  bool
 }
 
-// watchStore watches until the test ends, inside of a bubble.
+// watchStore watches until the test ends, inside of a bubble. It returns when there are no more initial
+// events.
 func watchStore(t *testing.T, s *memoryStore, namespace string, options metav1.ListOptions) *watching {
 	t.Helper()
 	events, err := s.Watch(in(t, namespace), &options)
@@ -67,7 +70,9 @@ func watchStore(t *testing.T, s *memoryStore, namespace string, options metav1.L
 	go func() {
 		for event := range events {
 			line := string(event.Type)
-			if event.Type != watch.Bookmark {
+			if event.Type == watch.Error {
+				line += " " + string(apierrors.ReasonForError(event.Err))
+			} else if event.Type != watch.Bookmark {
 				line += " " + event.Object.Name + " " + event.Object.Spec.Room
 			} else if event.Object.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
 				line += " end of initial events"
@@ -76,6 +81,7 @@ func watchStore(t *testing.T, s *memoryStore, namespace string, options metav1.L
 		}
 		w.ended = true
 	}()
+	synctest.Wait() // until the watch has its initial events
 	return w
 }
 
@@ -293,7 +299,7 @@ func TestRecreated(t *testing.T) {
 func TestStalledWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s := newStore(storeOptions{WatchBuffer: 10})
+		s := newStore(storeOptions{WatchPatience: time.Minute})
 		stalled, err := s.Watch(in(t, ""), &metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		reading := watchStore(t, s, "", metav1.ListOptions{})
@@ -302,19 +308,165 @@ func TestStalledWatch(t *testing.T) {
 			synctest.Wait() // a store that waits for the stalled watch never gets here
 		}
 		g.Expect(reading.lines).To(HaveLen(100))
-		got := 0
-		for range stalled {
-			got++
-		}
-		g.Expect(got).To(BeNumerically("<=", 12), "what was under way, and then the end")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		_, open := <-stalled
+		g.Expect(open).To(BeFalse(), "late by time")
 		g.Expect(reading.ended).To(BeFalse())
 	})
+}
+
+// A burst of changes ends no watch whose client reads: what it has not read yet comes from the history.
+func TestBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newStore(storeOptions{})
+		const objects = 2000
+		for i := range objects {
+			s.Put(reservation("n", fmt.Sprint(i), "red"))
+		}
+		version := list(t, s, "", metav1.ListOptions{}).ResourceVersion
+		w := watchStore(t, s, "", metav1.ListOptions{ResourceVersion: version})
+		slow, err := s.Watch(in(t, ""), &metav1.ListOptions{ResourceVersion: version})
+		g.Expect(err).NotTo(HaveOccurred())
+		for i := range objects {
+			s.Put(reservation("n", fmt.Sprint(i), "blue"))
+		}
+		synctest.Wait()
+		g.Expect(w.ended).To(BeFalse())
+		g.Expect(w.lines).To(HaveLen(objects))
+		for i := range objects { // a client that takes its time for each event
+			time.Sleep(time.Second)
+			event := <-slow
+			g.Expect(event.Type).To(Equal(watch.Modified))
+			g.Expect(event.Object.Name).To(Equal(fmt.Sprint(i)))
+		}
+	})
+}
+
+// A watch that is behind the history gets what is under way, then status 410, and ends.
+func TestTrimmedWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newStore(storeOptions{History: 10})
+		late, err := s.Watch(in(t, ""), &metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		for i := range 1000 {
+			s.Put(reservation("n", "a", fmt.Sprint(i)))
+			if i == 0 {
+				synctest.Wait()
+			}
+		}
+		first, end := <-late, <-late
+		g.Expect(first.Type).To(Equal(watch.Added))
+		g.Expect(end.Type).To(Equal(watch.Error))
+		g.Expect(apierrors.IsResourceExpired(end.Err)).To(BeTrue(), "%v", end.Err)
+		g.Expect(late).To(BeClosed())
+	})
+}
+
+// What changes while the initial events are sent is sent once, in order, and nothing is lost.
+func TestInitialEventsWhileChanging(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		random := rand.New(rand.NewPCG(1, 2))
+		s := newStore(storeOptions{})
+		name := func() string { return fmt.Sprintf("%03d", random.IntN(200)) }
+		for range 100 {
+			s.Put(reservation("n", name(), "red"))
+		}
+		yes := true
+		events, err := s.Watch(in(t, ""), &metav1.ListOptions{SendInitialEvents: &yes, AllowWatchBookmarks: true,
+			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		g.Expect(err).NotTo(HaveOccurred())
+		seen, versions, ended := map[string]string{}, map[string]int64{}, false
+		read := func() bool {
+			synctest.Wait()
+			select {
+			case event := <-events:
+				version, err := strconv.ParseInt(event.Object.ResourceVersion, 10, 64)
+				g.Expect(err).NotTo(HaveOccurred())
+				key := event.Object.Name
+				_, known := seen[key]
+				switch event.Type {
+				case watch.Bookmark:
+					ended = true
+					return true
+				case watch.Added:
+					g.Expect(known).To(BeFalse(), key)
+				default:
+					g.Expect(known).To(BeTrue(), key)
+				}
+				g.Expect(version).To(BeNumerically(">", versions[key]), key)
+				if versions[key], seen[key] = version, event.Object.Spec.Room; event.Type == watch.Deleted {
+					delete(seen, key)
+				}
+				return true
+			default:
+				return false
+			}
+		}
+		for i := range 300 {
+			switch random.IntN(4) {
+			case 0:
+				s.Remove("n", name())
+			case 1:
+				s.Put(reservation("n", name(), fmt.Sprint(i)))
+			default:
+				read()
+			}
+		}
+		for read() {
+		}
+		g.Expect(ended).To(BeTrue())
+		want := map[string]string{}
+		for _, item := range list(t, s, "", metav1.ListOptions{}).Items {
+			want[item.Name] = item.Spec.Room
+		}
+		g.Expect(seen).To(Equal(want))
+	})
+}
+
+// An idle watch costs the same whatever the number of objects, whether its client has read them or not.
+func TestWatchesAreSmall(t *testing.T) {
+	for _, reads := range []bool{true, false} {
+		t.Run(fmt.Sprintf("reads=%t", reads), func(t *testing.T) {
+			g := NewWithT(t)
+			const objects, watches = 5000, 20
+			s := newStore(storeOptions{})
+			for i := range objects {
+				s.Put(reservation("n", fmt.Sprint(i), "red"))
+			}
+			inUse := func() uint64 {
+				runtime.GC()
+				runtime.GC()
+				var stats runtime.MemStats
+				runtime.ReadMemStats(&stats)
+				return stats.HeapAlloc + stats.StackInuse
+			}
+			before := inUse()
+			var open []<-chan extension.WatchEvent[*v1alpha1.Reservation]
+			for range watches {
+				events, err := s.Watch(in(t, ""), &metav1.ListOptions{})
+				g.Expect(err).NotTo(HaveOccurred())
+				for range objects {
+					if reads {
+						<-events
+					}
+				}
+				open = append(open, events)
+			}
+			g.Eventually(func() uint64 { return (max(inUse(), before) - before) / watches }).WithTimeout(patience).
+				Should(BeNumerically("<", 24<<10), "bytes for each watch")
+			runtime.KeepAlive(open)
+		})
+	}
 }
 
 // A client that does not read keeps no objects in memory.
 func TestStalledWatchKeepsNothing(t *testing.T) {
 	g := NewWithT(t)
-	s := newStore(storeOptions{WatchBuffer: 10, History: 1})
+	s := newStore(storeOptions{History: 1})
 	stalled, err := s.Watch(in(t, ""), &metav1.ListOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	var kept []weak.Pointer[v1alpha1.Reservation]
@@ -384,10 +536,16 @@ func TestPanickingField(t *testing.T) {
 	s := newStore(storeOptions{Fields: map[string]func(*v1alpha1.Reservation) string{
 		"spec.room": func(*v1alpha1.Reservation) string { panic("no room") },
 	}})
-	s.Put(reservation("n", "a", "red"))
 	options := &metav1.ListOptions{FieldSelector: "spec.room=red"}
+	before, err := s.Watch(in(t, ""), options)
+	g.Expect(err).NotTo(HaveOccurred())
+	s.Put(reservation("n", "a", "red")) // the owner of the store is not touched
 	g.Expect(func() { _, _ = s.List(in(t, ""), options) }).To(Panic())
-	g.Expect(func() { _, _ = s.Watch(in(t, ""), options) }).To(Panic())
+	after, err := s.Watch(in(t, ""), options)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, events := range []<-chan extension.WatchEvent[*v1alpha1.Reservation]{before, after} {
+		g.Eventually(events).WithTimeout(patience).Should(BeClosed())
+	}
 	s.Put(reservation("n", "b", "red"))
 	g.Expect(list(t, s, "", metav1.ListOptions{}).Items).To(HaveLen(2))
 }

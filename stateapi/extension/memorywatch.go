@@ -1,7 +1,9 @@
 package extension
 
 import (
+	"cmp"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"time"
 
@@ -14,11 +16,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// memoryWatcher is one watch of a MemoryStore.
-type memoryWatcher[T runtime.Object] struct {
+// cursor is where a watch is in the store. A watch has no buffer: it reads the store's history, one
+// event at a time, so an idle watch costs the same whatever the number of objects.
+type cursor[T runtime.Object] struct {
 	selection selection[T]
-	events    chan storedEvent[T]
-	late      chan struct{} // closed when events was full; guarded by the store's mu
+	version   int64  // the watch has every change up to this version
+	initial   bool   // the initial events are being sent
+	after     string // while initial: those of the keys up to this one have been sent
 }
 
 // storedEvent is an event whose object the store shares.
@@ -45,142 +49,159 @@ func (s selection[T]) event(c change[T]) (storedEvent[T], bool) {
 	return storedEvent[T]{}, false
 }
 
-// offer hands an event to the watch without waiting. It returns false if the watch is too late.
-func (w *memoryWatcher[T]) offer(event storedEvent[T]) bool {
-	select {
-	case w.events <- event:
-		return true
-	default:
-		close(w.late)
-		return false
-	}
-}
-
 // Watch implements Watcher.
 func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) (<-chan WatchEvent[T], error) {
 	selection, err := m.newSelection(ctx.Namespace, options)
 	if err != nil {
 		return nil, err
 	}
-	w := &memoryWatcher[T]{selection: selection, late: make(chan struct{})}
-	first, version, err := m.begin(w, options)
+	c, err := m.begin(selection, options)
 	if err != nil {
 		return nil, err
 	}
 	result := make(chan WatchEvent[T])
 	go func() {
 		defer close(result)
-		defer m.forget(w)
 		defer func() {
-			if cause := recover(); cause != nil { // of OnRead; the library recovers those of other requests
+			if cause := recover(); cause != nil { // of OnRead or Fields; the library recovers those of other requests
 				klog.FromContext(ctx).Error(errors.Errorf("%v", cause), "A watch panicked", "resource", m.options.Resource,
 					"stack", string(debug.Stack()))
 			}
 		}()
-		d := delivery[T]{ctx: ctx, late: w.late, result: result, onRead: m.options.OnRead}
-		for _, event := range first {
-			if !d.send(event) {
-				return
-			}
-		}
-		if wantsInitialEvents(options) && options.AllowWatchBookmarks && !d.bookmark(version, true) {
-			return
-		}
-		m.deliver(w, d, options.AllowWatchBookmarks)
+		m.deliver(&c, delivery[T]{ctx: ctx, patience: m.options.WatchPatience, result: result, onRead: m.options.OnRead},
+			options)
 	}()
 	return result, nil
-}
-
-// begin registers a watch, and returns what it begins with and the version of the store then.
-func (m *MemoryStore[T, TList]) begin(w *memoryWatcher[T], options *metav1.ListOptions) (first []storedEvent[T],
-	version int64, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock() // also if a function of Fields panics
-	if first, version, err = m.firstEventsLocked(w.selection, options); err != nil {
-		return nil, 0, err
-	}
-	// What changes while the first events are sent must not end the watch.
-	w.events = make(chan storedEvent[T], max(m.options.WatchBuffer, len(first)))
-	m.watchers[w] = struct{}{}
-	return first, version, nil
 }
 
 func wantsInitialEvents(options *metav1.ListOptions) bool {
 	return options.SendInitialEvents != nil && *options.SendInitialEvents
 }
 
-// firstEventsLocked returns what a watch begins with, and the version of the store then.
-func (m *MemoryStore[T, TList]) firstEventsLocked(s selection[T], options *metav1.ListOptions) (first []storedEvent[T],
-	version int64, err error) {
+// begin returns where a watch begins.
+func (m *MemoryStore[T, TList]) begin(s selection[T], options *metav1.ListOptions) (cursor[T], error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
 	since, err := parseVersion(options.ResourceVersion)
+	c := cursor[T]{selection: s, version: m.version}
 	switch {
 	case err != nil:
-		return nil, 0, err
+		return c, err
 	case since > m.version:
-		return nil, 0, apistorage.NewTooLargeResourceVersionError(uint64(since), uint64(m.version), 1)
+		return c, apistorage.NewTooLargeResourceVersionError(uint64(since), uint64(m.version), 1)
 	case wantsInitialEvents(options), options.SendInitialEvents == nil && since == 0:
-		objects, _, _ := m.pageLocked(s, "", 0)
-		for _, object := range objects {
-			version, _ := parseVersion(accessorOf(object).GetResourceVersion()) // the store has set it
-			first = append(first, storedEvent[T]{watch.Added, object, version})
-		}
+		c.initial = true
 	case since == 0: // only what comes
 	case since < m.oldest:
-		return nil, 0, apierrors.NewResourceExpired("too old resource version: " + options.ResourceVersion + " (" +
-			strconv.FormatInt(m.oldest, 10) + ")")
+		return c, tooOld(since, m.oldest)
 	default:
-		for _, c := range m.history {
-			if event, ok := s.event(c); ok && c.version > since {
-				first = append(first, event)
-			}
-		}
+		c.version = since
 	}
-	return first, m.version, nil
+	return c, nil
 }
 
-// deliver sends events until the watch ends, or is too late.
-func (m *MemoryStore[T, TList]) deliver(w *memoryWatcher[T], d delivery[T], bookmarks bool) {
+func tooOld(version, oldest int64) error {
+	return apierrors.NewResourceExpired("too old resource version: " + strconv.FormatInt(version, 10) + " (" +
+		strconv.FormatInt(oldest, 10) + ")")
+}
+
+// deliver sends events until the watch ends, or its client is too slow. If the history does not reach
+// back to where the watch is, the last event is an error with status 410.
+func (m *MemoryStore[T, TList]) deliver(c *cursor[T], d delivery[T], options *metav1.ListOptions) {
 	ticker := time.NewTicker(m.options.BookmarkInterval)
 	defer ticker.Stop()
+	endOfInitial := wantsInitialEvents(options) && options.AllowWatchBookmarks
 	for {
-		select {
-		case <-d.ctx.Done():
+		event, found, changed, err := m.next(c)
+		switch {
+		case err != nil:
+			d.put(WatchEvent[T]{Type: watch.Error, Err: err})
 			return
-		case <-w.late:
-			return
-		case event := <-w.events:
+		case found:
 			if !d.send(event) {
 				return
 			}
+			continue
+		case endOfInitial:
+			if endOfInitial = false; !d.bookmark(c.version, true) {
+				return
+			}
+		}
+		select {
+		case <-d.ctx.Done():
+			return
+		case <-changed:
 		case <-ticker.C:
-			if version, upToDate := m.versionOf(w); bookmarks && upToDate && !d.bookmark(version, false) {
+			if options.AllowWatchBookmarks && !d.bookmark(c.version, false) {
 				return
 			}
 		}
 	}
 }
 
-// versionOf returns the version of the store, and whether the watch has received everything up to
-// it.
-func (m *MemoryStore[T, TList]) versionOf(w *memoryWatcher[T]) (version int64, upToDate bool) {
+// next returns the next event of a watch, or if there is none, the channel that is closed at the next
+// change.
+//
+// Before each object of the initial events, all changes so far are looked at: those of keys that were
+// sent are events, and the others count when their key's turn comes. So the initial events need no
+// copy of the list, and no event is lost or sent twice.
+func (m *MemoryStore[T, TList]) next(c *cursor[T]) (event storedEvent[T], found bool, changed <-chan struct{},
+	err error) {
 	m.mu.RLock()
-	defer m.mu.RUnlock()
-	_, listed := m.watchers[w] // a watch that was too late has missed something
-	return m.version, listed && len(w.events) == 0
+	defer m.mu.RUnlock() // also if a function of Fields panics
+	if c.version < m.oldest {
+		return event, false, nil, tooOld(c.version, m.oldest)
+	}
+	first, _ := slices.BinarySearchFunc(m.history, c.version+1, func(change change[T], version int64) int {
+		return cmp.Compare(change.version, version)
+	})
+	for _, change := range m.history[first:] {
+		c.version = change.version
+		if c.initial && keyOfObject(change.object) > c.after {
+			continue
+		}
+		if event, found = c.selection.event(change); found {
+			return event, true, nil, nil
+		}
+	}
+	c.version = m.version
+	if event, found = m.nextInitialLocked(c); found {
+		return event, true, nil, nil
+	}
+	return event, false, m.changed, nil
 }
 
-func (m *MemoryStore[T, TList]) forget(w *memoryWatcher[T]) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.watchers, w)
+// nextInitialLocked returns the next of the initial events.
+func (m *MemoryStore[T, TList]) nextInitialLocked(c *cursor[T]) (event storedEvent[T], found bool) {
+	if !c.initial {
+		return event, false
+	}
+	at, hit := slices.BinarySearch(m.keys, c.after)
+	if hit {
+		at++
+	}
+	for _, key := range m.keys[at:] {
+		c.after = key
+		if object := m.objects[key]; c.selection.hasKey(key) && c.selection.matches(object) {
+			version, _ := parseVersion(accessorOf(object).GetResourceVersion()) // the store has set it
+			return storedEvent[T]{watch.Added, object, version}, true
+		}
+	}
+	c.initial = false
+	return event, false
+}
+
+func keyOfObject[T runtime.Object](object T) string {
+	metadata := accessorOf(object)
+	return keyOf(metadata.GetNamespace(), metadata.GetName())
 }
 
 // delivery sends the events of one watch.
 type delivery[T runtime.Object] struct {
-	ctx    Context
-	late   <-chan struct{}
-	result chan<- WatchEvent[T]
-	onRead func(T)
+	ctx      Context
+	patience time.Duration
+	result   chan<- WatchEvent[T]
+	onRead   func(T)
 }
 
 // send sends a copy of an event's object, whose version is that of the event. It returns false if
@@ -206,13 +227,22 @@ func (d delivery[T]) bookmark(version int64, initial bool) bool {
 	return d.put(WatchEvent[T]{Type: watch.Bookmark, Object: object})
 }
 
+// put returns false if the watch has ended, or its client does not read. Such a client keeps this one
+// event.
 func (d delivery[T]) put(event WatchEvent[T]) bool {
+	select {
+	case d.result <- event:
+		return true
+	default:
+	}
+	timer := time.NewTimer(d.patience)
+	defer timer.Stop()
 	select {
 	case d.result <- event:
 		return true
 	case <-d.ctx.Done():
 		return false
-	case <-d.late: // a client that does not read keeps no events
+	case <-timer.C:
 		return false
 	}
 }
