@@ -74,7 +74,7 @@ func InstallStore[T, TList runtime.Object](server *ExtensionAPIServer, t T, tLis
 	}
 	s.table = newTable(columns)
 	return errors.WithMessagef(server.install(gvk, resourceName, func() {
-		s.authorizer = server.options.Authorizer
+		s.authorizer, s.watches = server.options.Authorizer, server.watches
 		s.addTo(server.scheme, t, tList)
 		server.resources[gvk.GroupVersion()][resourceName] = withVerbs(s)
 	}), "resource %q", resourceName)

@@ -1,6 +1,7 @@
 package extension
 
 import (
+	"cmp"
 	"net"
 
 	"github.com/pkg/errors"
@@ -50,6 +51,10 @@ type ExtensionAPIServerOptions struct { //nolint:revive // a server of package e
 	// BindAddress is the address to listen on without a Listener. Defaults to ":6443".
 	BindAddress string
 
+	// MaxWatchesPerUser is how many watches one user may have open, and MaxWatches how many the server
+	// serves in all. One more gets status 429, which says so. Default to 100 and 1000.
+	MaxWatchesPerUser, MaxWatches int
+
 	// EffectiveVersion decides which features of the library are on. nil is the library's default.
 	EffectiveVersion compatibility.EffectiveVersion
 }
@@ -66,7 +71,10 @@ func (o *ExtensionAPIServerOptions) complete() error {
 		return errors.New("Client or Authorizer is missing: every request must be authorized")
 	case o.ClientCA != nil && o.Authenticator == nil:
 		return errors.New("ClientCA needs an Authenticator")
+	case o.MaxWatchesPerUser < 0 || o.MaxWatches < 0:
+		return errors.New("MaxWatchesPerUser and MaxWatches must not be negative")
 	}
+	o.MaxWatchesPerUser, o.MaxWatches = cmp.Or(o.MaxWatchesPerUser, 100), cmp.Or(o.MaxWatches, 1000)
 	if o.BindAddress == "" {
 		o.BindAddress = ":6443"
 	}

@@ -34,13 +34,33 @@ func (v watchVerb[T, TList]) Watch(ctx context.Context, options *internalversion
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	events, err := v.store.watcher.Watch(v.store.context(ctx), external)
+	sent := v.store.context(ctx)
+	release, err := v.store.watches.begin(sent.User.GetName())
 	if err != nil {
-		cancel()
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, maxWatchTime)
+	begun := false
+	defer func() { // also if the store panics
+		if !begun {
+			cancel()
+			release()
+		}
+	}()
+	sent.Context = limited
+	events, err := v.store.watcher.Watch(sent, external)
+	if err != nil {
 		return nil, statusOf(err)
 	}
-	return forward(ctx, cancel, events), nil
+	begun = true
+	f := forward(limited, cancel, release, events)
+	// The library calls Stop only of watches that it serves, and not if it refuses the request after all.
+	context.AfterFunc(ctx, func() {
+		if !f.served.Load() {
+			f.Stop()
+		}
+	})
+	return f, nil
 }
 
 // createVerb implements rest.Creater.

@@ -41,6 +41,7 @@ type ExtensionAPIServer struct { //nolint:revive // a server of package extensio
 	kinds     map[schema.GroupKind]bool                       // guarded by mu; of resources
 
 	handler atomic.Pointer[http.Handler]
+	watches *watchLimit
 }
 
 // AddToScheme adds the types that every API server answers with. Call it for the scheme of
@@ -67,6 +68,7 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 		return nil, errors.New("the scheme lacks the types that every API server answers with: call AddToScheme")
 	}
 	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
+		watches:   &watchLimit{perUser: options.MaxWatchesPerUser, total: options.MaxWatches},
 		resources: map[schema.GroupVersion]map[string]rest.Storage{}, kinds: map[schema.GroupKind]bool{}}
 	s.asksWho, s.asksWhat = options.Authenticator == nil, options.Authorizer == nil
 	var err error

@@ -417,3 +417,60 @@ func TestBookmarksOfTables(t *testing.T) {
 	}
 	g.Expect(seen).To(Equal([]string{`ADDED ["a","red",0]`, `BOOKMARK ["",null,null]`}))
 }
+
+// A user may have so many watches open, and so may all together. One more gets 429 and the reason. What
+// has ended, also before it was served, does not count.
+func TestWatchLimits(t *testing.T) {
+	g := NewWithT(t)
+	options := complete(t)
+	options.MaxWatchesPerUser, options.MaxWatches = 2, 3
+	options.Authenticator = authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
+		return &authenticator.Response{User: &user.DefaultInfo{Name: req.Header.Get("User")}}, true, nil
+	})
+	r := runServer(t, extensionapi.NewStore(), options)
+	begin := func(name, query, accept string) (status int, text string, end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url+reservations+"?watch=1"+query, http.NoBody)
+		g.Expect(err).NotTo(HaveOccurred())
+		req.Header.Set("User", name)
+		req.Header.Set("Accept", accept)
+		resp, err := r.client.Do(req)
+		g.Expect(err).NotTo(HaveOccurred())
+		end = func() {
+			cancel()
+			_ = resp.Body.Close()
+		}
+		if resp.StatusCode != http.StatusOK {
+			answer, err := io.ReadAll(resp.Body)
+			g.Expect(err).NotTo(HaveOccurred())
+			text = string(answer)
+		}
+		t.Cleanup(end)
+		return resp.StatusCode, text, end
+	}
+	for range 10 { // the library refuses these after it has begun the watch
+		status, _, _ := begin("alice", "&includeObject=x&timeoutSeconds=-1",
+			"application/json;as=Table;g=meta.k8s.io;v=v1")
+		g.Expect(status).To(Equal(http.StatusBadRequest))
+	}
+	var endFirst func()
+	g.Eventually(func() (status int) {
+		status, _, endFirst = begin("alice", "", jsonType)
+		return status
+	}).WithTimeout(patience).Should(Equal(http.StatusOK))
+	status, _, _ := begin("alice", "", jsonType)
+	g.Expect(status).To(Equal(http.StatusOK))
+	status, text, _ := begin("alice", "", jsonType)
+	g.Expect(status).To(Equal(http.StatusTooManyRequests))
+	g.Expect(text).To(ContainSubstring(`user \"alice\" has 2 watches open`))
+	status, _, _ = begin("bob", "", jsonType)
+	g.Expect(status).To(Equal(http.StatusOK), "the limit of another user")
+	status, text, _ = begin("bob", "", jsonType)
+	g.Expect(status).To(Equal(http.StatusTooManyRequests))
+	g.Expect(text).To(ContainSubstring("3 watches are open"))
+	endFirst()
+	g.Eventually(func() (status int) {
+		status, _, _ = begin("bob", "", jsonType)
+		return status
+	}).WithTimeout(patience).Should(Equal(http.StatusOK))
+}

@@ -23,6 +23,7 @@ type storage[T, TList runtime.Object] struct {
 	singular   string
 	options    storeOptions
 	authorizer authorizer.Authorizer
+	watches    *watchLimit // of the server
 	table      tableConvertor
 
 	lister  Lister[TList]

@@ -2,7 +2,7 @@ package extension
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,16 +13,19 @@ import (
 // forwarder is the watch.Interface of a store's channel.
 type forwarder struct {
 	result chan watch.Event
-	stop   context.CancelFunc
+	served atomic.Bool        // the library has begun to serve the watch, so it will call Stop
+	cancel context.CancelFunc // ends the store's part
+	end    func()             // ends the watch
 }
 
-// forward delivers the events of a store until ctx is done or the store closes the channel.
-func forward[T runtime.Object](ctx context.Context, cancel context.CancelFunc,
-	events <-chan WatchEvent[T]) watch.Interface {
-	f := &forwarder{result: make(chan watch.Event), stop: sync.OnceFunc(cancel)}
+// forward delivers the events of a store until ctx is done or the store closes the channel. Stop calls
+// end. A client that does not read keeps its request, so the watch has ended only then.
+func forward[T runtime.Object](ctx context.Context, cancel context.CancelFunc, end func(),
+	events <-chan WatchEvent[T]) *forwarder {
+	f := &forwarder{result: make(chan watch.Event), cancel: cancel, end: end}
 	go func() {
 		defer close(f.result)
-		defer f.stop()
+		defer f.cancel()
 		for event := range events {
 			out := watch.Event{Type: event.Type}
 			if event.Type == watch.Error {
@@ -55,7 +58,13 @@ func statusObject(err error) runtime.Object {
 }
 
 // Stop implements watch.Interface.
-func (f *forwarder) Stop() { f.stop() }
+func (f *forwarder) Stop() {
+	f.cancel()
+	f.end()
+}
 
 // ResultChan implements watch.Interface.
-func (f *forwarder) ResultChan() <-chan watch.Event { return f.result }
+func (f *forwarder) ResultChan() <-chan watch.Event {
+	f.served.Store(true)
+	return f.result
+}
