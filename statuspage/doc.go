@@ -34,6 +34,9 @@
 //   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all, those of a
 //     removed extension for an hour. They begin when the process begins to lead. Changes that follow
 //     each other within milliseconds can be one entry.
+//   - Behind a proxy: nginx needs nothing, because live asks it not to buffer. Elsewhere switch off
+//     buffering and compression of answers for live, and let it be silent for 15 s. While nothing
+//     comes, the page says that it waits.
 //   - At most 32 browsers follow the page at a time. A stream ends after five minutes and the page
 //     opens another, so that permissions are checked again.
 package statuspage

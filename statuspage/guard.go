@@ -11,20 +11,23 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/singleflight"
-	"golang.org/x/time/rate"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/strangers"
 )
 
 const (
-	// maxReviews is how many requests are reviewed at the same time. Others wait.
-	maxReviews = 8
-	// reviewsPerSecond is how many requests are reviewed on average, so that a flood of invalid tokens
-	// does not become a flood at the API server. reviewBurst is how many may come at once.
+	// maxReviews is how many requests are reviewed at the same time, of tokens that were accepted before
+	// and of others each. Others wait.
+	maxReviews = 4
+	// reviewsPerSecond is how many requests are reviewed on average whose tokens were not accepted
+	// before, so that a flood of invalid tokens does not become a flood at the API server. reviewBurst is
+	// how many may come at once.
 	reviewsPerSecond, reviewBurst = 20, 40
 	// reviewTimeout bounds the reviews of a request, and the wait for them.
 	reviewTimeout = 10 * time.Second
@@ -44,11 +47,14 @@ const (
 // can verify, because people enter their tokens.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
-// system:auth-delegator grants it. Guard reviews at most 20 requests a second, and answers 429 beyond
-// that. A verdict counts for 10 s, and for a stream for five minutes.
+// system:auth-delegator grants it. Guard reviews at most 20 requests a second with tokens that were not
+// accepted within an hour, of which 10 from one address, and answers 429 beyond that. So a flood of
+// invalid tokens does not lock out who has signed in. An accepted token may cause 5 reviews a second. A
+// verdict counts for 10 s, and for a stream for five minutes.
 func (p *Page) Guard(c client.Client, path string) http.Handler {
-	reviews := &reviews{client: c, slots: make(chan struct{}, maxReviews),
-		limiter: rate.NewLimiter(reviewsPerSecond, reviewBurst), verdicts: cache.NewLRUExpireCache(maxVerdicts)}
+	reviews := &reviews{client: c, strangerSlots: make(chan struct{}, maxReviews),
+		knownSlots: make(chan struct{}, maxReviews), gate: strangers.New(reviewsPerSecond, reviewBurst),
+		verdicts: cache.NewLRUExpireCache(maxVerdicts)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
 		if refusesBody(w, r) {
@@ -64,7 +70,7 @@ func (p *Page) Guard(c client.Client, path string) http.Handler {
 			http.Error(w, "a token is needed: Authorization: Bearer TOKEN", http.StatusUnauthorized)
 			return
 		}
-		verdict := reviews.of(r.Context(), token, path+lastElement(r.URL.Path))
+		verdict := reviews.of(r.Context(), token, path+lastElement(r.URL.Path), r.RemoteAddr)
 		if verdict.status != http.StatusOK {
 			if verdict.status == http.StatusTooManyRequests || verdict.status == http.StatusServiceUnavailable {
 				w.Header().Set("Retry-After", retryAfter)
@@ -79,11 +85,12 @@ func (p *Page) Guard(c client.Client, path string) http.Handler {
 // reviews asks the API server about tokens, and remembers the answers for a while. Its methods may be
 // called from any goroutine.
 type reviews struct {
-	client   client.Client
-	slots    chan struct{} // holds a token for each request that is being reviewed
-	limiter  *rate.Limiter
-	verdicts *cache.LRUExpireCache // verdict by question
-	flight   singleflight.Group    // by question
+	client client.Client
+	gate   *strangers.Gate
+	// hold a value for each request that is being reviewed
+	strangerSlots, knownSlots chan struct{}
+	verdicts                  *cache.LRUExpireCache // verdict by question
+	flight                    singleflight.Group    // by question
 }
 
 // question is a token's hash and a path. The token itself is not kept.
@@ -100,8 +107,8 @@ func (v verdict) isFinal() bool {
 	return v.status == http.StatusOK || v.status == http.StatusUnauthorized || v.status == http.StatusForbidden
 }
 
-// of returns the verdict about a request for path with the token.
-func (r *reviews) of(ctx context.Context, token, path string) verdict {
+// of returns the verdict about a request for path with the token, from an address.
+func (r *reviews) of(ctx context.Context, token, path, address string) verdict {
 	if len(token) > maxToken {
 		return verdict{http.StatusUnauthorized, "the token is too long"}
 	}
@@ -109,31 +116,47 @@ func (r *reviews) of(ctx context.Context, token, path string) verdict {
 	if known, ok := r.verdicts.Get(key); ok {
 		return known.(verdict)
 	}
-	answer, _, _ := r.flight.Do(string(key[:]), func() (any, error) {
+	answer := r.flight.DoChan(string(key[:]), func() (any, error) {
 		// not the request's context, because several requests may wait for the answer
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
-		v := r.ask(ctx, token, path)
+		v := r.ask(ctx, token, path, address)
 		if v.isFinal() {
 			r.verdicts.Add(key, v, verdictTime)
 		}
 		return v, nil
 	})
-	return answer.(verdict)
+	select {
+	case result := <-answer:
+		return result.Val.(verdict)
+	case <-ctx.Done(): // who has gone does not wait for the answer to another
+		return verdict{http.StatusServiceUnavailable, "the request was cancelled"}
+	}
 }
 
 // ask asks the API server, unless too many others ask.
-func (r *reviews) ask(ctx context.Context, token, path string) verdict {
-	if !r.limiter.Allow() {
+func (r *reviews) ask(ctx context.Context, token, path, address string) verdict {
+	known, ok := r.gate.Allow(token, address)
+	if !ok {
 		return verdict{http.StatusTooManyRequests, "too many requests with different tokens; try again"}
 	}
+	slots := r.strangerSlots
+	if known {
+		slots = r.knownSlots
+	}
 	select {
-	case r.slots <- struct{}{}:
-		defer func() { <-r.slots }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
 		return verdict{http.StatusServiceUnavailable, "too many requests wait for their review; try again"}
 	}
 	status, text := review(ctx, r.client, token, path)
+	switch status {
+	case http.StatusOK: // others may have a token, too, but nothing to see here
+		r.gate.Accepted(token)
+	case http.StatusUnauthorized:
+		r.gate.Refused(token)
+	}
 	return verdict{status, text}
 }
 

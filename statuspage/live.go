@@ -50,6 +50,7 @@ func (p *Page) serveLive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no") // nginx passes each view on at once, and not when a buffer is full
 	s := stream{w: w, response: http.NewResponseController(w)}
 	if r.Method == http.MethodHead {
 		return

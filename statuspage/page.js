@@ -14,6 +14,8 @@
   let clockOffset = 0; // of the server's clock from ours
   let detailsOf = ""; // the details on the page: extension and what changed last
   let wasLost = false;
+  let heard = 0; // when the stream under way last said something, or when it was asked for; 0 if there is none
+  let hasView = false; // the stream under way has sent a view
 
   const element = (name, text, className) => {
     const e = document.createElement(name);
@@ -74,6 +76,8 @@
       let problem = "the stream ended";
       let pause = 2000;
       const begun = Date.now();
+      heard = begun;
+      hasView = false;
       try {
         const answer = await fetch("live?" + parameters(), { headers: headers(), signal: own.signal, cache: "no-store" });
         if (answer.status === 401 || answer.status === 403) {
@@ -92,6 +96,7 @@
         if (own.signal.aborted) return;
         problem = e.message;
       }
+      heard = 0;
       if (problem) showLive("Not live: " + problem + ". Trying again.", true);
       else if (Date.now() - begun > 5000) pause = 0; // a stream that ends early would begin again and again
       await new Promise((done) => setTimeout(done, pause));
@@ -106,6 +111,8 @@
       for (;;) {
         const { done, value } = await reader.read();
         if (done) return;
+        heard = Date.now();
+        if (wasLost && hasView) showLive("Live", false); // it was silent, and goes on
         text += decoder.decode(value, { stream: true });
         for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
           const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
@@ -115,6 +122,16 @@
       }
     } finally {
       reader.cancel().catch(() => {}); // so that the server ends the stream, too
+    }
+  };
+
+  // showSilence says that a stream is open and nothing comes. The server says something every 15 s.
+  const showSilence = () => {
+    const silent = heard === 0 || document.hidden ? 0 : Date.now() - heard;
+    if (!hasView && silent > 3000) {
+      showLive("Waiting for the server. A proxy on the way may hold back what it sends.", true);
+    } else if (hasView && silent > 40000) {
+      showLive("Not live: nothing has come for more than 40 s.", true);
     }
   };
 
@@ -129,6 +146,7 @@
     byID("sign-in").hidden = false;
     byID("sign-in-error").textContent = token ? error : "";
     token = "";
+    heard = 0;
     showLive("Not signed in", false);
     byID("token").focus();
   };
@@ -148,6 +166,7 @@
 
   const show = (view) => {
     clockOffset = Date.parse(view.time) - Date.now();
+    hasView = true;
     byID("sign-in").hidden = true;
     byID("content").hidden = false;
     byID("notice").hidden = view.ready;
@@ -394,10 +413,14 @@
   // A hidden page follows nothing: browsers allow few connections to a server, and the server few streams.
   document.addEventListener("visibilitychange", () => {
     if (!byID("sign-in").hidden) return;
-    if (document.hidden && stream) stream.abort();
-    else if (!document.hidden) follow();
+    if (document.hidden && stream) {
+      heard = 0;
+      stream.abort();
+    } else if (!document.hidden) {
+      follow();
+    }
   });
-  setInterval(showAges, 1000);
+  setInterval(() => { showAges(); showSilence(); }, 1000);
   setInterval(() => { if (!document.hidden && !byID("details").hidden) requestDetails(); }, 5000);
   showSelection();
   if (document.body.dataset.access === "token") askForToken(""); else follow();

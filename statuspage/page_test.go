@@ -259,6 +259,7 @@ func TestPage(t *testing.T) {
 	head := httptest.NewRecorder()
 	page.ServeHTTP(head, httptest.NewRequest(http.MethodHead, "/status/live", http.NoBody))
 	g.Expect(head.Header().Get("Content-Type")).To(Equal("text/event-stream"))
+	g.Expect(head.Header().Get("X-Accel-Buffering")).To(Equal("no"), "nginx would hold the view back")
 	g.Expect(head.Body.Len()).To(BeZero())
 	g.Expect(page.NeedLeaderElection()).To(BeFalse())
 	g.Expect(New(nil, Options{}).name).To(Equal("latchkey"))
@@ -618,8 +619,10 @@ func TestReviewsAreFew(t *testing.T) {
 		g := NewWithT(t)
 		server := &reviewer{hold: make(chan struct{})}
 		handler := new(Page).Guard(server, "/status/")
+		address := "192.0.2.1:1000"
 		status := func(token string) int {
 			request := httptest.NewRequest(http.MethodGet, "/status/other", http.NoBody)
+			request.RemoteAddr = address
 			request.Header.Set("Authorization", "Bearer "+token)
 			answer := httptest.NewRecorder()
 			handler.ServeHTTP(answer, request)
@@ -640,13 +643,19 @@ func TestReviewsAreFew(t *testing.T) {
 		status("secret-bad")
 		g.Expect(server.reviews.Load()).To(BeEquivalentTo(2))
 
+		g.Expect(status("secret-good")).To(Equal(http.StatusNotFound), "the page has no such path")
+		accepted := server.reviews.Load()
 		time.Sleep(time.Minute)
 		answers := map[int]int{}
 		for n := range 1000 {
 			answers[status(fmt.Sprint("secret-bad", n))]++
 		}
-		g.Expect(answers[http.StatusTooManyRequests]).To(Equal(1000 - reviewBurst))
-		g.Expect(server.reviews.Load()).To(BeEquivalentTo(2 + reviewBurst))
+		g.Expect(answers[http.StatusTooManyRequests]).To(Equal(1000-reviewBurst/2), "of one address")
+		g.Expect(server.reviews.Load() - accepted).To(BeEquivalentTo(reviewBurst / 2))
+		g.Expect(status("secret-good")).To(Equal(http.StatusNotFound), "a token that was accepted has a rate of its own")
+		address = "192.0.2.2:1000"
+		g.Expect(status("secret-bad-elsewhere")).To(Equal(http.StatusUnauthorized), "another address has its own half")
+		address = "192.0.2.1:1000"
 		time.Sleep(time.Second)
 		g.Expect(status("secret-bad")).To(Equal(http.StatusUnauthorized), "afterwards there is room again")
 

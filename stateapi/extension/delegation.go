@@ -80,11 +80,7 @@ func startFrontProxy(ctx context.Context, client kubernetes.Interface,
 // authenticator returns the authenticator of requests that come through the API server in front, and
 // of requests with tokens. A request without a credential gets 401.
 func (p *frontProxy) authenticator() (authenticator.Request, error) {
-	request, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
-		TokenAccessReviewClient:  p.client.AuthenticationV1(),
-		TokenAccessReviewTimeout: reviewTimeout,
-		WebhookRetryBackoff:      reviewBackoff(),
-		CacheTTL:                 tokenTTL,
+	front, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		RequestHeaderConfig: &authenticatorfactory.RequestHeaderConfig{
 			CAContentProvider:   p.ca,
 			UsernameHeaders:     headerrequest.StringSliceProviderFunc(p.headers.UsernameHeaders),
@@ -94,6 +90,10 @@ func (p *frontProxy) authenticator() (authenticator.Request, error) {
 			AllowedClientNames:  headerrequest.StringSliceProviderFunc(p.headers.AllowedClientNames),
 		},
 	}.New()
+	if err != nil {
+		return nil, errors.Wrap(err, "preparing the authentication")
+	}
+	request, err := withTokens(front, p.client.AuthenticationV1())
 	return request, errors.Wrap(err, "preparing the authentication")
 }
 

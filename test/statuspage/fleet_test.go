@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -137,5 +139,56 @@ func TestLargeFleet(t *testing.T) {
 	g.Expect(frames[2]).To(BeNumerically("<", 1000), "nobody waits for the page")
 	g.Expect(evaluate[int](b, "document.querySelectorAll('#rows > tr').length")).To(BeNumerically("<=", 50))
 	g.Expect(b.axe()).To(BeEmpty())
+	g.Expect(b.consoleErrors()).To(BeEmpty())
+}
+
+// holdingProxy is a proxy that holds back a stream until it is released, as one that buffers does.
+type holdingProxy struct {
+	http.Handler
+	release chan struct{}
+}
+
+func (p holdingProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasSuffix(r.URL.Path, "/live") {
+		w = &heldWriter{ResponseWriter: w, release: p.release}
+	}
+	p.Handler.ServeHTTP(w, r)
+}
+
+// heldWriter writes, and flushes, nothing before it is released.
+type heldWriter struct {
+	http.ResponseWriter
+	release chan struct{}
+}
+
+func (w *heldWriter) Write(p []byte) (int, error) {
+	<-w.release
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *heldWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// Behind a proxy that holds the stream back, the page says that it waits, and is live once it comes.
+func TestBufferedStream(t *testing.T) {
+	g := NewWithT(t)
+	page := statuspage.New(newManyConnections(3), statuspage.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- page.Start(ctx) }()
+	proxy := holdingProxy{page, make(chan struct{})}
+	release := sync.OnceFunc(func() { close(proxy.release) })
+	server := httptest.NewServer(proxy)
+	defer func() {
+		release()
+		cancel()
+		g.Expect(<-done).To(Succeed())
+		server.Close()
+	}()
+	b := openBrowser(t)
+	b.run(chromedp.Navigate(server.URL + "/"))
+	b.eventually("#live", ContainSubstring("A proxy on the way may hold back"))
+	release()
+	b.eventually("#live", Equal("Live"))
+	b.eventually("#matching", Equal("3 extensions"))
 	g.Expect(b.consoleErrors()).To(BeEmpty())
 }
