@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // Handler returns an HTTP handler that shows the states of all connections: a table as plain text,
@@ -47,11 +48,11 @@ func Handler(cc ClusterCache) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
 			w.Header().Set("Content-Type", "application/json")
-			writeJSON(w, states)
+			writeJSON(untrusted.Terminal(w), states)
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		writeTable(w, states, time.Now())
+		writeTable(untrusted.Terminal(w), states, time.Now())
 	})
 }
 

@@ -6,10 +6,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	gomegatypes "github.com/onsi/gomega/types"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -116,4 +118,24 @@ func TestHandler(t *testing.T) {
 	none := httptest.NewRecorder()
 	Handler(fixed{}).ServeHTTP(none, httptest.NewRequest(http.MethodGet, "/?format=json", http.NoBody))
 	g.Expect(none.Body.String()).To(MatchJSON(`{"connections": []}`))
+}
+
+// What a server states reaches the terminal of who asks with curl, and can neither steer nor confuse it.
+func TestHandlerIsForTerminals(t *testing.T) {
+	g := NewWithT(t)
+	state := everyField(t)
+	state.Message, state.Identity.Username = "\x1b[31mred", "a\u202eb"
+	state.Identity.Groups, state.Health.LastError = []string{"\u009b"}, errors.New("\x7f\u200b")
+	handler := Handler(fixed{states: []ConnectionState{state}})
+	for _, url := range []string{"/", "/?format=json"} {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, url, nil))
+		g.Expect(answer.Body.String()).To(ContainSubstring("red"))
+		g.Expect(answer.Body.String()).NotTo(containAny("\x1b\u202e\u009b\x7f\u200b"), url)
+	}
+}
+
+// containAny matches a text that has any of the characters.
+func containAny(characters string) gomegatypes.GomegaMatcher {
+	return WithTransform(func(text string) bool { return strings.ContainsAny(text, characters) }, BeTrue())
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // Errors that functions in the options may return or wrap, to choose the Reason of an extension
@@ -49,10 +50,10 @@ type NoTokenError struct {
 // Error implements error. The text never contains a secret.
 func (e *NoTokenError) Error() string {
 	if e.Expired.IsZero() {
-		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, e.Err)
+		return fmt.Sprintf("serviceaccount %s has no valid token: %s", e.ServiceAccount, untrusted.Shorten(e.Err.Error()))
 	}
 	return fmt.Sprintf("serviceaccount %s has no valid token (the last token expired at %s): %s", e.ServiceAccount,
-		e.Expired.UTC().Format(time.RFC3339), e.Err)
+		e.Expired.UTC().Format(time.RFC3339), untrusted.Shorten(e.Err.Error()))
 }
 
 // Status makes the error a 503 for package apierrors. Err may have the status of a TokenRequest,

@@ -7,6 +7,7 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -110,7 +111,7 @@ func logChange(logger logr.Logger, before State, now ScopeState) {
 	}
 	reason := []any{}
 	if now.LastError != nil {
-		reason = []any{"error", now.LastError.Error()}
+		reason = []any{"error", untrusted.Shorten(now.LastError.Error())}
 	}
 	logger.V(verbosity).Info("Informer state changed",
 		append([]any{"kind", now.GVK, "scope", now.Scope.String(), "state", now.State}, reason...)...)

@@ -8,6 +8,8 @@ import (
 	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 var (
@@ -40,7 +42,7 @@ func (e *NotSyncedError) Error() string {
 	}
 	last := "the API server has not answered yet"
 	if e.Last != nil {
-		last = e.Last.Error()
+		last = untrusted.Shorten(e.Last.Error())
 	}
 	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), scope, e.State,
 		e.Since.Format(time.RFC3339), last, e.Cause)

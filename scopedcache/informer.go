@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
@@ -178,10 +179,10 @@ func (r *run) handleError(i *informer) toolscache.WatchErrorHandlerWithContext {
 			// Readers receive this error, and an identity without access is normal. So log no error
 			// in the host operator's log.
 			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or the API server does not serve the kind",
-				"kind", r.kind.gvk, "scope", r.scope.String(), "error", err.Error())
+				"kind", r.kind.gvk, "scope", r.scope.String(), "error", untrusted.Shorten(err.Error()))
 			return
 		}
-		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
+		toolscache.DefaultWatchErrorHandler(ctx, reflector, untrusted.Error(err))
 	}
 }
 

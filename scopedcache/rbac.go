@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
@@ -146,7 +147,7 @@ func (e *RBACWatcher) observe(before State, now ScopeState) {
 			e.logger.Info(
 				"Cannot watch RBAC, so access is reviewed every AccessReviewInterval only; "+
 					"config/rbac/rbac-events.yaml has the missing permissions", "kind", now.GVK.Kind, "error",
-				now.LastError.Error())
+				untrusted.Shorten(now.LastError.Error()))
 		}
 	case StateSynced:
 		e.silent.Store(false)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -26,7 +27,7 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			Since:  timeOf(cmp.Or(state.DisconnectedSince, state.Since)),
 			Source: state.Source, Target: state.Target, Epoch: state.Epoch, TokenExpires: timeOf(state.TokenExpires),
 			ObservedGeneration: state.ObservedGeneration, Scopes: int32(len(state.Scopes)),
-			Probe: v1alpha1.ProbeStatus{Error: errorText(state.Health.LastError)},
+			Probe: v1alpha1.ProbeStatus{Error: connstate.ErrorText(state.Health.LastError)},
 		},
 	}
 	if state.Identity.Username != "" {
@@ -101,7 +102,7 @@ func scopesOf(state clustercache.ConnectionState) (scopes []*v1alpha1.Scope) {
 			Status: v1alpha1.ScopeStatus{
 				Extension: state.Extension.Name, Selection: selectionOf(scope.GVK, scope.Scope),
 				Representation: string(scope.Representation), State: string(scope.State),
-				Reason: reasonOf(scope), Message: errorText(scope.LastError), Since: timeOf(scope.Since),
+				Reason: reasonOf(scope), Message: connstate.ErrorText(scope.LastError), Since: timeOf(scope.Since),
 				Dependents: scope.Dependents,
 			},
 		})
@@ -165,13 +166,6 @@ func timeOf(t time.Time) *metav1.Time {
 		return nil
 	}
 	return &metav1.Time{Time: t.Truncate(time.Second)}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // identityText returns the user of a connection or, while there is none, whom the extension names.

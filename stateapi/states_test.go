@@ -78,10 +78,10 @@ func TestConnectionOf(t *testing.T) {
 			LastTransitionTime: metav1.NewTime(at(3))},
 	}))
 	failing := connected()
-	failing.Healthy, failing.Health.LastError = false, errors.New("down")
+	failing.Healthy, failing.Health.LastError = false, errors.New("down\x1b\u202e")
 	healthy := connectionOf(failing).Status.Conditions[1]
 	g.Expect([]string{string(healthy.Status), healthy.Reason, healthy.Message}).To(Equal([]string{"False", "ProbeFailed",
-		"down"}))
+		"down\uFFFD\uFFFD"}), "it reaches terminals")
 }
 
 // A retry of a connection that was lost shows as Disconnected, and changes nothing.

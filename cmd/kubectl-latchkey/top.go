@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -30,6 +31,7 @@ type usageOf struct {
 
 // top prints the connections that use most.
 func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces bool) error {
+	out = untrusted.Terminal(out)
 	if by != "objects" && by != "informers" {
 		return errors.Errorf("--sort-by %s: use objects or informers", by)
 	}

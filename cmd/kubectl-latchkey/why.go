@@ -12,11 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/latchkey-dev/latchkey/internal/advice"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
 // why prints why an extension is not connected, or what its identity may not read.
 func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool) error {
+	out = untrusted.Terminal(out)
 	connection, err := c.get(ctx, name)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -72,7 +73,7 @@ func (m *managerFlags) check(ctx context.Context, restConfig *rest.Config, optio
 	}
 
 	c := checker{mgr: mgr, connections: connections, kind: options.Object.GetObjectKind().GroupVersionKind().Kind,
-		list: &unstructured.UnstructuredList{}, out: os.Stdout}
+		list: &unstructured.UnstructuredList{}, out: untrusted.Terminal(os.Stdout)}
 	c.list.SetGroupVersionKind(options.Object.GetObjectKind().GroupVersionKind())
 	c.list.SetKind(c.kind + "List")
 	states, err := c.wait(ctx, patience)

@@ -18,6 +18,8 @@ import (
 	"syscall"
 
 	_ "golang.org/x/crypto/x509roots/fallback" // authorities of the web, for images without any: kubeconfigs may need them
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 const usage = `latchkey keeps one connection per tenant object, each acting as the ServiceAccount that the object names.
@@ -61,7 +63,7 @@ func main() {
 		os.Exit(2)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "latchkey:", err)
+		fmt.Fprintln(untrusted.Terminal(os.Stderr), "latchkey:", err)
 		stop()
 		os.Exit(1)
 	}

@@ -3,7 +3,6 @@ package untrusted
 import (
 	"net/http"
 	"strings"
-	"unicode"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,8 +35,8 @@ func StatusText(err error) (text string, ok bool) {
 // maxName is the maximum length in bytes of a name that a server reports.
 const maxName = 1024
 
-// IsPresentable reports whether a name from a server may be shown: the name has at most 1 KiB and
-// no control characters.
+// IsPresentable reports whether a name from a server may be shown: the name has at most 1 KiB, and
+// neither control nor format characters. Names are compared, so they are refused rather than changed.
 func IsPresentable(name string) bool {
-	return len(name) <= maxName && !strings.ContainsFunc(name, unicode.IsControl)
+	return len(name) <= maxName && !strings.ContainsFunc(name, func(r rune) bool { return !isShown(r) })
 }

@@ -112,10 +112,10 @@ func Quote(name string) string {
 	return strconv.Quote(strings.ToValidUTF8(name[:maxQuoted], "")+"…") + " (" + strconv.Itoa(len(name)) + " bytes)"
 }
 
-// Shorten cuts a text after 1 KiB, because no reader needs more.
+// Shorten cuts a text after 1 KiB, because no reader needs more, and makes it Printable.
 func Shorten(text string) string {
 	if len(text) <= maxText {
-		return text
+		return Printable(text)
 	}
-	return strings.ToValidUTF8(text[:maxText], "") + "…"
+	return Printable(strings.ToValidUTF8(text[:maxText], "")) + "…"
 }

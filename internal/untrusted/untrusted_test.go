@@ -90,7 +90,10 @@ func TestStatusText(t *testing.T) {
 func TestIsPresentable(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(IsPresentable("system:serviceaccount:ns:name")).To(BeTrue())
-	g.Expect(IsPresentable("a\x1b[31m")).To(BeFalse())
+	for _, name := range []string{"a\x1b[31m", "a\u202eb", "a\u2066b", "a\u200bb", "a\nb", "a\xffb"} {
+		g.Expect(IsPresentable(name)).To(BeFalse(), "%q", name)
+	}
+	g.Expect(IsPresentable("jörg 漢")).To(BeTrue())
 	g.Expect(IsPresentable(strings.Repeat("x", 1024))).To(BeTrue())
 	g.Expect(IsPresentable(strings.Repeat("x", 1025))).To(BeFalse())
 }

@@ -189,7 +189,7 @@ func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := o.next.RoundTrip(req)
 	if err != nil {
-		return nil, err
+		return nil, untrusted.Error(err) // TLS errors quote the names in the server's certificate
 	}
 	now := time.Now()
 	o.target.lastAnswer.Store(&now)

@@ -2,6 +2,8 @@ package targets
 
 import (
 	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -325,4 +328,23 @@ func TestRequestsGoToTheTargetOnly(t *testing.T) {
 	_, err = transport.RoundTrip(httptest.NewRequest(http.MethodPost, "https://one/api", nil))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(sent).To(Equal(1))
+}
+
+// The names in a server's certificate, which TLS errors quote, reach no terminal as they are.
+func TestHostileCertificate(t *testing.T) {
+	g := NewWithT(t)
+	var s Set
+	target, err := s.Join(&rest.Config{Host: "https://one"}, nil, &Policy{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer target.Leave()
+	hostile := x509.HostnameError{Host: "one", Certificate: &x509.Certificate{
+		DNSNames: []string{"\x1b[2J\u202eevil"}, Extensions: []pkix.Extension{{Id: []int{2, 5, 29, 17}}},
+	}}
+	transport := target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
+		return nil, hostile
+	}))
+	_, err = transport.RoundTrip(httptest.NewRequest(http.MethodGet, "https://one/api", nil)) //nolint:bodyclose // none
+	g.Expect(hostile.Error()).To(ContainSubstring("\x1b"), "Go quotes the names as they are")
+	g.Expect(err.Error()).To(And(ContainSubstring("evil"), Not(ContainSubstring("\x1b")), Not(ContainSubstring("\u202e"))))
+	g.Expect(errors.As(err, new(x509.HostnameError))).To(BeTrue())
 }

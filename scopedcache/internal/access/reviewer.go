@@ -192,8 +192,8 @@ func (r *Reviewer) forbidden(ctx context.Context, q Question, verb, reason strin
 	}
 	suffix += r.serverText(reason)
 	resource := q.Mapping.Resource
-	return apierrors.NewForbidden(resource.GroupResource(), "",
-		fmt.Errorf("%s cannot %s resource %q in API group %q%s", identity, verb, resource.Resource, resource.Group, suffix))
+	return untrusted.Error(apierrors.NewForbidden(resource.GroupResource(), "",
+		fmt.Errorf("%s cannot %s resource %q in API group %q%s", identity, verb, resource.Resource, resource.Group, suffix)))
 }
 
 // name returns the username, which it asks the API server for if necessary. The name is empty if
@@ -218,10 +218,14 @@ func (r *Reviewer) Identity(ctx context.Context) (username string, groups []stri
 		MaxRetries(0).Do(ctx).Into(review); err != nil {
 		return "", nil
 	}
+	user := review.Status.UserInfo
+	if !untrusted.IsPresentable(user.Username) {
+		return "", nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.username = review.Status.UserInfo.Username
-	return r.username, review.Status.UserInfo.Groups
+	r.username = user.Username
+	return user.Username, user.Groups
 }
 
 // Attributes returns what the API server would ask its authorizer about a request of the informer.
