@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	"go.opentelemetry.io/otel/trace"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
@@ -18,6 +19,7 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -235,8 +237,9 @@ func (a asking) ask(ctx context.Context, conn *connection.Connection,
 				"for %s there", own.Username, conn.Resolution().Expected.Username)
 	case answer.Verdict == healthprobe.Denied && conn.Resolution().Impersonated:
 		answer.Err = errors.WithMessagef(answer.Err,
-			"the host operator needs impersonate on serviceaccount %s (config/rbac-examples/impersonation.yaml)",
-			conn.Resolution().ServiceAccount)
+			"the host operator needs impersonate on serviceaccount %s (a rule %s in that namespace)",
+			conn.Resolution().ServiceAccount, identity.Rule(schema.GroupResource{Resource: "serviceaccounts"},
+				[]string{conn.Resolution().ServiceAccount.Name}, "impersonate"))
 	}
 	return answer
 }

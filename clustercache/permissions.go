@@ -13,6 +13,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 	"github.com/latchkey-dev/latchkey/ownership"
 )
@@ -29,9 +30,8 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 	for {
 		switch err := r.readExtensions(ctx); {
 		case apierrors.IsForbidden(err):
-			err = errors.WithMessagef(err,
-				"the host operator needs list and watch on %s (as the chart's ClusterRole grants them, and ClusterRole "+
-					"latchkey-operator in config/rbac)", r.kind)
+			err = errors.WithMessagef(err, "the host operator needs list and watch on %s, by a rule %s", r.resource,
+				identity.Rule(r.resource, nil, "list", "watch"))
 			r.set.MayNotRead(err)
 			if !lacking {
 				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", ReasonOperatorForbidden, "error", err.Error())

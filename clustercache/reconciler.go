@@ -43,7 +43,8 @@ import (
 type reconciler struct {
 	object   client.Object // an example of the kind
 	kind     schema.GroupKind
-	objects  informed.Reader // a cache
+	resource schema.GroupResource // of the extensions
+	objects  informed.Reader      // a cache
 	scheme   *runtime.Scheme
 	resolver identity.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error

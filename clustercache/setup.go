@@ -82,6 +82,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		labelled: o.hasWatchLabel,
 		matches:  o.matches,
 		kind:     kind.GroupKind(),
+		resource: kind.Resource,
 		fence:    o.Fence,
 		metrics:  counts,
 		ended:    ended,

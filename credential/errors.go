@@ -72,12 +72,12 @@ type classifiedError struct{ kind, cause error }
 func (j *classifiedError) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
 func (j *classifiedError) Unwrap() []error { return []error{j.kind, j.cause} }
 
-// operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks) and
-// the role that grants it.
-func operatorForbidden(cause error, lacks, role string) error {
+// operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks), and how
+// to grant it and nothing else.
+func operatorForbidden(cause error, lacks, grant string) error {
 	return errors.Wrapf(&classifiedError{kind: identity.ErrOperatorForbidden, cause: cause},
 		"the host operator needs %s (%s)",
-		lacks, role)
+		lacks, grant)
 }
 
 // invalid returns an ErrInvalidCredential with the reason what, and with cause if cause is not nil.

@@ -104,6 +104,40 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	g.Expect(parsed.reach.Insecure).To(BeTrue())
 }
 
+// The words that YAML 1.1 has for booleans mean the same as to kubectl, in fields that are booleans.
+func TestBooleansOfYAML(t *testing.T) {
+	g := NewWithT(t)
+	kubeconfig := func(value, context string) []byte {
+		return []byte("current-context: " + context + "\ncontexts: [{name: " + context +
+			", context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: t}}]\n" +
+			"clusters: [{name: k, cluster: {server: 'https://far.example', insecure-skip-tls-verify: " + value + "}}]\n")
+	}
+	words := map[bool][]string{
+		true:  {"y", "Y", "yes", "Yes", "YES", "on", "On", "ON", "true", "True", "TRUE"},
+		false: {"n", "N", "no", "No", "NO", "off", "Off", "OFF", "false", "False", "FALSE"},
+	}
+	for insecure, list := range words {
+		for _, word := range list {
+			loaded, err := clientcmd.Load(kubeconfig(word, "c"))
+			g.Expect(err).NotTo(HaveOccurred(), word)
+			g.Expect(loaded.Clusters["k"].InsecureSkipTLSVerify).To(Equal(insecure), "kubectl, %s", word)
+			parsed, err := limits(true).parse(kubeconfig(word, "c"))
+			g.Expect(err).NotTo(HaveOccurred(), word)
+			g.Expect(parsed.reach.Insecure).To(Equal(insecure), word)
+			if insecure {
+				_, err = limits(false).parse(kubeconfig(word, "c"))
+				g.Expect(err).To(MatchError(ContainSubstring("refused fields: insecure-skip-tls-verify")), word)
+			}
+		}
+	}
+	_, err := limits(true).parse(kubeconfig(`"no"`, "c"))
+	g.Expect(err).To(HaveOccurred(), "a text is no boolean, to kubectl neither")
+	_, err = limits(true).parse(kubeconfig("&a no", "c"))
+	g.Expect(err).To(HaveOccurred(), "an anchor")
+	_, err = limits(true).parse(kubeconfig("no", "on"))
+	g.Expect(err).NotTo(HaveOccurred(), "a context of that name is no boolean")
+}
+
 func TestKubeconfigsThatAreRefused(t *testing.T) {
 	trap := canary(t)
 	certPEM, keyPEM := clientCertificate(t, "red")

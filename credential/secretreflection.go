@@ -11,11 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
 // secretReflection is the store of the reflector of one Secret. Events after the end of ctx are
@@ -82,7 +85,9 @@ func (w *secretReflection) recordFailure(err error) {
 	var status apierrors.APIStatus
 	switch {
 	case apierrors.IsForbidden(err):
-		err = operatorForbidden(err, "list and watch on that secret", "config/rbac-examples/kubeconfig-secrets.yaml")
+		err = operatorForbidden(err, "list and watch on that secret", "a rule "+
+			identity.Rule(schema.GroupResource{Resource: "secrets"}, []string{w.ref.Name}, "list", "watch")+" in namespace "+
+			w.ref.Namespace)
 	case errors.As(err, &status):
 		err = invalid(err, "reading the Secret")
 	}

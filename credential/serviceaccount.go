@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
@@ -243,8 +244,8 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		switch {
 		case apierrors.IsForbidden(err):
 			err = operatorForbidden(err, "list and watch on serviceaccounts",
-				"tenants of the chart, a role of config/rbac-examples, or, for every namespace, ClusterRole "+
-					"latchkey-operator in config/rbac")
+				"tenants of the chart, or a rule "+identity.Rule(schema.GroupResource{Resource: "serviceaccounts"}, nil,
+					"list", "watch"))
 		case strings.Contains(err.Error(), unknownNamespace):
 			err = operatorForbidden(err, "ServiceAccounts of namespace "+key.Namespace+" in its cache",
 				"cache.Options.ByObject, --service-account-namespaces of latchkey manager, tenants of the chart")

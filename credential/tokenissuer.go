@@ -10,6 +10,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -58,9 +59,9 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 	if err != nil {
 		what := "requesting a token"
 		if apierrors.IsForbidden(err) {
-			what = "the host operator needs create on serviceaccounts/token (tenants of the chart, " +
-				"config/rbac-examples/tokens-by-name.yaml, or, for every ServiceAccount, ClusterRole latchkey-operator in " +
-				"config/rbac): " + what
+			what = "the host operator needs create on serviceaccounts/token (tenants of the chart, or a rule " +
+				identity.Rule(schema.GroupResource{Resource: "serviceaccounts/token"}, []string{id.serviceAccount.Name}, "create") +
+				" in namespace " + id.serviceAccount.Namespace + "): " + what
 		}
 		return issuedToken{}, errors.Wrapf(classify(err), "%s of serviceaccount %s", what, id.serviceAccount)
 	}

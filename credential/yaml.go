@@ -82,6 +82,9 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 			}
 			writeString(out, node.Content[i].Value)
 			out.WriteByte(':')
+			if writeBoolean(out, node.Content[i].Value, node.Content[i+1]) {
+				continue
+			}
 			if err := writeJSON(out, node.Content[i+1], depth+1); err != nil {
 				return err
 			}
@@ -112,6 +115,22 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 		return errors.New("the content is empty")
 	}
 	return nil
+}
+
+// booleanFields are the fields of a kubeconfig that are booleans.
+var booleanFields = map[string]bool{"insecure-skip-tls-verify": true, "disable-compression": true,
+	"provideClusterInfo": true}
+
+// writeBoolean appends the value of a field that is a boolean, if it is one of YAML 1.1's words for it, such
+// as no and off, which kubectl takes. In other fields these words are texts.
+func writeBoolean(out *bytes.Buffer, field string, value *yaml.Node) bool {
+	var isTrue bool
+	if !booleanFields[field] || value.Kind != yaml.ScalarNode || value.Style != 0 || value.Anchor != "" ||
+		value.ShortTag() != "!!str" || value.Decode(&isTrue) != nil {
+		return false
+	}
+	fmt.Fprintf(out, "%t", isTrue)
+	return true
 }
 
 func writeString(out *bytes.Buffer, text string) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -107,10 +108,37 @@ func TestRoleNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, key := range [][2]string{{"a", "b-c"}, {"a-b", "c"}, {"", "a-b-c"}, {"", long + "a"}, {"", long + "b"}} {
 		c := &v1alpha1.Connection{ObjectMeta: metav1.ObjectMeta{Namespace: key[0], Name: key[1]}}
-		NewWithT(t).Expect(seen).NotTo(HaveKey(roleName(c)))
-		NewWithT(t).Expect(len(roleName(c))).To(BeNumerically("<=", 253))
-		seen[roleName(c)] = true
+		for _, resource := range []string{"pods", "secrets"} { // what is applied later takes nothing away
+			name := roleName(c, []rbacv1.PolicyRule{{Resources: []string{resource}}})
+			NewWithT(t).Expect(seen).NotTo(HaveKey(name))
+			NewWithT(t).Expect(len(name)).To(BeNumerically("<=", 253))
+			seen[name] = true
+		}
 	}
+}
+
+// What is allowed already is not granted again, and a scope of one name by that name only.
+func TestRolesGrantNothingElse(t *testing.T) {
+	g := NewWithT(t)
+	kinds := mapper{"Secret": "secrets", "ConfigMap": "configmaps"}
+	named := func(name, fieldSelector string) v1alpha1.Scope {
+		s := scope("Forbidden", "v1", name, "b")
+		s.Status.Selection.FieldSelector = fieldSelector
+		return s
+	}
+	rules := func(scopes ...v1alpha1.Scope) []rbacv1.PolicyRule {
+		objects, err := rolesFor(connection("Connected", ""), scopes, kinds)
+		g.Expect(err).NotTo(HaveOccurred())
+		return objects[0].(*rbacv1.Role).Rules
+	}
+	verbs := []string{"list", "watch"}
+	g.Expect(rules(named("Secret", "metadata.name=y"), named("Secret", "metadata.name=x"),
+		scope("Synced", "v1", "ConfigMap", "b"))).To(Equal([]rbacv1.PolicyRule{{APIGroups: []string{""},
+		Resources: []string{"secrets"}, ResourceNames: []string{"x", "y"}, Verbs: verbs}}))
+	all := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: verbs}}
+	g.Expect(rules(named("Secret", "metadata.name=y"), named("Secret", ""))).To(Equal(all))
+	g.Expect(rules(named("Secret", ""), named("Secret", "metadata.name=y"))).To(Equal(all))
+	g.Expect(rules(named("Secret", "type=Opaque"))).To(Equal(all))
 }
 
 func TestTop(t *testing.T) {

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,6 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
@@ -23,9 +26,9 @@ type resourceMapper interface {
 }
 
 // rolesFor returns the roles and bindings by which the ServiceAccount of a connection may list and
-// watch what the connection reads, and nothing else: a Role for each namespace in which something is
-// Forbidden, and a ClusterRole for what is in all namespaces or in none. A role has all scopes there,
-// also those that are allowed, so that to apply it again takes nothing away.
+// watch what is Forbidden to it, and nothing else: a Role for each namespace in which something is, and a
+// ClusterRole for what is in all namespaces or in none. A scope of one name is granted by that name.
+// Roles with other rules have other names, so that to apply later ones takes nothing away.
 //
 // The subject is the ServiceAccount that the extension names, never the user that an API server
 // reports: with a kubeconfig, that is a server of the tenant's choice.
@@ -34,8 +37,11 @@ func rolesFor(c *v1alpha1.Connection, scopes []v1alpha1.Scope, mapper resourceMa
 	if !ok {
 		return nil, nil
 	}
-	byNamespace, lacking := map[string][]schema.GroupResource{}, map[string]bool{}
+	lacking := map[string]map[schema.GroupResource][]string{} // names by namespace and resource; none for all
 	for i := range scopes {
+		if !isForbidden(&scopes[i]) {
+			continue
+		}
 		selection := scopes[i].Status.Selection
 		kind := schema.FromAPIVersionAndKind(selection.APIVersion, selection.Kind)
 		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
@@ -45,31 +51,57 @@ func rolesFor(c *v1alpha1.Connection, scopes []v1alpha1.Scope, mapper resourceMa
 		if err != nil {
 			return nil, errors.Wrapf(err, "finding the resource of %s", kind)
 		}
-		if group := mapping.Resource.GroupResource(); !slices.Contains(byNamespace[selection.Namespace], group) {
-			byNamespace[selection.Namespace] = append(byNamespace[selection.Namespace], group)
+		resource, there := mapping.Resource.GroupResource(), lacking[selection.Namespace]
+		if there == nil {
+			there = map[schema.GroupResource][]string{}
+			lacking[selection.Namespace] = there
 		}
-		if isForbidden(&scopes[i]) {
-			lacking[selection.Namespace] = true
+		names, known := there[resource]
+		switch name := nameOf(selection.FieldSelector); {
+		case name == "":
+			there[resource] = nil
+		case !known || len(names) > 0 && !slices.Contains(names, name):
+			there[resource] = append(names, name)
 		}
 	}
 	var objects []runtime.Object
 	for _, namespace := range sortedKeys(lacking) {
-		objects = append(objects, rolesIn(namespace, roleName(c), subject, rulesFor(byNamespace[namespace]))...)
+		rules := rulesFor(lacking[namespace])
+		objects = append(objects, rolesIn(namespace, roleName(c, rules), subject, rules)...)
 	}
 	return objects, nil
 }
 
-// rulesFor returns a rule for each API group.
-func rulesFor(resources []schema.GroupResource) (rules []rbacv1.PolicyRule) {
-	byGroup := map[string][]string{}
-	for _, resource := range resources {
-		byGroup[resource.Group] = append(byGroup[resource.Group], resource.Resource)
+// nameOf returns the name that a field selector requires, "" if it requires none.
+func nameOf(fieldSelector string) string {
+	selector, err := fields.ParseSelector(fieldSelector)
+	if err != nil {
+		return ""
 	}
-	for _, group := range sortedKeys(byGroup) {
-		slices.Sort(byGroup[group])
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: byGroup[group],
+	name, _ := selector.RequiresExactMatch("metadata.name")
+	return name
+}
+
+// rulesFor returns a rule for each API group, and one for each resource of which only some names are read.
+func rulesFor(namesByResource map[schema.GroupResource][]string) (rules []rbacv1.PolicyRule) {
+	byGroup := map[string][]string{}
+	for resource, names := range namesByResource {
+		if len(names) == 0 {
+			byGroup[resource.Group] = append(byGroup[resource.Group], resource.Resource)
+			continue
+		}
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{resource.Group}, Resources: []string{resource.Resource},
+			ResourceNames: slices.Sorted(slices.Values(names)), Verbs: []string{"list", "watch"}})
+	}
+	for group, resources := range byGroup {
+		slices.Sort(resources)
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources,
 			Verbs: []string{"list", "watch"}})
 	}
+	slices.SortFunc(rules, func(a, b rbacv1.PolicyRule) int {
+		return cmp.Or(slices.Compare(a.APIGroups, b.APIGroups), cmp.Compare(len(a.ResourceNames), len(b.ResourceNames)),
+			slices.Compare(a.Resources, b.Resources))
+	})
 	return rules
 }
 
@@ -99,9 +131,9 @@ func rolesIn(namespace, name string, subject rbacv1.Subject, rules []rbacv1.Poli
 // isForbidden reports whether the identity may not read a scope.
 func isForbidden(s *v1alpha1.Scope) bool { return s.Status.State == "Forbidden" }
 
-// roleName returns the name of the roles of an extension, which no other extension has.
-func roleName(c *v1alpha1.Connection) string {
-	sum := sha256.Sum256([]byte(c.Namespace + "\x00" + c.Name))
+// roleName returns the name of the roles of an extension with these rules, which no other roles have.
+func roleName(c *v1alpha1.Connection, rules []rbacv1.PolicyRule) string {
+	sum := sha256.Sum256(fmt.Append([]byte(c.Namespace+"\x00"+c.Name+"\x00"), rules))
 	name := "latchkey-reads-of-" + c.Name
 	return strings.TrimRight(name[:min(len(name), 240)], "-.") + "-" + hex.EncodeToString(sum[:4])
 }

@@ -18,6 +18,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -27,6 +28,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -228,12 +230,24 @@ func mayRead(mgr manager.Manager, object client.Object) healthz.Checker {
 	return func(req *http.Request) error {
 		err := check(req)
 		if apierrors.IsForbidden(err) {
-			return errors.WithMessage(err,
-				"with the chart, list the namespace in tenants and upgrade; else grant this program list and watch on it "+
-					"(config/rbac, config/rbac-examples)")
+			return errors.WithMessage(err, grantTo(mgr, object))
 		}
 		return err
 	}
+}
+
+// grantTo returns how this program is granted to read the kind of object, and nothing else.
+func grantTo(mgr manager.Manager, object client.Object) string {
+	how := "grant this program list and watch on it"
+	if gvk, err := apiutil.GVKForObject(object, mgr.GetScheme()); err == nil {
+		if mapping, err := mgr.GetRESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version); err == nil {
+			how += ", by a rule " + identity.Rule(mapping.Resource.GroupResource(), nil, "list", "watch")
+		}
+		if gvk.Group == "" && gvk.Kind == "ServiceAccount" {
+			how = "with the chart, list the namespace in tenants and upgrade; else " + how
+		}
+	}
+	return how
 }
 
 func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options clustercache.Options) error {

@@ -92,7 +92,7 @@ func TestManagerWithoutPermissions(t *testing.T) {
 		// At first the check reports that the first list is not complete.
 		g.Eventually(func() string { _, body := get("/readyz/" + check); return body }).WithTimeout(time.Minute).
 			WithPolling(100*time.Millisecond).Should(
-			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring("config/rbac")), "%s", m.printed)
+			And(ContainSubstring(`User "powerless" cannot`), ContainSubstring(`verbs: ["list", "watch"]}`)), "%s", m.printed)
 	}
 	g.Expect(ready()).To(Equal(http.StatusInternalServerError))
 	live, _ := get("/healthz")

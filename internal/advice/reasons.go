@@ -6,11 +6,12 @@ var reasons = map[string]string{
 		"match WatchFilterValue and Filter, does the manager's cache sync (its own RBAC)?",
 	"InvalidReference":       "Correct the field that the message names.",
 	"ServiceAccountNotFound": "Create it; the connection follows within a second.",
-	"TokenRequestFailed": "Read the message. Forbidden: grant the host operator \"create\" on serviceaccounts/token " +
-		"there (config/rbac, or narrower: config/rbac-examples).",
+	"TokenRequestFailed": "Read the message. Forbidden: grant the host operator the rule that the message " +
+		"names.",
 	"InvalidCredential": "Correct the Secret or the mapper.",
 	"NotAllowed":        "Nothing if this is intended; otherwise name another.",
-	"OperatorForbidden": "Bind the role. The grant is noticed within AccessReviewInterval of the manager's cache, " +
+	"OperatorForbidden": "Grant the rule that the message names. The grant is noticed within " +
+		"AccessReviewInterval of the manager's cache, " +
 		"or half a minute for Secrets; then all are connected within seconds.",
 	"Unauthorized": "If the reason persists: do the API server's issuer and audiences fit " +
 		"(ServiceAccountOptions.Audiences)? Do the clocks agree? A kubeconfig: did its token or " +

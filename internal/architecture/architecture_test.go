@@ -24,7 +24,7 @@ const module = "github.com/latchkey-dev/latchkey"
 var mayImport = map[string][]string{
 	"cmd/latchkey": {"cmd/latchkey/demo", "clustercache", "config", "credential", "scopedcache",
 		"healthprobe", "stateapi", "statuspage", "fence", "ownership",
-		"ownership/buckets", "ownership/controllersharding", "internal/untrusted"},
+		"ownership/buckets", "ownership/controllersharding", "internal/identity", "internal/untrusted"},
 	"cmd/kubectl-latchkey": {"internal/advice", "internal/untrusted", "stateapi/v1alpha1"},
 	"internal/advice":      {},
 	"cmd/latchkey/demo": {"clustercache", "healthprobe", "config", "examples/contentoperator", "internal/controlplane",

@@ -51,7 +51,7 @@ const (
 	ReasonNotAllowed Reason = "NotAllowed"
 	// ReasonOperatorForbidden means: the host operator itself lacks the permission to list and
 	// watch the extensions, or the ServiceAccounts or the Secrets that they name. The message has
-	// the missing permission and the role to bind.
+	// the missing permission and the rule that grants it.
 	ReasonOperatorForbidden Reason = "OperatorForbidden"
 	// ReasonUnauthorized means: the API server does not accept the credential, or refuses the
 	// impersonation.

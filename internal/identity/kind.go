@@ -23,6 +23,8 @@ import (
 type Kind struct {
 	// GroupVersionKind of the extensions.
 	schema.GroupVersionKind
+	// Resource is the resource of the kind.
+	Resource schema.GroupResource
 	// Namespaced reports whether the kind is namespaced.
 	Namespaced bool
 
@@ -45,7 +47,8 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 	if err != nil {
 		return Kind{}, err
 	}
-	kind := Kind{GroupVersionKind: gvk, Namespaced: mapping.Scope.Name() == meta.RESTScopeNameNamespace}
+	kind := Kind{GroupVersionKind: gvk, Resource: mapping.Resource.GroupResource(),
+		Namespaced: mapping.Scope.Name() == meta.RESTScopeNameNamespace}
 	if _, ok := object.(runtime.Unstructured); !ok {
 		kind.Fields = FieldsOf(reflect.TypeOf(object))
 		return kind, nil

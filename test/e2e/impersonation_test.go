@@ -59,7 +59,7 @@ func TestImpersonation(t *testing.T) {
 	g.Expect(o.waitReason(t, "not-allowed", clustercache.ReasonUnauthorized).Message).
 		To(And(ContainSubstring(`cannot impersonate resource "serviceaccounts"`),
 			ContainSubstring("needs impersonate on serviceaccount "+ns+
-				"/not-allowed (config/rbac-examples/impersonation.yaml)")))
+				"/not-allowed (a rule {")))
 
 	h := handlesOf(t, o, "worn")
 	for action, use := range h.uses(t, ns) {

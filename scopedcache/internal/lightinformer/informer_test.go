@@ -615,3 +615,25 @@ func TestStreamsThatEndEarly(t *testing.T) {
 	g.Expect(s.Replace([]any{latest}, "1")).To(Succeed())
 	g.Expect(transforms).To(Equal(attempts), "the object of the last attempt is not transformed twice")
 }
+
+// An object that a list names twice is one object to handlers, with its last state.
+func TestListThatNamesAnObjectTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		informer := New(nil, &corev1.ConfigMap{}, 0, indexers)
+		s := &store{Informer: informer}
+		r := newRecorder()
+		_, err := informer.AddEventHandler(r)
+		g.Expect(err).NotTo(HaveOccurred())
+		object := func(version string) *corev1.ConfigMap {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a", ResourceVersion: version}}
+		}
+		g.Expect(s.Replace([]any{object("1"), object("2"), object("2")}, "3")).To(Succeed())
+		synctest.Wait()
+		g.Expect(r.events["a"]).To(Equal([]string{"add a@2 , initial: true"}))
+		g.Expect(s.Replace([]any{object("4"), object("5")}, "6")).To(Succeed())
+		synctest.Wait()
+		g.Expect(r.events["a"]).To(HaveLen(2))
+		g.Expect(r.events["a"][1]).To(Equal("update a@2  to a@5 "))
+	})
+}

@@ -218,8 +218,13 @@ func (s *store) replace(objects []any, version string) error {
 	}
 	for _, object := range objects {
 		key, _ := toolscache.MetaNamespaceKeyFunc(object) // has succeeded above
+		latest, first := keys[key]
+		if !first { // the list names the object more than once
+			continue
+		}
+		delete(keys, key)
 		old, existed := before[key]
-		s.notifySetLocked(old, object, existed)
+		s.notifySetLocked(old, latest, existed)
 	}
 	if s.synced.Open() {
 		for _, l := range s.listeners {

@@ -112,7 +112,9 @@ const firstStep = 64 << 10
 
 // newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type for
 // one in the first encoding.
-func newDecoder(body io.ReadCloser, contentType string, decoders runtime.NegotiatedSerializer) (watch.Decoder, error) {
+func newDecoder(stream io.ReadCloser, contentType string,
+	decoders runtime.NegotiatedSerializer) (watch.Decoder, error) {
+	body := &boundedBody{ReadCloser: stream, left: maxEvent + firstStep}
 	mediaType, parameters, _ := mime.ParseMediaType(contentType) // an error leaves what could be read
 	encoding := mediaType
 	if mediaType == runtime.ContentTypeCBORSequence {
@@ -125,23 +127,43 @@ func newDecoder(body io.ReadCloser, contentType string, decoders runtime.Negotia
 	}
 	switch mediaType {
 	case runtime.ContentTypeJSON:
-		return &closableDecoder{Decoder: &eventDecoder{body: body, objects: objects, events: events, isJSON: true}}, nil
+		return &closableDecoder{body: body,
+			Decoder: &eventDecoder{body: body, objects: objects, events: events, isJSON: true}}, nil
 	case runtime.ContentTypeProtobuf:
-		return &closableDecoder{Decoder: &eventDecoder{body: body, objects: objects, events: events}}, nil
+		return &closableDecoder{body: body, Decoder: &eventDecoder{body: body, objects: objects, events: events}}, nil
 	}
-	return &closableDecoder{Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events),
-		objects)}, nil
+	return &closableDecoder{body: body,
+		Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects)}, nil
+}
+
+// boundedBody is the body of a watch. The decoders of JSON and CBOR read an event to its end before its
+// size is known, so the body ends before that.
+type boundedBody struct {
+	io.ReadCloser
+	left int // how much may be read for the event under way
+}
+
+// Read implements io.Reader.
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, streaming.ErrObjectTooLarge
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
 }
 
 // closableDecoder makes a watch that its receiver stopped end as one that the server ended. Else the
 // error of the closed body is an event, at random, and a Reflector lists again after it.
 type closableDecoder struct {
 	watch.Decoder
+	body   *boundedBody
 	closed atomic.Bool
 }
 
 // Decode implements watch.Decoder.
 func (d *closableDecoder) Decode() (watch.EventType, runtime.Object, error) {
+	d.body.left = maxEvent + firstStep // an event with its length, and with what was read of the next one
 	event, object, err := d.Decoder.Decode()
 	if err != nil && d.closed.Load() {
 		return "", nil, io.EOF

@@ -261,6 +261,40 @@ func TestEventThatIsTooLarge(t *testing.T) {
 	g.Expect(err).To(Equal(streaming.ErrObjectTooLarge))
 }
 
+// endless is a body whose event never ends.
+type endless struct {
+	t    *testing.T
+	read int
+	text byte
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.read += len(p); e.read > 2*maxEvent {
+		e.t.Error("more than an event may have was read")
+		return 0, io.EOF
+	}
+	for i := range p {
+		p[i] = e.text
+	}
+	if e.read == len(p) && e.text == 'x' {
+		p[0] = '"'
+	}
+	return len(p), nil
+}
+
+func (e *endless) Close() error { return nil }
+
+// An event that never ends is refused when it is too large, and not read to its end.
+func TestEventWithoutAnEnd(t *testing.T) {
+	g := NewWithT(t)
+	for _, text := range []byte{'x', ' '} {
+		d, err := newDecoder(&endless{t: t, text: text}, runtime.ContentTypeJSON, typed)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, _, err = d.Decode()
+		g.Expect(err).To(Equal(streaming.ErrObjectTooLarge))
+	}
+}
+
 // others supports one media type.
 type others struct {
 	runtime.NegotiatedSerializer
