@@ -32,6 +32,7 @@ const checkInterval = 200 * time.Millisecond
 func runCheck(ctx context.Context, args []string) error {
 	var m managerFlags
 	flags := flag.NewFlagSet("latchkey check", flag.ContinueOnError)
+	m.onlyLooks = true
 	m.bind(flags)
 	once := flags.Bool("once", false, "print the states once and exit; otherwise print them again at each change")
 	patience := flags.Duration("patience", 30*time.Second, "how long to wait until every extension has a result")

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -142,8 +143,7 @@ func TestManager(t *testing.T) {
 	t.Run("check", func(t *testing.T) {
 		g := NewWithT(t)
 		check := func() (string, error) {
-			out, err := latchkey(t, "check", "--once", "--kubeconfig", cp.Kubeconfig(), "--guarded-by-admission").
-				CombinedOutput()
+			out, err := latchkey(t, "check", "--once", "--kubeconfig", cp.Kubeconfig()).CombinedOutput()
 			return string(out), err
 		}
 		out, err := check()
@@ -160,7 +160,7 @@ func TestManager(t *testing.T) {
 		g.Expect(out).To(And(MatchRegexp(`(?m)^lost +- +Disconnected +ServiceAccountNotFound +.*default/missing`),
 			MatchRegexp(`(?m)^red .* Connected `), ContainSubstring("1 of 2 extensions are not connected")))
 
-		watching := latchkey(t, "check", "--kubeconfig", cp.Kubeconfig(), "--guarded-by-admission")
+		watching := latchkey(t, "check", "--kubeconfig", cp.Kubeconfig())
 		stdout, err := watching.StdoutPipe()
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(watching.Start()).To(Succeed())
@@ -178,11 +178,15 @@ func TestManager(t *testing.T) {
 		g.Expect(watching.Wait()).To(Succeed(), "all extensions are connected now")
 	})
 
+	taken, err := net.Listen("tcp", "127.0.0.1:0") // options are checked before ports are bound
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	defer taken.Close()
 	for name, tc := range map[string]struct {
 		args []string
 		want string
 	}{
-		"unknown credentials": {[]string{"--credentials=passwords"}, "use tokens, impersonation or kubeconfigs"},
+		"a port that is taken": {[]string{"--guarded-by-admission"}, "--health-probe-bind-address: listen tcp"},
+		"unknown credentials":  {[]string{"--credentials=passwords"}, "use tokens, impersonation or kubeconfigs"},
 		"no guard for Secrets": {[]string{"--credentials=kubeconfigs", "--secret-namespace=default"},
 			"--guarded-by-admission"},
 		"no guard":           {nil, "--guarded-by-admission"},
@@ -193,8 +197,8 @@ func TestManager(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			out, err := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig()}, tc.args...)...).
-				CombinedOutput()
+			out, err := latchkey(t, append([]string{"manager", "--kubeconfig", cp.Kubeconfig(), "--metrics-bind-address=0",
+				"--health-probe-bind-address=" + taken.Addr().String()}, tc.args...)...).CombinedOutput()
 			g.Expect(err).To(HaveOccurred())
 			g.Expect(string(out)).To(ContainSubstring(tc.want))
 			g.Expect(string(out)).NotTo(ContainSubstring("panic"))

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -41,6 +42,7 @@ type managerFlags struct {
 	secretNamespace         string
 	secretPath, secretKey   string
 	guarded                 bool
+	onlyLooks               bool // the command changes nothing on behalf of an extension
 	serviceAccounts         namespaceList
 	metrics                 metricsFlags
 	probeAddress            string
@@ -136,7 +138,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		})
 	case "kubeconfigs":
 		secrets := credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey}
-		if m.guarded {
+		if m.guarded || m.onlyLooks && m.secretNamespace != "" {
 			secrets.Allow = credential.SecretsGuardedByAdmission
 		}
 		options.Credentials = credential.KubeconfigSecrets(secrets)
@@ -144,10 +146,25 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		return clustercache.Options{},
 			errors.Errorf("--credentials: unknown value %q; use tokens, impersonation or kubeconfigs", m.credentials)
 	}
-	if m.guarded && m.credentials != "kubeconfigs" {
+	switch {
+	case m.credentials == "kubeconfigs":
+	case m.guarded:
 		options.AllowIdentity = clustercache.GuardedByAdmission
+	case m.onlyLooks:
+		options.AllowIdentity = asTheManager
 	}
 	return options, nil
+}
+
+// asTheManager is the AllowIdentity of commands that only look. Cluster-scoped extensions may name any
+// ServiceAccount, as with a manager that starts at all, because a policy must guard them there. Others may
+// name one of their own namespace, which is the manager's default.
+func asTheManager(_ context.Context, object client.Object, serviceAccount types.NamespacedName) error {
+	if object.GetNamespace() == "" || object.GetNamespace() == serviceAccount.Namespace {
+		return nil
+	}
+	return errors.Errorf("the extension may only name a ServiceAccount of its own namespace %q, not %s, without "+
+		"--guarded-by-admission", object.GetNamespace(), serviceAccount)
 }
 
 // parse parses the flags. The config is nil if the command is to end: with the error, or without
@@ -260,7 +277,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	}
 	managerOptions := manager.Options{
 		Metrics:                 metrics,
-		HealthProbeBindAddress:  m.probeAddress,
+		HealthProbeBindAddress:  "0", // serveProbes listens, after all options were checked
 		GracefulShutdownTimeout: new(gracefulShutdown),
 		// Without a permission the manager stays up and logs the missing permission. Once the
 		// permission is granted, the manager continues.
@@ -281,12 +298,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err != nil {
 		return errors.Wrap(err, "creating the manager")
 	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return err
-	}
-	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
-		return err
-	}
+	ready := map[string]healthz.Checker{"ping": healthz.Ping}
 	read := []client.Object{options.Object}
 	if m.credentials != "kubeconfigs" {
 		read = append(read, serviceAccountMetadata())
@@ -295,9 +307,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		kind := object.GetObjectKind().GroupVersionKind().GroupKind()
 		// The name of the check describes the permission, because the answer to /readyz withholds
 		// the check's error. The answer to /readyz/<name> contains the error.
-		if err := mgr.AddReadyzCheck("may-list-and-watch-"+kind.String(), mayRead(mgr, object)); err != nil {
-			return err
-		}
+		ready["may-list-and-watch-"+kind.String()] = mayRead(mgr, object)
 	}
 	connections, err := m.setUp(ctx, mgr, options)
 	if err != nil {
@@ -307,6 +317,9 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		return err
 	}
 	if err := m.status.setUp(ctx, mgr, connections); err != nil {
+		return err
+	}
+	if err := m.serveProbes(ctx, mgr, ready); err != nil {
 		return err
 	}
 	return mgr.Start(managerCtx)
