@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -28,7 +27,7 @@ var maxDiscovery = untrusted.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_
 
 // discovered holds the kinds that a target serves, as its members discovered them.
 type discovered struct {
-	flight singleflight.Group
+	shared sharedDiscovery
 	latest atomic.Pointer[kinds] // nil before the first discovery
 }
 
@@ -89,36 +88,9 @@ func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T,
 	}
 }
 
-// discover asks the server, in one flight with other callers. A flight that failed with another
-// member's credential may succeed with ours, so discover then asks alone.
-func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
-	isLeader := false
-	result, err := await(ctx, &m.kinds.flight, func() (any, error) {
-		isLeader = true
-		return m.ask()
-	})
-	if err == nil || ctx.Err() != nil || isLeader { // in this order: if ctx ended, the flight may be writing isLeader
-		return result, err
-	}
-	return await(ctx, &singleflight.Group{}, m.ask)
-}
-
-// await joins or starts a flight.
-func await(ctx context.Context, flight *singleflight.Group, ask func() (any, error)) (*kinds, error) {
-	select {
-	case result := <-flight.DoChan("", ask):
-		if result.Err != nil {
-			return nil, result.Err
-		}
-		return result.Val.(*kinds), nil
-	case <-ctx.Done():
-		return nil, errors.Wrap(context.Cause(ctx), "waiting for discovery")
-	}
-}
-
 // ask runs a discovery with our own credential, within the timeout of our config. The discovery is
 // not subject to our rate limit, because other members may wait for it.
-func (m *Mapper) ask() (any, error) {
+func (m *Mapper) ask() (*kinds, error) {
 	config := rest.CopyConfig(m.config)
 	config.RateLimiter, config.QPS = nil, -1
 	ctx := context.Background()
@@ -148,6 +120,7 @@ func (m *Mapper) ask() (any, error) {
 			return latest, nil // a later discovery was faster
 		}
 		if m.kinds.latest.CompareAndSwap(latest, result) {
+			m.kinds.shared.publish()
 			return result, nil
 		}
 	}

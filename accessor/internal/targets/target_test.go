@@ -78,6 +78,7 @@ type apiServer struct {
 	discovery atomic.Int32
 	refuse    atomic.Pointer[string]        // the User-Agent that the server rejects
 	hold      atomic.Pointer[chan struct{}] // closed when discovery may continue
+	holdOnly  atomic.Pointer[string]        // the User-Agent that hold is for; nil for all
 }
 
 func newAPIServer(t *testing.T, kinds ...string) *apiServer {
@@ -93,7 +94,7 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 	})
 	mux.HandleFunc("/apis", func(w http.ResponseWriter, r *http.Request) {
 		a.discovery.Add(1)
-		if hold := a.hold.Load(); hold != nil {
+		if hold, only := a.hold.Load(), a.holdOnly.Load(); hold != nil && (only == nil || *only == r.UserAgent()) {
 			<-*hold
 		}
 		if refused := a.refuse.Load(); refused != nil && *refused == r.UserAgent() {
@@ -213,6 +214,47 @@ func TestDiscoveryThatHangs(t *testing.T) {
 	patient.Wait()
 	_, err = member(cold, "patient").RESTMapping(gadget) // joins the flight that no caller waits for, or starts a new one
 	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// A member whose credential hangs delays the others by a second, and by no more than its own timeout. A
+// server that is slow for everyone does not get a discovery from each member.
+func TestFollowersAskAlone(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	hold, hung := make(chan struct{}), "hung"
+	a.hold.Store(&hold)
+	a.holdOnly.Store(&hung)
+	target := a.target(t)
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		if _, err := member(target, hung).RESTMapping(gadget); err != nil {
+			t.Error(err)
+		}
+	})
+	g.Eventually(a.discovery.Load).Should(BeEquivalentTo(1))
+	var others sync.WaitGroup
+	for range 50 {
+		others.Go(func() {
+			if _, err := member(target, "other").RESTMapping(gadget); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	others.Wait() // would hang until the end of the test
+	g.Expect(a.discovery.Load()).To(BeNumerically("<=", 10), "the first success is everyone's")
+	waiting.Wait() // the hung member has it, too
+	close(hold)
+}
+
+// Turns are apart, so that a server that is slow for everyone gets few discoveries.
+func TestTurns(t *testing.T) {
+	g := NewWithT(t)
+	var shared sharedDiscovery
+	now := time.Now()
+	g.Expect(shared.turn(now)).To(BeZero())
+	g.Expect(shared.turn(now)).To(Equal(aloneInterval))
+	g.Expect(shared.turn(now.Add(aloneInterval))).To(Equal(aloneInterval))
+	g.Expect(shared.turn(now.Add(time.Second))).To(BeZero())
 }
 
 // A discovery is not subject to the rate limit of the identity that runs it, because others may

@@ -1,0 +1,122 @@
+package targets
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	"golang.org/x/sync/singleflight"
+)
+
+const (
+	// followerTimeout is how long a member waits for the discovery of another one, whose credential may
+	// hang, before it asks itself.
+	followerTimeout = time.Second
+	// aloneInterval is the least time between the beginnings of such discoveries at one target: a server
+	// that is slow for everyone does not get one from each member.
+	aloneInterval = 100 * time.Millisecond
+)
+
+// sharedDiscovery is how the members of a target discover together. The zero value is ready to use.
+type sharedDiscovery struct {
+	flight singleflight.Group
+
+	mu        sync.Mutex
+	nextAlone time.Time     // guarded by mu; when the next member may ask alone
+	published chan struct{} // guarded by mu; closed at the next success; nil if nobody waits
+}
+
+// publish frees all members that wait.
+func (s *sharedDiscovery) publish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.published != nil {
+		close(s.published)
+		s.published = nil
+	}
+}
+
+// success returns the channel that is closed at the next success.
+func (s *sharedDiscovery) success() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.published == nil {
+		s.published = make(chan struct{})
+	}
+	return s.published
+}
+
+// turn returns after which time a member may ask alone. Each call takes the next turn.
+func (s *sharedDiscovery) turn(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nextAlone.Before(now) {
+		s.nextAlone = now
+	}
+	wait := s.nextAlone.Sub(now)
+	s.nextAlone = s.nextAlone.Add(aloneInterval)
+	return wait
+}
+
+// discover asks the server, in one flight with other callers. A member asks alone if the flight failed
+// with another member's credential, or if it takes longer than followerTimeout. Whoever succeeds first
+// frees all. discover returns when ctx is done; what it has begun goes on for the others.
+func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
+	shared, start := &m.kinds.shared, time.Now()
+	success := shared.success() // before the flight, so that none is missed
+	var leads atomic.Bool
+	flight := shared.flight.DoChan("", func() (any, error) {
+		leads.Store(true)
+		return m.ask()
+	})
+	var alone <-chan singleflight.Result
+	timer := time.NewTimer(followerTimeout)
+	defer timer.Stop()
+	hasTurn := false
+	for {
+		select {
+		case result := <-flight:
+			if result.Err == nil || leads.Load() {
+				return found(result)
+			}
+			if flight = nil; alone == nil {
+				alone = m.askAlone()
+			}
+		case result := <-alone:
+			if result.Err == nil || flight == nil {
+				return found(result)
+			}
+			alone = nil // ours failed; the other may succeed
+		case <-success:
+			if latest := m.kinds.latest.Load(); latest != nil && !latest.at.Before(start) {
+				return latest, nil
+			}
+			success = shared.success()
+		case now := <-timer.C:
+			switch {
+			case leads.Load() || alone != nil:
+			case !hasTurn:
+				hasTurn = true
+				timer.Reset(shared.turn(now))
+			default:
+				alone = m.askAlone()
+			}
+		case <-ctx.Done():
+			return nil, errors.Wrap(context.Cause(ctx), "waiting for discovery")
+		}
+	}
+}
+
+// askAlone asks beside the flight of others.
+func (m *Mapper) askAlone() <-chan singleflight.Result {
+	return new(singleflight.Group).DoChan("", func() (any, error) { return m.ask() })
+}
+
+func found(result singleflight.Result) (*kinds, error) {
+	if result.Err != nil {
+		return nil, result.Err
+	}
+	return result.Val.(*kinds), nil
+}
