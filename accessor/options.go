@@ -29,6 +29,7 @@ type (
 // that its callers omit.
 type Options struct {
 	Scheme         *runtime.Scheme
+	CheckKey       func(client.ObjectKey) error // why no extension can have the key; nil for any key
 	Cache          CacheOptions
 	Client         ClientOptions
 	HealthProbe    connstate.ProbeOptions

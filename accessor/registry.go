@@ -19,7 +19,9 @@ type registry struct {
 	byKey   *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
 	unknown atomic.Pointer[unknownExtensions]
 	fence   *fence.Fence // nil for none
-	divided bool         // replicas share the extensions, so what is unknown here may be another's
+	// checkKey returns why no extension can have a key; nil for any key
+	checkKey func(client.ObjectKey) error
+	divided  bool // replicas share the extensions, so what is unknown here may be another's
 	// notOwned has the extensions that were reconciled, and are not this replica's.
 	notOwned *xsync.Map[client.ObjectKey, struct{}]
 }
@@ -50,6 +52,11 @@ func (r *registry) MayNotRead(cause error) {
 func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 	found, ok := r.byKey.Load(key)
 	if !ok {
+		if r.checkKey != nil {
+			if err := r.checkKey(key); err != nil {
+				return nil, err
+			}
+		}
 		if r.fence != nil && !r.fence.Open() {
 			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotLeading, Err: fence.ErrClosed}
 		}

@@ -33,8 +33,11 @@ func (r *registry) For(key client.ObjectKey, binding *Binding) View {
 	return View{registry: r, key: key, binding: binding}
 }
 
-// published returns the accessor and its snapshot, or a *NotConnectedError.
+// published returns the accessor and its snapshot, or a *NotConnectedError, or an ErrMistake.
 func (v View) published() (*identityAccessor, *snapshot, error) {
+	if v.binding != nil && v.binding.Mistake != nil {
+		return nil, nil, v.binding.Mistake
+	}
 	a, err := v.registry.find(v.key)
 	if err != nil {
 		return nil, nil, err

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // Bound has the calls of ClusterCache for one extension, bound to the object as the caller read it;
@@ -47,6 +48,9 @@ type Bound interface {
 func (c *clusterCache) For(ctx context.Context, extension client.Object) Bound {
 	b := &bound{}
 	b.binding, b.binding.Err = c.bindingOf(ctx, extension)
+	if errors.Is(b.binding.Err, connstate.ErrMistake) {
+		b.binding.Mistake = b.binding.Err
+	}
 	var key client.ObjectKey
 	if extension != nil {
 		key = client.ObjectKeyFromObject(extension)
@@ -59,16 +63,17 @@ func (c *clusterCache) For(ctx context.Context, extension client.Object) Bound {
 // can be for the object.
 func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (binding accessor.Binding, err error) {
 	if object == nil {
-		return binding, errors.New("the object is nil")
+		return binding, connstate.Mistake("the object is nil")
 	}
 	gvk, err := apiutil.GVKForObject(object, c.scheme)
 	switch {
 	case err != nil:
-		return binding, errors.WithMessage(err, "the kind of the object")
+		return binding, connstate.Mistake("the kind of the object: %v", err)
 	case gvk != c.gvk || reflect.TypeOf(object) != c.goType:
-		return binding, errors.Errorf("the object is a %T (%s), and Options.Object a %s (%s)", object, gvk, c.goType, c.gvk)
+		return binding, connstate.Mistake("the object is a %T (%s), and Options.Object a %s (%s)", object, gvk, c.goType,
+			c.gvk)
 	case object.GetUID() == "":
-		return binding, errors.New("the object has no UID: read it from the API server or a cache first")
+		return binding, connstate.Mistake("the object has no UID: read it from the API server or a cache first")
 	}
 	binding.UID = object.GetUID()
 	defer func() {

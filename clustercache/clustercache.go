@@ -23,7 +23,8 @@ import (
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
 // method does I/O, and only Unwatch waits. Methods that return an error return a *NotConnectedError
-// (errors.Is ErrNotConnected) when the extension is not connected or not known.
+// (errors.Is ErrNotConnected) when the extension is not connected or not known. Any other error is a
+// mistake of the caller that no time heals, such as a key without the namespace of a namespaced kind.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
 	// and writes to the API server. A cached read takes at most Client.Timeout, or ends with its
@@ -101,9 +102,10 @@ type ClusterCache interface {
 	//
 	// Pass the whole object, with the Go type of Options.Object. Functions of Options.Credentials
 	// receive that very object. For reads the object during the call only. Each call of the result
-	// checks again, and a client that it returned ends with its connection. While connected, an
-	// object of another kind, an object without a UID, and an object for which a function of
-	// Options.Credentials fails or panics stay stale: the text of Err names the mistake.
+	// checks again, and a client that it returned ends with its connection. For an object of another
+	// kind or Go type, or without a UID, the calls return an error that is not ErrNotConnected. While
+	// connected, an object for which a function of Options.Credentials fails or panics stays stale:
+	// the text of Err says why.
 	//
 	// With FromRESTConfigMapper, changes of labels and annotations are not noticed. If a Reference
 	// function or the function of Choose reads labels or annotations, do not filter your own watch

@@ -3,6 +3,8 @@ package clustercache
 import (
 	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // ConditionConnected is the type of the conditions that Condition returns.
@@ -32,6 +34,8 @@ func Condition(err error, generation int64) metav1.Condition {
 	var notConnected *NotConnectedError
 	var noToken *NoTokenError
 	switch {
+	case errors.Is(err, connstate.ErrMistake):
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionUnknown, "Mistake", err.Error()
 	case errors.As(err, &notConnected):
 		condition.Reason, condition.Message = string(notConnected.Reason), notConnected.Error()
 	case errors.As(err, &noToken):

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
@@ -130,13 +131,32 @@ func TestBindingOf(t *testing.T) {
 	} {
 		binding, err := c.bindingOf(t.Context(), other)
 		g.Expect(err).To(MatchError(ContainSubstring(problem)))
+		g.Expect(err).To(MatchError(connstate.ErrMistake))
 		g.Expect(binding.UID).To(BeEmpty(), "calls for this object touch no extension")
 	}
 	resolver.accountErr = credential.ErrInvalidReference
 	binding, err = c.bindingOf(t.Context(), object)
 	g.Expect(err).To(MatchError(credential.ErrInvalidReference))
+	g.Expect(err).NotTo(MatchError(connstate.ErrMistake), "a tenant may cause it")
 	g.Expect(binding.UID).To(BeEquivalentTo("uid"), "Unwatch and GetConnectionState work without a valid reference")
 	resolver.panics = true
 	_, err = c.bindingOf(t.Context(), object)
 	g.Expect(err).To(MatchError(ContainSubstring("panicked: see the host operator's log")))
+}
+
+// A key that no extension can have is a mistake, and not an extension that may come.
+func TestCheckKey(t *testing.T) {
+	g := NewWithT(t)
+	namespaced, cluster := checkKey(identity.Kind{Namespaced: true}), checkKey(identity.Kind{})
+	g.Expect(namespaced(client.ObjectKey{Namespace: "n", Name: "red"})).To(Succeed())
+	g.Expect(cluster(client.ObjectKey{Name: "red"})).To(Succeed())
+	for _, err := range []error{
+		namespaced(client.ObjectKey{Name: "red"}),
+		cluster(client.ObjectKey{Namespace: "n", Name: "red"}),
+		namespaced(client.ObjectKey{}),
+		cluster(client.ObjectKey{}),
+	} {
+		g.Expect(err).To(MatchError(connstate.ErrMistake))
+		g.Expect(err).To(MatchError(ContainSubstring("client.ObjectKeyFromObject")))
+	}
 }

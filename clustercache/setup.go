@@ -8,12 +8,14 @@ import (
 	"github.com/pkg/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
@@ -106,7 +108,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	hub := &extensionsource.Hub{Name: o.Name, Metrics: counts}
 	states := &statechanges.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
-		Scheme: o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
+		CheckKey: checkKey(kind),
+		Scheme:   o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
 		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Fence: o.Fence,
@@ -125,6 +128,23 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		return nil, errors.WithStack(err)
 	}
 	return cc, nil
+}
+
+// checkKey returns the function that says why no extension of the kind can have a key: without it, the
+// reason would be that the extension is unknown, which time may heal.
+func checkKey(kind identity.Kind) func(client.ObjectKey) error {
+	return func(key client.ObjectKey) error {
+		const hint = "use client.ObjectKeyFromObject"
+		switch {
+		case key.Name == "":
+			return connstate.Mistake("the key of an extension has no name: %s", hint)
+		case kind.Namespaced && key.Namespace == "":
+			return connstate.Mistake("the key %q has no namespace, and %s is namespaced: %s", key.Name, kind.Name(), hint)
+		case !kind.Namespaced && key.Namespace != "":
+			return connstate.Mistake("the key %q has a namespace, and %s is cluster-scoped: %s", key, kind.Name(), hint)
+		}
+		return nil
+	}
 }
 
 // announcement reports in the metrics whether this replica leads, for as long as the manager runs.

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"reflect"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -10,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // For implements clustercache.ClusterCache. The extension's connection is for the object that
@@ -44,6 +46,9 @@ type bound struct {
 
 // check returns why a call for the object fails.
 func (b *bound) check() error {
+	if err := b.mistake(); err != nil {
+		return err
+	}
 	e, err := b.cache.connected(b.key)
 	if err != nil {
 		return err
@@ -51,6 +56,26 @@ func (b *bound) check() error {
 	if err := e.madeFor(b.object); err != nil {
 		return &clustercache.NotConnectedError{Extension: b.key, Reason: clustercache.ReasonStale, Since: e.since,
 			Err: staleError{err}}
+	}
+	return nil
+}
+
+// mistake returns why the object can be no extension, nil if it can, or if the test has not said which
+// objects are extensions.
+func (b *bound) mistake() error {
+	if b.object == nil {
+		return connstate.Mistake("the object is nil")
+	}
+	b.cache.mu.Lock()
+	defer b.cache.mu.Unlock()
+	e, known := b.cache.byKey[b.key]
+	if !known || !e.objectSet {
+		return nil
+	}
+	want, got := e.object.GetObjectKind().GroupVersionKind(), b.object.GetObjectKind().GroupVersionKind()
+	if reflect.TypeOf(b.object) != reflect.TypeOf(e.object) || !want.Empty() && !got.Empty() && want != got {
+		return connstate.Mistake("the object is a %T (%s), and the one of SetExtension a %T (%s)", b.object, got, e.object,
+			want)
 	}
 	return nil
 }
@@ -142,7 +167,7 @@ func (b *bound) Unwatch(ctx context.Context, name string, dependents ...types.UI
 
 // GetConnectionState implements clustercache.Bound.
 func (b *bound) GetConnectionState(ctx context.Context) (clustercache.ConnectionState, bool) {
-	if errors.Is(b.check(), errStale) || !b.isKnown() {
+	if b.mistake() != nil || errors.Is(b.check(), errStale) || !b.isKnown() {
 		return clustercache.ConnectionState{}, false
 	}
 	return b.cache.GetConnectionState(ctx, b.key)
@@ -150,6 +175,9 @@ func (b *bound) GetConnectionState(ctx context.Context) (clustercache.Connection
 
 // isKnown reports whether the extension of the object is known.
 func (b *bound) isKnown() bool {
+	if b.mistake() != nil {
+		return false
+	}
 	b.cache.mu.Lock()
 	defer b.cache.mu.Unlock()
 	e, known := b.cache.byKey[b.key]

@@ -43,7 +43,7 @@ func TestSnippetsCompile(t *testing.T) {
 	g := NewWithT(t)
 	var compiled strings.Builder
 	for _, pattern := range []string{"../../*/example_test.go", "../../*/*/example_test.go",
-		"../../examples/*/*.go", "../../examples/*/*/*.go", "../../test/docs/*.go"} {
+		"../../examples/*/*.go", "../../examples/*/*/*.go", "../../examples/*/*/*/*.go", "../../test/docs/*.go"} {
 		files, err := filepath.Glob(pattern)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(files).NotTo(BeEmpty(), pattern)

@@ -105,6 +105,20 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 // for errors.Is.
 var ErrNotConnected = errors.New("not connected")
 
+// ErrMistake is in the chain of errors that no time heals, because the caller asks for what cannot be.
+var ErrMistake = errors.New("mistake of the caller")
+
+// mistake is an error with ErrMistake in its chain, and without it in its text.
+type mistake struct{ error }
+
+// Mistake returns an ErrMistake with that text.
+func Mistake(format string, arguments ...any) error {
+	return mistake{errors.Errorf(format, arguments...)}
+}
+
+// Is makes errors.Is(err, ErrMistake) true.
+func (mistake) Is(target error) bool { return target == ErrMistake }
+
 // NotConnectedError has the extension that is not connected, the reason, and since when. Values are
 // shared: do not change them.
 type NotConnectedError struct {

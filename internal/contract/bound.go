@@ -48,7 +48,19 @@ func boundToObject(t *testing.T, w World) {
 	recreated := w.Object(t, "red")
 	recreated.SetUID("another")
 	otherKind := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: object.GetUID()}}
-	for what, stale := range map[string]client.Object{"another UID": recreated, "another kind": otherKind} {
+	expectMistake := func() {
+		for getter, call := range boundGetters(w, w.Cache().For(ctx, otherKind), "mistake") {
+			err := call(ctx)
+			g.Expect(err).To(HaveOccurred(), getter)
+			g.Expect(err).NotTo(MatchError(clustercache.ErrNotConnected), "%s: no time heals it", getter)
+			condition := clustercache.Condition(err, 1)
+			g.Expect(condition.Status).To(Equal(metav1.ConditionUnknown), getter)
+		}
+		_, known := w.Cache().For(ctx, otherKind).GetConnectionState(ctx)
+		g.Expect(known).To(BeFalse())
+	}
+	expectMistake()
+	for what, stale := range map[string]client.Object{"another UID": recreated} {
 		view := w.Cache().For(ctx, stale)
 		for getter, call := range boundGetters(w, view, "stale") {
 			err := call(ctx)
@@ -72,6 +84,7 @@ func boundToObject(t *testing.T, w World) {
 	g.Expect(state.Watches).To(BeEmpty())
 
 	disconnect(t, w, "red")
+	expectMistake()
 	_, err = own.GetClient(ctx)
 	var notConnected *clustercache.NotConnectedError
 	g.Expect(errors.As(err, &notConnected)).To(BeTrue())

@@ -188,8 +188,14 @@ func TestLikelyMistakesAtRunTime(t *testing.T) {
 	conflict := o.Watch(ctx, key("fine"), clustercache.NewWatcher(c.watch("taken", &corev1.Secret{}, ns)))
 	g.Expect(conflict).To(MatchError(clustercache.ErrWatchConflict))
 	message{"ConfigMap", `"taken"`, "Secret"}.expect(t, conflict.Error())
-	_, err = o.For(ctx, configMap("", "fine")).GetClient(ctx)
-	message{"(Stale)", "the object is a *v1.ConfigMap", "Options.Object"}.expect(t, text(err))
+	for _, name := range []string{"fine", "typo", "unknown"} { // whatever the state: no time heals it
+		_, err = o.For(ctx, configMap("", name)).GetClient(ctx)
+		message{"the object is a *v1.ConfigMap", "Options.Object", "ClusterExtension"}.expect(t, text(err))
+		g.Expect(err).NotTo(MatchError(clustercache.ErrNotConnected))
+		_, err = o.GetClient(ctx, client.ObjectKey{Namespace: ns, Name: name})
+		message{"has a namespace", "cluster-scoped", "client.ObjectKeyFromObject"}.expect(t, text(err))
+		g.Expect(err).NotTo(MatchError(clustercache.ErrNotConnected))
+	}
 }
 
 // TestLikelyMistakesWithKubeconfigs names Secrets that do not fit.

@@ -222,6 +222,8 @@ type Binding struct {
 	Version   string
 	// Err is why no connection can be for the object, nil if one can.
 	Err error
+	// Mistake is why the object can be no extension, ever; nil if it can.
+	Mistake error
 }
 
 // SetObjectVersion records the version of the extension that the connection is for, if only the
