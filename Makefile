@@ -171,7 +171,7 @@ conformance: controlplane ## controller-runtime's own tests of its cache, agains
 	go run ./internal/conformance
 
 .PHONY: mutants
-mutants: ## break the pure machines in ways that their tests must notice; about 10 minutes
+mutants: ## break the pure machines, and guards against rare interleavings, in ways that tests must notice; 30 minutes
 	go run ./internal/mutants
 
 .PHONY: fuzz-rbac

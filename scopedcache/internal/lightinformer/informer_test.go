@@ -637,3 +637,53 @@ func TestListThatNamesAnObjectTwice(t *testing.T) {
 		g.Expect(r.events["a"][1]).To(Equal("update a@2  to a@5 "))
 	})
 }
+
+// A handler that is added late has synced when the objects that are there were delivered to it, and not
+// before.
+func TestLateHandlerSyncsAfterItsObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := &subject{source: newSource(true)}
+		s.source.put("first")
+		s.informer = New(s.source, &corev1.ConfigMap{}, 0, nil)
+		stop := run(t, s.informer)
+		synctest.Wait()
+		g.Expect(s.informer.HasSynced()).To(BeTrue())
+		late := newRecorder()
+		late.block = make(chan struct{})
+		registration, err := s.informer.AddEventHandler(late)
+		g.Expect(err).NotTo(HaveOccurred())
+		synctest.Wait()
+		g.Expect(registration.HasSynced()).To(BeFalse(), "the handler has not returned")
+		close(late.block)
+		synctest.Wait()
+		g.Expect(registration.HasSynced()).To(BeTrue())
+		stop()
+	})
+}
+
+// A handler that is removed during a call receives nothing more, also not the rest of what was taken with
+// that call's event.
+func TestRemovedDuringABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := &subject{source: newSource(true)}
+		s.source.put("first")
+		s.informer = New(s.source, &corev1.ConfigMap{}, 0, nil)
+		s.add(g, 0)
+		r := s.recorders[0]
+		r.block = make(chan struct{})
+		stop := run(t, s.informer)
+		synctest.Wait() // in the call about the first object
+		s.source.put("second")
+		s.source.put("third")
+		synctest.Wait()
+		r.block <- struct{}{}
+		synctest.Wait() // in the call about the second one, with the third in the same batch
+		g.Expect(s.informer.RemoveEventHandler(s.registrations[0])).To(Succeed())
+		close(r.block)
+		synctest.Wait()
+		g.Expect(r.events).To(And(HaveKey("first"), HaveKey("second"), Not(HaveKey("third"))))
+		stop()
+	})
+}
