@@ -32,6 +32,8 @@ func reasonOf(err error) connstate.Reason {
 		return connstate.ReasonInvalidReference
 	case errors.Is(err, identity.ErrServiceAccountNotFound):
 		return connstate.ReasonServiceAccountNotFound
+	case isThrottled(err):
+		return connstate.ReasonThrottled
 	case errors.Is(err, identity.ErrTokenRequestFailed):
 		return connstate.ReasonTokenRequestFailed
 	case errors.Is(err, credential.ErrInvalidCredential):
@@ -39,4 +41,10 @@ func reasonOf(err error) connstate.Reason {
 	default:
 		return connstate.ReasonUnreachable
 	}
+}
+
+// isThrottled reports whether no token was issued because the API server refuses requests for now.
+func isThrottled(err error) bool {
+	_, throttled := connstate.ThrottledFor(err)
+	return throttled && errors.Is(err, identity.ErrTokenRequestFailed)
 }

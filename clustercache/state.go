@@ -145,7 +145,7 @@ const (
 // Phases of a connection.
 const (
 	PhaseDisconnected = connstate.PhaseDisconnected // there is no connection; see Reason
-	PhaseConnecting   = connstate.PhaseConnecting   // a connect is in progress; Reason is that of the last disconnect
+	PhaseConnecting   = connstate.PhaseConnecting   // a connect is in progress; Reason is why there is none yet
 	PhaseConnected    = connstate.PhaseConnected    // there is a connection, and the API server reported its identity
 )
 
@@ -184,8 +184,8 @@ const (
 	ReasonUnreachable = connstate.ReasonUnreachable
 	// ReasonProbeFailed: the API server answers, but does not report the identity.
 	ReasonProbeFailed = connstate.ReasonProbeFailed
-	// ReasonThrottled: the API server answers, and refuses requests for now (429, or 503 with
-	// Retry-After).
+	// ReasonThrottled: the API server, or the one that issues tokens, refuses requests for now (429, or 503
+	// with Retry-After).
 	ReasonThrottled = connstate.ReasonThrottled
 	// ReasonFiltered: the options exclude the extension. Only earlier handles return this reason.
 	ReasonFiltered = connstate.ReasonFiltered

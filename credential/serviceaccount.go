@@ -245,7 +245,7 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 		case apierrors.IsForbidden(err):
 			err = operatorForbidden(err, "list and watch on serviceaccounts",
 				"tenants of the chart, or a rule "+identity.Rule(schema.GroupResource{Resource: "serviceaccounts"}, nil,
-					"list", "watch"))
+					"list", "watch")+" in namespace "+key.Namespace)
 		case strings.Contains(err.Error(), unknownNamespace):
 			err = operatorForbidden(err, "ServiceAccounts of namespace "+key.Namespace+" in its cache",
 				"cache.Options.ByObject, --service-account-namespaces of latchkey manager, tenants of the chart")

@@ -25,8 +25,8 @@ type Answer struct {
 	Verdict  Verdict  // what the answer means
 	Identity Identity // set exactly when Valid
 	Err      error    // nil exactly when Valid
-	// RetryAfter is after which time the server wants to be asked again; 0 if it did not say, and
-	// unless Throttled.
+	// RetryAfter is how long the server asks to wait. It is set only if Throttled, and 0 if the server
+	// did not say. It is not bounded.
 	RetryAfter time.Duration
 }
 
@@ -99,6 +99,9 @@ func (n *notingRoundTripper) judge(ctx context.Context, err error) Answer {
 	}
 	answer.RetryAfter, _ = connstate.ThrottledFor(err)
 	answer.RetryAfter = max(answer.RetryAfter, time.Duration(n.retryAfter.Load())*time.Second)
+	if !n.answered.Load() { // the API server that issues tokens refused, and no review was sent
+		return answer
+	}
 	words := err.Error()
 	if cause, ok := apierrors.StatusCause(err, metav1.CauseTypeUnexpectedServerResponse); ok && cause.Message != "" {
 		words = cause.Message

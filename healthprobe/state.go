@@ -91,7 +91,7 @@ const (
 	// Failing means that the server answers with an error of its own (5xx), or with an answer that no
 	// API server sends.
 	Failing = connstate.Failing
-	// Throttled means that the server answers, and refuses requests for now (429, or 503 with
-	// Retry-After). It is evidence neither for nor against the identity.
+	// Throttled means that the server answers, and refuses requests for now: 429, or 503 with a
+	// Retry-After in seconds. It is evidence neither for nor against the identity.
 	Throttled = connstate.Throttled
 )

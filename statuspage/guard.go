@@ -6,10 +6,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/pkg/errors"
 	"golang.org/x/sync/singleflight"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -116,7 +118,13 @@ func (r *reviews) of(ctx context.Context, token, path, address string) verdict {
 	if known, ok := r.verdicts.Get(key); ok {
 		return known.(verdict)
 	}
-	answer := r.flight.DoChan(string(key[:]), func() (any, error) {
+	answer := r.flight.DoChan(string(key[:]), func() (result any, _ error) {
+		defer func() { // on a goroutine of its own, where net/http does not recover
+			if cause := recover(); cause != nil {
+				klog.FromContext(ctx).Error(errors.Errorf("%v", cause), "A review panicked", "stack", string(debug.Stack()))
+				result = verdict{http.StatusInternalServerError, "the review failed: see the log"}
+			}
+		}()
 		// not the request's context, because several requests may wait for the answer
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()

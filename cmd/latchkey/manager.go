@@ -82,7 +82,8 @@ func (m *managerFlags) bind(flags *flag.FlagSet) {
 		"with --credentials=kubeconfigs: key of the kubeconfig in the Secret")
 	flags.BoolVar(&m.guarded, "guarded-by-admission", false,
 		"declare that an admission policy (see config/admission*) lets users name only ServiceAccounts that they may "+
-			"impersonate, or Secrets that they may read; required for cluster-scoped kinds and for --secret-namespace")
+			"impersonate, or Secrets that they may read; the manager requires it for cluster-scoped kinds and for "+
+			"--secret-namespace")
 	flags.StringVar(&m.userAgent, "user-agent", "latchkey", "name of this program in the User-Agent of its requests")
 	flags.DurationVar(&m.health.Interval, "probe-interval", 10*time.Second,
 		"how long an API server may be silent before a probe checks it")

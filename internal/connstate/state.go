@@ -18,7 +18,8 @@ type Phase string
 const (
 	// PhaseDisconnected means: there is no connection, for the given Reason.
 	PhaseDisconnected Phase = "Disconnected"
-	// PhaseConnecting means: a connect is in progress. The Reason is that of the last disconnect.
+	// PhaseConnecting means: a connect is in progress, or waits for a moment because it was denied. The
+	// Reason is that of the last disconnect, or of that denial.
 	PhaseConnecting Phase = "Connecting"
 	// PhaseConnected means: there is a connection, and the API server reported its identity.
 	PhaseConnected Phase = "Connected"
@@ -75,8 +76,8 @@ const (
 	ReasonUnreachable Reason = "Unreachable"
 	// ReasonProbeFailed means: the API server answers, but does not report the identity.
 	ReasonProbeFailed Reason = "ProbeFailed"
-	// ReasonThrottled means: the API server answers, and refuses requests for now (429, or 503 with
-	// Retry-After).
+	// ReasonThrottled means: the API server, or the one that issues tokens, answers and refuses requests
+	// for now (429, or 503 with Retry-After).
 	ReasonThrottled Reason = "Throttled"
 	// ReasonFiltered means: the extension does not match Options.WatchFilterValue or Options.Filter
 	// any more. Only earlier handles return this reason; the extension itself is unknown then.

@@ -23,6 +23,7 @@ const (
 // Gate bounds how many tokens are reviewed. Its methods may be called from any goroutine.
 type Gate struct {
 	strangers *rate.Limiter // of all tokens that were not accepted
+	known     *rate.Limiter // of all others together
 	perSecond float64
 	burst     int
 
@@ -31,9 +32,11 @@ type Gate struct {
 	accepted  *cache.LRUExpireCache // *rate.Limiter by hash of the token
 }
 
-// New returns a gate that lets so many tokens of strangers pass, on average and at once.
+// New returns a gate that lets so many tokens of strangers pass, on average and at once, and twice as many
+// of those that were accepted.
 func New(perSecond float64, burst int) *Gate {
-	return &Gate{strangers: rate.NewLimiter(rate.Limit(perSecond), burst), perSecond: perSecond, burst: burst,
+	return &Gate{strangers: rate.NewLimiter(rate.Limit(perSecond), burst),
+		known: rate.NewLimiter(rate.Limit(2*perSecond), 2*burst), perSecond: perSecond, burst: burst,
 		addresses: cache.NewLRUExpireCache(maxAddresses), accepted: cache.NewLRUExpireCache(maxAccepted)}
 }
 
@@ -41,7 +44,7 @@ func New(perSecond float64, burst int) *Gate {
 // is that of the client, with or without a port; "" if it is not known, which counts as any.
 func (g *Gate) Allow(token, address string) (known, ok bool) {
 	if own, found := g.accepted.Get(sha256.Sum256([]byte(token))); found {
-		return true, own.(*rate.Limiter).Allow()
+		return true, own.(*rate.Limiter).Allow() && g.known.Allow()
 	}
 	if of := g.ofAddress(address); of != nil && !of.Allow() {
 		return false, false

@@ -71,6 +71,16 @@ func TestRates(t *testing.T) {
 		gate.Accepted("flood")
 		_, ok := gate.Allow("flood", "")
 		g.Expect(ok).To(BeFalse(), "it keeps its rate")
+		time.Sleep(time.Minute)
+		allowed = 0
+		for n := range 1000 { // many tokens that are accepted may not use up everything either
+			gate.Accepted(fmt.Sprint("own ", n))
+			if _, ok := gate.Allow(fmt.Sprint("own ", n), ""); ok {
+				allowed++
+			}
+		}
+		g.Expect(allowed).To(Equal(80))
+		gate.Accepted("flood")
 		gate.Refused("flood")
 		known, _ := gate.Allow("flood", "")
 		g.Expect(known).To(BeFalse())

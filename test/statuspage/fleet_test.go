@@ -166,6 +166,12 @@ func (w *heldWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
+// FlushError is what http.ResponseController calls.
+func (w *heldWriter) FlushError() error {
+	<-w.release
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
 func (w *heldWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Behind a proxy that holds the stream back, the page says that it waits, and is live once it comes.
