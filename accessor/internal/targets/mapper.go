@@ -34,8 +34,10 @@ type discovered struct {
 // kinds is the outcome of one discovery.
 type kinds struct {
 	mapper meta.RESTMapper
-	at     time.Time   // start of the discovery
-	stale  atomic.Bool // a path in the result turned out not to exist
+	groups []*restmapper.APIGroupResources // what mapper is made of
+	failed map[string]error                // why a group's kinds are not known, by group
+	at     time.Time                       // start of the discovery
+	stale  atomic.Bool                     // a path in the result turned out not to exist
 }
 
 func (k *kinds) fresh() bool { return time.Since(k.at) < rediscoverAfter }
@@ -71,21 +73,48 @@ func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
 func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	cached := m.kinds.latest.Load()
 	if cached != nil {
-		answer, err := ask(cached.mapper)
+		result, err := ask(cached.mapper)
 		if cached.fresh() || (!meta.IsNoMatchError(err) && !cached.stale.Load()) {
-			return answer, err
+			return result, cached.explain(err)
 		}
 	}
 	newKinds, err := m.discover(ctx)
 	switch {
 	case err == nil:
-		return ask(newKinds.mapper)
+		return answer(newKinds, ask)
 	case cached != nil && cached.stale.Load():
-		return ask(cached.mapper) // stale kinds are better than none
+		return answer(cached, ask) // stale kinds are better than none
 	default:
 		var none T
 		return none, err
 	}
+}
+
+// answer answers from the kinds. A kind of a group whose discovery failed may exist.
+func answer[T any](k *kinds, ask func(meta.RESTMapper) (T, error)) (T, error) {
+	result, err := ask(k.mapper)
+	return result, k.explain(err)
+}
+
+// explain returns err or, if there was no match in a group whose discovery failed, the reason of that.
+func (k *kinds) explain(err error) error {
+	var noKind *meta.NoKindMatchError
+	var noResource *meta.NoResourceMatchError
+	switch {
+	case len(k.failed) == 0:
+	case errors.As(err, &noKind):
+		if failure := k.failed[noKind.GroupKind.Group]; failure != nil {
+			return failure
+		}
+	case errors.As(err, &noResource):
+		group := noResource.PartialResource.Group
+		for name, failure := range k.failed {
+			if name == group || group == "" { // a resource without its group may be in any
+				return failure
+			}
+		}
+	}
+	return err
 }
 
 // ask runs a discovery with our own credential, within the timeout of our config. The discovery is
@@ -106,14 +135,24 @@ func (m *Mapper) ask() (*kinds, error) {
 		return nil, errors.Wrap(err, "preparing discovery")
 	}
 	result := &kinds{at: time.Now()}
-	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, discovery.ToDiscoveryInterfaceWithContext(client))
+	partial := &partialDiscovery{DiscoveryInterfaceWithContext: discovery.ToDiscoveryInterfaceWithContext(client)}
+	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, partial)
 	if err != nil {
 		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
 	}
 	if len(groups) == 0 {
 		return nil, errors.Errorf("discovering the kinds that %s serves: the server named none", m.config.Host)
 	}
-	result.mapper = restmapper.NewDiscoveryRESTMapper(groups)
+	trim(groups)
+	result.groups = groups
+	if last := m.kinds.latest.Load(); len(partial.failed) > 0 {
+		result.groups, result.failed = carryOver(last, groups, partial.failed)
+	}
+	for group, failure := range result.failed {
+		result.failed[group] = errors.WithMessagef(failure, "discovering the kinds that %s serves in group %q",
+			m.config.Host, group)
+	}
+	result.mapper = restmapper.NewDiscoveryRESTMapper(result.groups)
 	for {
 		latest := m.kinds.latest.Load()
 		if latest != nil && latest.at.After(result.at) {

@@ -17,6 +17,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	"go.uber.org/goleak"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -79,6 +80,8 @@ type apiServer struct {
 	refuse    atomic.Pointer[string]        // the User-Agent that the server rejects
 	hold      atomic.Pointer[chan struct{}] // closed when discovery may continue
 	holdOnly  atomic.Pointer[string]        // the User-Agent that hold is for; nil for all
+	others    atomic.Bool                   // also serves group h, with hats, in two versions
+	failing   atomic.Bool                   // group h answers 503
 }
 
 func newAPIServer(t *testing.T, kinds ...string) *apiServer {
@@ -103,9 +106,17 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 		}
 		version := metav1.GroupVersionForDiscovery{GroupVersion: "g/v1", Version: "v1"}
 		reply(w, metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
-			Groups: []metav1.APIGroup{
+			Groups: append([]metav1.APIGroup{
 				{Name: "g", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version},
-			}})
+			}, a.otherGroups()...)})
+	})
+	mux.HandleFunc("/apis/h/{version}", func(w http.ResponseWriter, r *http.Request) {
+		if a.failing.Load() {
+			http.Error(w, "service unavailable", http.StatusServiceUnavailable)
+			return
+		}
+		reply(w, metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "h/" + r.PathValue("version"), APIResources: []metav1.APIResource{{Name: "hats", Kind: "hat"}}})
 	})
 	mux.HandleFunc("/apis/g/v1", func(w http.ResponseWriter, _ *http.Request) {
 		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
@@ -118,6 +129,17 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 	a.Server = httptest.NewServer(mux)
 	t.Cleanup(a.Close)
 	return a
+}
+
+func (a *apiServer) otherGroups() []metav1.APIGroup {
+	if !a.others.Load() {
+		return nil
+	}
+	version := func(v string) metav1.GroupVersionForDiscovery {
+		return metav1.GroupVersionForDiscovery{GroupVersion: "h/" + v, Version: v}
+	}
+	return []metav1.APIGroup{{Name: "h", Versions: []metav1.GroupVersionForDiscovery{version("v2"), version("v1")},
+		PreferredVersion: version("v2")}}
 }
 
 func (a *apiServer) target(t *testing.T) *Target {
@@ -214,6 +236,68 @@ func TestDiscoveryThatHangs(t *testing.T) {
 	patient.Wait()
 	_, err = member(cold, "patient").RESTMapping(gadget) // joins the flight that no caller waits for, or starts a new one
 	g.Expect(err).NotTo(HaveOccurred())
+}
+
+var hat = schema.GroupKind{Group: "h", Kind: "hat"}
+
+// A group whose discovery fails for a moment keeps the kinds that it had.
+func TestFailedGroupKeepsItsKinds(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	a.others.Store(true)
+	target := a.target(t)
+	before, err := member(target, "one").RESTMapping(hat)
+	g.Expect(err).NotTo(HaveOccurred())
+	a.failing.Store(true)
+	for range 2 { // also what was carried over is
+		target.kinds.forget()
+		forgetTime(target)
+		_, err = member(target, "two").RESTMapping(schema.GroupKind{Group: "g", Kind: "unknown"})
+		g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+		after, err := member(target, "three").RESTMapping(hat)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(after).To(Equal(before))
+		_, err = member(target, "three").RESTMapping(hat, "v1")
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	a.others.Store(false) // the group is gone, and does not fail
+	target.kinds.forget()
+	forgetTime(target)
+	_, err = member(target, "four").RESTMapping(schema.GroupKind{Group: "g", Kind: "unknown"})
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+	_, err = member(target, "four").RESTMapping(hat)
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+}
+
+// A group of which nothing is known, because its discovery fails, may exist: the error says why.
+func TestFailedGroupIsNotMissing(t *testing.T) {
+	g := NewWithT(t)
+	a := newAPIServer(t, "gadget")
+	a.others.Store(true)
+	a.failing.Store(true)
+	target := a.target(t)
+	_, err := member(target, "one").RESTMapping(schema.GroupKind{Group: "g", Kind: "unknown"})
+	g.Expect(meta.IsNoMatchError(err)).To(BeTrue(), "%v", err)
+	_, err = member(target, "two").RESTMapping(hat)
+	g.Expect(meta.IsNoMatchError(err)).To(BeFalse())
+	g.Expect(apierrors.IsServiceUnavailable(err)).To(BeTrue(), "%v", err)
+	g.Expect(err).To(MatchError(ContainSubstring(`group "h"`)))
+	_, err = member(target, "two").KindFor(schema.GroupVersionResource{Resource: "hats"})
+	g.Expect(apierrors.IsServiceUnavailable(err)).To(BeTrue(), "it may be in that group: %v", err)
+	_, err = member(target, "two").RESTMapping(gadget)
+	g.Expect(err).NotTo(HaveOccurred(), "other groups are known")
+	a.failing.Store(false)
+	forgetTime(target)
+	_, err = member(target, "three").RESTMapping(hat)
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// forgetTime makes the last discovery older than rediscoverAfter.
+func forgetTime(target *Target) {
+	last := target.kinds.latest.Load()
+	older := &kinds{mapper: last.mapper, groups: last.groups, failed: last.failed, at: last.at.Add(-rediscoverAfter)}
+	older.stale.Store(last.stale.Load())
+	target.kinds.latest.Store(older)
 }
 
 // A member whose credential hangs delays the others by a second, and by no more than its own timeout. A
