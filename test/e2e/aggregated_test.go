@@ -11,9 +11,12 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
 // thing is the kind that the aggregated API serves.
@@ -74,4 +77,43 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 		"apiservice/"+service.GetName())
 	g.Expect(err).NotTo(HaveOccurred())
 	return server.CloseClientConnections
+}
+
+// An aggregated API whose server does not answer is not taken for one that does not exist, also if the
+// first tenant that asks for anything asks for a kind that nobody serves.
+func TestAggregatedAPIThatIsDown(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns := namespace(t)
+	down := schema.GroupVersionKind{Group: "down.example.test", Version: "v1", Kind: "Thing"}
+	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "down"},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}) // without endpoints
+	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"group": down.Group, "version": down.Version, "groupPriorityMinimum": int64(100), "versionPriority": int64(100),
+		"insecureSkipTLSVerify": true, "service": map[string]any{"namespace": ns, "name": "down"},
+	}}}
+	service.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService",
+	})
+	service.SetName(down.Version + "." + down.Group)
+	create(t, service)
+	_, err := cp.Kubectl(ctx, "wait", "--for=condition=Available=false", "--timeout=60s", "apiservice/"+service.GetName())
+	g.Expect(err).NotTo(HaveOccurred())
+
+	tenant(t, ns, "first")
+	tenant(t, ns, "second")
+	o := startOperator(t, clustercache.Options{})
+	list := func(name string, gvk schema.GroupVersionKind) error {
+		o.waitConnected(t, name)
+		c, err := o.GetUncachedClient(ctx, key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		objects := &unstructured.UnstructuredList{}
+		objects.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+		return c.List(ctx, objects)
+	}
+	g.Expect(meta.IsNoMatchError(list("first", schema.GroupVersionKind{Group: "no.example.test", Version: "v1",
+		Kind: "Unknown"}))).To(BeTrue())
+	g.Eventually(func() error { return list("second", down) }).WithTimeout(patience).
+		Should(And(HaveOccurred(), Satisfy(func(err error) bool { return !meta.IsNoMatchError(err) }),
+			MatchError(ContainSubstring(down.Group))))
 }
