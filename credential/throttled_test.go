@@ -53,6 +53,10 @@ func TestThrottledRetry(t *testing.T) {
 	g.Expect(afterFailure(nil, throttled(10), now, 1).retry.Sub(now)).To(Equal(12 * time.Second))
 	g.Expect(afterFailure(nil, throttled(3600), now, 0).retry.Sub(now)).To(Equal(retryMost))
 	g.Expect(afterFailure(nil, throttled(0), now, 0).retry.Sub(now)).To(Equal(retryFirst))
+	again := afterFailure(afterFailure(nil, throttled(1), now, 0), throttled(1), now, 0)
+	g.Expect(again.retry.Sub(now)).To(Equal(2*retryFirst), "a server that refuses again is asked less often")
+	again = afterFailure(again, throttled(50), now, 0)
+	g.Expect(again.retry.Sub(now)).To(Equal(50*time.Second), "and never before it says")
 	sa := schema.GroupResource{Resource: "serviceaccounts"}
 	unavailable := apierrors.NewGenericServerResponse(http.StatusServiceUnavailable, "POST", sa, "", "", 3, true)
 	g.Expect(afterFailure(nil, unavailable, now, 0).retry.Sub(now)).To(Equal(3 * time.Second))

@@ -155,7 +155,10 @@ func afterFailure(last *failure, err error, now time.Time, jitter float64) *fail
 	next.retry = now.Add(time.Duration(float64(wait) * (1 - jitter/2)))
 	if asked, _ := connstate.ThrottledFor(err); asked > 0 { // the API server says when
 		asked = min(asked, retryMost)
-		next.retry = now.Add(asked + time.Duration(float64(asked)*jitter/5))
+		at := now.Add(asked + time.Duration(float64(asked)*jitter/5))
+		if next.count == 1 || at.After(next.retry) { // a server that refuses again and again is asked less and less
+			next.retry = at
+		}
 	}
 	return next
 }

@@ -119,14 +119,18 @@ func (o ProbeOptions) Due(h Health, members int, jitter float64) time.Time {
 		return h.LastProbeTime.Add(o.Interval)
 	}
 	interval := o.IdentityInterval - time.Duration(jitter*float64(o.IdentityInterval)/10)
-	if o.MaxIdentityProbesPerSecond > 0 {
-		// One probe of each member in shortest is the bound.
-		shortest := time.Second * time.Duration(members) / time.Duration(o.MaxIdentityProbesPerSecond)
-		if shortest > o.IdentityInterval*9/10 {
-			interval = 2*shortest - time.Duration(jitter*float64(shortest))
-		}
+	if shortest := o.Spread(members); shortest > o.IdentityInterval*9/10 {
+		interval = 2*shortest - time.Duration(jitter*float64(shortest))
 	}
 	return h.LastProbeSuccessTime.Add(interval)
+}
+
+// Spread returns the shortest time in which each of the members may be probed once.
+func (o ProbeOptions) Spread(members int) time.Duration {
+	if o.MaxIdentityProbesPerSecond <= 0 {
+		return 0
+	}
+	return time.Second * time.Duration(members) / time.Duration(o.MaxIdentityProbesPerSecond)
 }
 
 // Failed reports whether enough probes failed to end the connection.

@@ -230,6 +230,9 @@ func (d delivery[T]) bookmark(version int64, initial bool) bool {
 // put returns false if the watch has ended, or its client does not read. Such a client keeps this one
 // event.
 func (d delivery[T]) put(event WatchEvent[T]) bool {
+	if d.ctx.Err() != nil {
+		return false
+	}
 	select {
 	case d.result <- event:
 		return true

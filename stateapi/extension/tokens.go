@@ -2,8 +2,10 @@ package extension
 
 import (
 	"context"
+	"net"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
 	"k8s.io/apiserver/pkg/authentication/group"
@@ -64,8 +66,16 @@ func (g gatedTokens) AuthenticateToken(ctx context.Context, token string) (*auth
 	switch {
 	case accepted:
 		g.gate.Accepted(token)
-	case err == nil:
+	case err == nil || isVerdict(err):
 		g.gate.Refused(token)
 	}
 	return response, accepted, err
+}
+
+// isVerdict reports whether the error of a review is what the API server says of the token, and not that
+// of a review that failed.
+func isVerdict(err error) bool {
+	var status apierrors.APIStatus
+	var network net.Error
+	return !errors.As(err, &status) && !errors.As(err, &network) && !errors.Is(err, context.Canceled)
 }

@@ -19,12 +19,16 @@ import (
 func TestFloodOfTokens(t *testing.T) {
 	g := NewWithT(t)
 	var reviews atomic.Int32
+	var revoked atomic.Bool
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		reviews.Add(1)
 		review := &authenticationv1.TokenReview{}
 		_ = json.NewDecoder(req.Body).Decode(review)
 		review.Status.Authenticated = review.Spec.Token == "good"
 		review.Status.User.Username = "alice"
+		if revoked.Load() {
+			review.Status = authenticationv1.TokenReviewStatus{Error: "the token has expired"}
+		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(review)
@@ -52,6 +56,13 @@ func TestFloodOfTokens(t *testing.T) {
 		_, accepted, err = gated.AuthenticateToken(t.Context(), token)
 		return accepted, err
 	}
+	g.Expect(ask("good")).To(BeTrue())
+	revoked.Store(true) // the API server says so by an error in the status
+	_, err = ask("good")
+	g.Expect(err).To(MatchError(ContainSubstring("expired")))
+	known, _ := gated.(gatedTokens).gate.Allow("good", "")
+	g.Expect(known).To(BeFalse(), "a token that is refused is a stranger's again")
+	revoked.Store(false)
 	g.Expect(ask("good")).To(BeTrue())
 	before, refused := reviews.Load(), 0
 	for n := range 1000 {

@@ -159,7 +159,9 @@ func (s conclusion) probeThrottled(reason connstate.Reason) {
 		s.throttled.since = s.now
 	}
 	end := s.throttled.since.Add(s.config.Probe.ThrottleTimeout)
-	s.throttled.until, s.throttled.served = earlier(s.now.Add(answer.RetryAfter), end), s.seen.Served
+	// All identities there are refused, and their probes must stay as far apart as those of healthy ones.
+	wait := max(answer.RetryAfter, s.config.Probe.Spread(s.seen.Members))
+	s.throttled.until, s.throttled.served = earlier(s.now.Add(wait), end), s.seen.Served
 	s.health = s.health.Inconclusive(s.now, answer.Err)
 	if !s.now.Before(end) {
 		s.backOffAfter(answer)

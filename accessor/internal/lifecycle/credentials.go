@@ -94,7 +94,7 @@ func (s *step) start() {
 	case Connect:
 		create.Epoch, create.Deferred = s.epoch+1, !s.deniedUntil.IsZero()
 	case Probe:
-		create.Urgent = s.health.ConsecutiveFailures == 0
+		create.Urgent = s.health.ConsecutiveFailures == 0 && s.throttled.since.IsZero()
 		s.attempt.probeReason, s.probeReason = s.probeReason, byClock
 	case Verify:
 		create.Credential = s.rotation.credential

@@ -165,7 +165,7 @@ func (w evidenceWorld) throttledAnswer(next *evidenceWorld, reply Answer) (broke
 	if next.phase == 2 && next.failures > w.failures {
 		violated("a throttled probe is no failure")
 	}
-	if end := at(next.only + timeout); next.phase == 2 && next.probeReason != int8(forAll) &&
+	if end := at(next.only + timeout); next.phase == 2 && next.probeReason == int8(byClock) &&
 		deadline.Before(earlier(asked, end)) {
 		violated("a probe does not begin before the time that the server names")
 	}

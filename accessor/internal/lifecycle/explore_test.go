@@ -214,7 +214,7 @@ var invariants = []struct {
 			if a.probeReason == byClock {
 				return count[CreateAttempt](t.effects) == 1 && a.attempt.kind == Probe
 			}
-			latest := later(a.health.LastProbeTime.Add(exploreConfig.Probe.Interval), a.throttled.until)
+			latest := a.health.LastProbeTime.Add(exploreConfig.Probe.Interval)
 			return a.attempt.id != 0 || a.probeReason == forAll || !a.Deadline(epoch0, t.seen).After(later(epoch0, latest))
 		}},
 	{"events of another target have no effect", func(t *transition) bool {

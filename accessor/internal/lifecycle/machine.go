@@ -210,7 +210,9 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	if m.probeReason == unauthorized {
 		at = earlier(at, m.health.LastProbeTime.Add(m.config.Probe.Interval))
 	}
-	at = later(at, m.throttled.until)
+	if m.probeReason != unauthorized && m.isThrottled(seen) { // else the server answers again
+		at = later(at, m.throttled.until)
+	}
 	if !at.After(now) {
 		return Probe, now
 	}

@@ -31,14 +31,21 @@ func (s *step) notify() {
 // backOff delays the next connect.
 func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
 
-// backOffAfter delays the next connect as the answer asks, or else as backOff does.
+// backOffAfter delays the next connect as the answer asks, or else as backOff does. A server that refuses
+// again and again is asked at longer and longer intervals, whatever it asks for: its own time is the same
+// for one identity and for thousands.
 func (s *step) backOffAfter(answer Answer) {
 	if answer.RetryAfter <= 0 {
 		s.backOff()
 		return
 	}
 	asked := wait.Backoff{Duration: s.boundedRetry(answer), Steps: 1, Jitter: s.config.Backoff.Jitter}
-	s.nextConnect = s.now.Add(delay(&asked, s.seen.Jitter))
+	next := s.now.Add(delay(&asked, s.seen.Jitter))
+	if s.reason == connstate.ReasonThrottled { // not the first time
+		s.backOff()
+		next = later(next, s.nextConnect)
+	}
+	s.nextConnect = next
 }
 
 // boundedRetry returns after which time the server wants to be asked again. No server delays that for
@@ -100,7 +107,8 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 		s.emit(CloseCredential{Credential: s.credential})
 		s.credential, s.resolution, s.rotation = newer.credential, newer.resolution, nil
 		// the server fails with any credential
-		if reason != connstate.ReasonUnreachable && reason != connstate.ReasonProbeFailed {
+		if reason != connstate.ReasonUnreachable && reason != connstate.ReasonProbeFailed &&
+			reason != connstate.ReasonThrottled {
 			s.resetBackoff()
 			s.connectNow()
 		}
