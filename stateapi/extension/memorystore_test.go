@@ -361,7 +361,8 @@ func TestTrimmedWatch(t *testing.T) {
 		g.Expect(first.Type).To(Equal(watch.Added))
 		g.Expect(end.Type).To(Equal(watch.Error))
 		g.Expect(apierrors.IsResourceExpired(end.Err)).To(BeTrue(), "%v", end.Err)
-		g.Expect(late).To(BeClosed())
+		_, open := <-late
+		g.Expect(open).To(BeFalse())
 	})
 }
 
