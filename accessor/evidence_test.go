@@ -196,18 +196,16 @@ func BenchmarkConnectBesideDenied(b *testing.B) {
 			for i := range denied {
 				d.extension(fmt.Sprintf("denied-%d", i), fmt.Sprintf("denied-%d", i))
 			}
-			for ; int(r.reviews.Load()) < denied; time.Sleep(time.Millisecond) {
-			}
+			NewWithT(b).Eventually(func() int { return int(r.reviews.Load()) }).WithTimeout(patience).
+				Should(BeNumerically(">=", denied))
 			var took []time.Duration
 			for n := 0; b.Loop(); n++ {
 				start, name := time.Now(), fmt.Sprintf("new-%d", n)
 				d.extension(name, name)
-				for {
-					if _, err := d.At(client.ObjectKey{Name: name}).GetClient(); err == nil {
-						break
-					}
-					time.Sleep(100 * time.Microsecond)
-				}
+				NewWithT(b).Eventually(func() error {
+					_, err := d.At(client.ObjectKey{Name: name}).GetClient()
+					return err
+				}).WithTimeout(patience).WithPolling(100 * time.Microsecond).Should(Succeed())
 				took = append(took, time.Since(start))
 			}
 			slices.Sort(took)

@@ -120,7 +120,8 @@ func TestHandler(t *testing.T) {
 	g.Expect(none.Body.String()).To(MatchJSON(`{"connections": []}`))
 }
 
-// What a server states reaches the terminal of who asks with curl, and can neither steer nor confuse it.
+// What a server states reaches the terminal of who asks with curl, and can neither steer nor
+// confuse it.
 func TestHandlerIsForTerminals(t *testing.T) {
 	g := NewWithT(t)
 	state := everyField(t)

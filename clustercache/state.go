@@ -184,8 +184,8 @@ const (
 	ReasonUnreachable = connstate.ReasonUnreachable
 	// ReasonProbeFailed: the API server answers, but does not report the identity.
 	ReasonProbeFailed = connstate.ReasonProbeFailed
-	// ReasonThrottled: the API server, or the one that issues tokens, refuses requests for now (429, or 503
-	// with Retry-After).
+	// ReasonThrottled: the API server, or the one that issues tokens, refuses requests for now (429,
+	// or 503 with Retry-After).
 	ReasonThrottled = connstate.ReasonThrottled
 	// ReasonFiltered: the options exclude the extension. Only earlier handles return this reason.
 	ReasonFiltered = connstate.ReasonFiltered

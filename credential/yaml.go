@@ -121,8 +121,8 @@ func writeJSON(out *bytes.Buffer, node *yaml.Node, depth int) error {
 var booleanFields = map[string]bool{"insecure-skip-tls-verify": true, "disable-compression": true,
 	"provideClusterInfo": true}
 
-// writeBoolean appends the value of a field that is a boolean, if it is one of YAML 1.1's words for it, such
-// as no and off, which kubectl takes. In other fields these words are texts.
+// writeBoolean appends the value of a field that is a boolean, if it is one of YAML 1.1's words for
+// it, such as no and off, which kubectl takes. In other fields these words are texts.
 func writeBoolean(out *bytes.Buffer, field string, value *yaml.Node) bool {
 	var isTrue bool
 	if !booleanFields[field] || value.Kind != yaml.ScalarNode || value.Style != 0 || value.Anchor != "" ||

@@ -34,8 +34,8 @@ type fencedLock struct {
 // got no answer sends the same record again, and a clock that is set back makes a record the same as an
 // earlier one: others would see no change, and count from the first.
 //
-// A time that was not sent before stays as it is. So one record with a time far ahead, from a clock that
-// was wrong for a moment, does not move the times of the records after it.
+// A time that was not sent before stays as it is. So one record with a time far ahead, from a clock
+// that was wrong for a moment, does not move the times of the records after it.
 func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
 	asked := record.RenewTime.Unix()
 	if second := l.sent.add(asked); second != asked {

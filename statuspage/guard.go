@@ -49,10 +49,10 @@ const (
 // can verify, because people enter their tokens.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
-// system:auth-delegator grants it. Guard reviews at most 20 requests a second with tokens that were not
-// accepted within an hour, of which 10 from one address, and answers 429 beyond that. So a flood of
-// invalid tokens does not lock out who has signed in. An accepted token may cause 5 reviews a second. A
-// verdict counts for 10 s, and for a stream for five minutes.
+// system:auth-delegator grants it. Guard reviews at most 20 requests a second with tokens that were
+// not accepted within an hour, of which 10 from one address, and answers 429 beyond that. So a
+// flood of invalid tokens does not lock out who has signed in. An accepted token may cause 5
+// reviews a second. A verdict counts for 10 s, and for a stream for five minutes.
 func (p *Page) Guard(c client.Client, path string) http.Handler {
 	reviews := &reviews{client: c, strangerSlots: make(chan struct{}, maxReviews),
 		knownSlots: make(chan struct{}, maxReviews), gate: strangers.New(reviewsPerSecond, reviewBurst),

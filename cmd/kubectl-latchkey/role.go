@@ -26,9 +26,10 @@ type resourceMapper interface {
 }
 
 // rolesFor returns the roles and bindings by which the ServiceAccount of a connection may list and
-// watch what is Forbidden to it, and nothing else: a Role for each namespace in which something is, and a
-// ClusterRole for what is in all namespaces or in none. A scope of one name is granted by that name.
-// Roles with other rules have other names, so that to apply later ones takes nothing away.
+// watch what is Forbidden to it, and nothing else: a Role for each namespace in which something is,
+// and a ClusterRole for what is in all namespaces or in none. A scope of one name is granted by
+// that name. Roles with other rules have other names, so that to apply later ones takes nothing
+// away.
 //
 // The subject is the ServiceAccount that the extension names, never the user that an API server
 // reports: with a kubeconfig, that is a server of the tenant's choice.
@@ -82,7 +83,8 @@ func nameOf(fieldSelector string) string {
 	return name
 }
 
-// rulesFor returns a rule for each API group, and one for each resource of which only some names are read.
+// rulesFor returns a rule for each API group, and one for each resource of which only some names
+// are read.
 func rulesFor(namesByResource map[schema.GroupResource][]string) (rules []rbacv1.PolicyRule) {
 	byGroup := map[string][]string{}
 	for resource, names := range namesByResource {

@@ -157,9 +157,9 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	return options, nil
 }
 
-// asTheManager is the AllowIdentity of commands that only look. Cluster-scoped extensions may name any
-// ServiceAccount, as with a manager that starts at all, because a policy must guard them there. Others may
-// name one of their own namespace, which is the manager's default.
+// asTheManager is the AllowIdentity of commands that only look. Cluster-scoped extensions may name
+// any ServiceAccount, as with a manager that starts at all, because a policy must guard them there.
+// Others may name one of their own namespace, which is the manager's default.
 func asTheManager(_ context.Context, object client.Object, serviceAccount types.NamespacedName) error {
 	if object.GetNamespace() == "" || object.GetNamespace() == serviceAccount.Namespace {
 		return nil

@@ -11,8 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// serveProbes serves /healthz and /readyz at --health-probe-bind-address. The manager would listen when it
-// is created, before the options are checked: a port that is taken would hide every other mistake.
+// serveProbes serves /healthz and /readyz at --health-probe-bind-address. The manager would listen
+// when it is created, before the options are checked: a port that is taken would hide every other
+// mistake.
 func (m *managerFlags) serveProbes(ctx context.Context, mgr manager.Manager, ready map[string]healthz.Checker) error {
 	if m.probeAddress == "" || m.probeAddress == "0" {
 		return nil

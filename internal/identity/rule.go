@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Rule returns the RBAC rule that grants the verbs on a resource, or only on the objects with the given
-// names, as YAML in a line. A message that says which permission is missing names this rule, which grants
-// nothing else, and never a role, which may grant more or something else.
+// Rule returns the RBAC rule that grants the verbs on a resource, or only on the objects with the
+// given names, as YAML in a line. A message that says which permission is missing names this rule,
+// which grants nothing else, and never a role, which may grant more or something else.
 func Rule(resource schema.GroupResource, names []string, verbs ...string) string {
 	rule := "{apiGroups: " + listOf(resource.Group) + ", resources: " + listOf(resource.Resource)
 	if len(names) > 0 {

@@ -32,16 +32,17 @@ type Gate struct {
 	accepted  *cache.LRUExpireCache // *rate.Limiter by hash of the token
 }
 
-// New returns a gate that lets so many tokens of strangers pass, on average and at once, and twice as many
-// of those that were accepted.
+// New returns a gate that lets so many tokens of strangers pass, on average and at once, and twice
+// as many of those that were accepted.
 func New(perSecond float64, burst int) *Gate {
 	return &Gate{strangers: rate.NewLimiter(rate.Limit(perSecond), burst),
 		known: rate.NewLimiter(rate.Limit(2*perSecond), 2*burst), perSecond: perSecond, burst: burst,
 		addresses: cache.NewLRUExpireCache(maxAddresses), accepted: cache.NewLRUExpireCache(maxAccepted)}
 }
 
-// Allow reports whether the token may be reviewed now, and whether it is known: accepted before. address
-// is that of the client, with or without a port; "" if it is not known, which counts as any.
+// Allow reports whether the token may be reviewed now, and whether it is known: accepted before.
+// address is that of the client, with or without a port; "" if it is not known, which counts as
+// any.
 func (g *Gate) Allow(token, address string) (known, ok bool) {
 	if own, found := g.accepted.Get(sha256.Sum256([]byte(token))); found {
 		return true, own.(*rate.Limiter).Allow() && g.known.Allow()

@@ -9,8 +9,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A flood of tokens that prove nothing locks out neither a token that was accepted, nor a first sign-in
-// from another address.
+// A flood of tokens that prove nothing locks out neither a token that was accepted, nor a first
+// sign-in from another address.
 func TestFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

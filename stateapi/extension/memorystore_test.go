@@ -60,8 +60,8 @@ type watching struct {
 	ended  bool
 }
 
-// watchStore watches until the test ends, inside of a bubble. It returns when there are no more initial
-// events.
+// watchStore watches until the test ends, inside of a bubble. It returns when there are no more
+// initial events.
 func watchStore(t *testing.T, s *memoryStore, namespace string, options metav1.ListOptions) *watching {
 	t.Helper()
 	events, err := s.Watch(in(t, namespace), &options)
@@ -316,7 +316,8 @@ func TestStalledWatch(t *testing.T) {
 	})
 }
 
-// A burst of changes ends no watch whose client reads: what it has not read yet comes from the history.
+// A burst of changes ends no watch whose client reads: what it has not read yet comes from the
+// history.
 func TestBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -428,7 +429,8 @@ func TestInitialEventsWhileChanging(t *testing.T) {
 	})
 }
 
-// An idle watch costs the same whatever the number of objects, whether its client has read them or not.
+// An idle watch costs the same whatever the number of objects, whether its client has read them or
+// not.
 func TestWatchesAreSmall(t *testing.T) {
 	for _, reads := range []bool{true, false} {
 		t.Run(fmt.Sprintf("reads=%t", reads), func(t *testing.T) {

@@ -418,8 +418,8 @@ func TestBookmarksOfTables(t *testing.T) {
 	g.Expect(seen).To(Equal([]string{`ADDED ["a","red",0]`, `BOOKMARK ["",null,null]`}))
 }
 
-// A user may have so many watches open, and so may all together. One more gets 429 and the reason. What
-// has ended, also before it was served, does not count.
+// A user may have so many watches open, and so may all together. One more gets 429 and the reason.
+// What has ended, also before it was served, does not count.
 func TestWatchLimits(t *testing.T) {
 	g := NewWithT(t)
 	options := complete(t)

@@ -21,15 +21,16 @@ import (
 
 // strangersPerSecond is how many tokens are reviewed on average that were not accepted within an hour,
 // and strangersBurst how many at once. The client has the rest of its rate for known tokens and for
-// SubjectAccessReviews: those who prove nothing lock nobody out.
+// SubjectAccessReviews: invalid tokens
+// lock out no user.
 const strangersPerSecond, strangersBurst = 50, 100
 
 // errTooManyTokens is why a token was not reviewed. The answer to its request is 401.
 var errTooManyTokens = errors.New("too many requests with tokens that were not accepted before; try again")
 
-// withTokens returns the authenticator of requests that first accepts, or that have a token which the API
-// server in front accepts. It is what authenticatorfactory makes, but for the gate between the cache of
-// answers and the reviews.
+// withTokens returns the authenticator of requests that first accepts, or that have a token which
+// the API server in front accepts. It is what authenticatorfactory makes, but for the gate between
+// the cache of answers and the reviews.
 func withTokens(first authenticator.Request,
 	client authenticationv1client.AuthenticationV1Interface) (authenticator.Request, error) {
 	gated, err := gate(client)
@@ -72,8 +73,8 @@ func (g gatedTokens) AuthenticateToken(ctx context.Context, token string) (*auth
 	return response, accepted, err
 }
 
-// isVerdict reports whether the error of a review is what the API server says of the token, and not that
-// of a review that failed.
+// isVerdict reports whether the error of a review is what the API server says of the token, and not
+// that of a review that failed.
 func isVerdict(err error) bool {
 	var status apierrors.APIStatus
 	var network net.Error

@@ -21,7 +21,8 @@ type watchLimit struct {
 	byUser map[string]int // guarded by mu; only users with watches
 }
 
-// begin counts a watch. The caller calls release when the watch has ended, which may be more than once.
+// begin counts a watch. The caller calls release when the watch has ended, which may be more than
+// once.
 func (l *watchLimit) begin(user string) (release func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -48,8 +48,8 @@ func TestWatchTime(t *testing.T) {
 	})
 }
 
-// A watch counts until its request has ended: a client that does not read keeps its place. A request that
-// the library refuses after Watch does not keep one.
+// A watch counts until its request has ended: a client that does not read keeps its place. A
+// request that the library refuses after Watch does not keep one.
 func TestWatchCountsUntilItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -85,8 +85,8 @@ type attempt struct {
 	probeReason probeReason
 }
 
-// throttled is a series of probes that the server answers with nothing but "not now". throttled is zero
-// if the last probe was answered otherwise.
+// throttled is a series of probes that the server answers with nothing but "not now". throttled is
+// zero if the last probe was answered otherwise.
 type throttled struct {
 	since  time.Time // of the first such answer
 	until  time.Time // the server wants no other probe before

@@ -31,9 +31,9 @@ func (s *step) notify() {
 // backOff delays the next connect.
 func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
 
-// backOffAfter delays the next connect as the answer asks, or else as backOff does. A server that refuses
-// again and again is asked at longer and longer intervals, whatever it asks for: its own time is the same
-// for one identity and for thousands.
+// backOffAfter delays the next connect as the answer asks, or else as backOff does. A server that
+// refuses again and again is asked at longer and longer intervals, whatever it asks for: its own
+// time is the same for one identity and for thousands.
 func (s *step) backOffAfter(answer Answer) {
 	if answer.RetryAfter <= 0 {
 		s.backOff()

@@ -25,7 +25,7 @@ type sharedDiscovery struct {
 
 	mu        sync.Mutex
 	nextAlone time.Time     // guarded by mu; when the next member may ask alone
-	published chan struct{} // guarded by mu; closed at the next success; nil if nobody waits
+	published chan struct{} // guarded by mu; closed at the next success; nil if no member waits
 }
 
 // publish frees all members that wait.
@@ -61,7 +61,7 @@ func (s *sharedDiscovery) turn(now time.Time) time.Duration {
 }
 
 // discover asks the server, in one flight with other callers. A member asks alone if the flight failed
-// with another member's credential, or if it takes longer than followerTimeout. Whoever succeeds first
+// with another member's credential, or if it takes longer than followerTimeout. The first success
 // frees all. discover returns when ctx is done; what it has begun goes on for the others.
 func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
 	shared, start := &m.kinds.shared, time.Now()

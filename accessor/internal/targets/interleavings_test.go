@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/testutil"
 )
 
-// A new request makes the guard forget only what cannot be written any more: not a request that is under
-// way, and not one whose term has ended, however long ago it returned.
+// A new request makes the guard forget only what cannot be written any more: not a request that is
+// under way, and not one whose term has ended, however long ago it returned.
 func TestGuardRemembers(t *testing.T) {
 	for name, returned := range map[string]func() time.Time{
 		"under way":       func() time.Time { return time.Time{} },

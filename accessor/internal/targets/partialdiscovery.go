@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// partialDiscovery notes for which groups a discovery failed. package restmapper leaves them out: a group
-// whose API server answers 503 for a moment would not exist.
+// partialDiscovery notes for which groups a discovery failed. package restmapper leaves them out: a
+// group whose API server answers 503 for a moment would not exist.
 type partialDiscovery struct {
 	discovery.DiscoveryInterfaceWithContext
 	failed map[schema.GroupVersion]error

@@ -300,8 +300,8 @@ func forgetTime(target *Target) {
 	target.kinds.latest.Store(older)
 }
 
-// A member whose credential hangs delays the others by a second, and by no more than its own timeout. A
-// server that is slow for everyone does not get a discovery from each member.
+// A member whose credential hangs delays the others by a second, and by no more than its own
+// timeout. A server that is slow for everyone does not get a discovery from each member.
 func TestFollowersAskAlone(t *testing.T) {
 	g := NewWithT(t)
 	a := newAPIServer(t, "gadget")

@@ -110,7 +110,8 @@ func (r *Reviewer) ask(ctx context.Context, q Question, verb string) (monitor.Ve
 		return monitor.Unanswered, errors.Wrap(err, "reviewing access: too many reviews are unanswered")
 	}
 	review := &authorizationv1.SelfSubjectAccessReview{}
-	// without client-go's own retries, which would wait for a server that is overloaded while they hold the slot
+	// without client-go's own retries, which would wait for a server that is overloaded while they
+	// hold the slot
 	err := r.authorization.Post().Resource("selfsubjectaccessreviews").Body(&authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: q.Attributes(verb)},
 	}).MaxRetries(0).Do(bounded).Into(review)

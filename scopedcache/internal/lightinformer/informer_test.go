@@ -638,8 +638,8 @@ func TestListThatNamesAnObjectTwice(t *testing.T) {
 	})
 }
 
-// A handler that is added late has synced when the objects that are there were delivered to it, and not
-// before.
+// A handler that is added late has synced when the objects that are there were delivered to it, and
+// not before.
 func TestLateHandlerSyncsAfterItsObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -662,8 +662,8 @@ func TestLateHandlerSyncsAfterItsObjects(t *testing.T) {
 	})
 }
 
-// A handler that is removed during a call receives nothing more, also not the rest of what was taken with
-// that call's event.
+// A handler that is removed during a call receives nothing more, also not the rest of what was
+// taken with that call's event.
 func TestRemovedDuringABatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

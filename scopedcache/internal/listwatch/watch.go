@@ -136,8 +136,8 @@ func newDecoder(stream io.ReadCloser, contentType string,
 		Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects)}, nil
 }
 
-// boundedBody is the body of a watch. The decoders of JSON and CBOR read an event to its end before its
-// size is known, so the body ends before that.
+// boundedBody is the body of a watch. The decoders of JSON and CBOR read an event to its end before
+// its size is known, so the body ends before that.
 type boundedBody struct {
 	io.ReadCloser
 	left int // how much may be read for the event under way
