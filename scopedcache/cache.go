@@ -1,6 +1,7 @@
 package scopedcache
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 	"slices"
@@ -49,6 +50,7 @@ type scopedCache struct {
 	tracer       *tracing.Tracer
 	rbacWatcher  *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring   *monitor.Config
+	unstreamed   *UnstreamedKinds
 }
 
 var _ Cache = (*scopedCache)(nil)
@@ -81,6 +83,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		clients: listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
+		unstreamed: cmp.Or(options.UnstreamedKinds, &UnstreamedKinds{}),
 	}
 	if c.changed = options.OnScopesChange; c.changed == nil {
 		c.changed = func() {}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // entry is a scope in the cache. An entry has everything that outlives the scope's informers: the
@@ -85,16 +86,10 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 	}
 }
 
-// errStreams is the reason why an informer has not synced if the API server streams objects and has
-// not marked the end of the list.
-var errStreams = errors.New(
-	"the API server has begun to stream objects, and no bookmark has said yet that these are all; check whether a " +
-		"proxy drops bookmarks")
-
 // lastErrorLocked returns why the informer does not sync, nil if unknown. The caller holds mu.
 func (s *entry) lastErrorLocked() error {
 	if s.lastError == nil && s.running != nil && s.running.streams() {
-		return errStreams
+		return monitor.ErrStreams
 	}
 	return s.lastError
 }

@@ -296,29 +296,23 @@ func TestExpiredPage(t *testing.T) {
 	g.Expect(pages).To(HaveLen(1))
 }
 
-// versionedInformer is an informer that has only a resourceVersion.
-type versionedInformer struct {
-	toolscache.SharedIndexInformer
-	version string
-}
-
-func (i *versionedInformer) LastSyncResourceVersion() string { return i.version }
-
 // A watch that is restarted for authorization resumes at its resourceVersion. A watch that still
 // streams its list is not restarted, because it would list from the beginning.
 func TestWatchAgain(t *testing.T) {
 	g := NewWithT(t)
-	shared := &versionedInformer{}
-	i := &informer{shared: shared}
+	i := &informer{}
+	observer := watchObserver{run: &run{entry: &entry{}}, informer: i}
 	i.restartWatch() // there is no watch yet
 	listing, watching := watch.NewFake(), watch.NewFake()
-	i.setWatch(listing, true)
+	observer.WatchBegan(true)
+	i.setWatch(listing)
 	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeFalse())
-	shared.version = "7"
+	observer.WatchListed() // whatever its version is: it can be that of the list before
 	i.restartWatch()
 	g.Expect(listing.IsStopped()).To(BeTrue())
-	i.setWatch(watching, false)
+	observer.WatchBegan(false)
+	i.setWatch(watching)
 	i.restartWatch()
 	g.Expect(watching.IsStopped()).To(BeTrue())
 }
@@ -447,41 +441,6 @@ func TestDefaultWatchErrorHandler(t *testing.T) {
 	a.deny(true)
 	a.cut()
 	g.Eventually(received).WithTimeout(patience).Should(Receive(Satisfy(apierrors.IsForbidden)))
-}
-
-// A streamed list that never ends has an error of its own, which does not say that the API server
-// is silent. A proxy that drops bookmarks causes this.
-func TestStreamWithoutBookmarks(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
-		if req.URL.Query().Get("sendInitialEvents") != "true" {
-			return false
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusOK)
-		w.(http.Flusher).Flush()
-		<-req.Context().Done()
-		return true
-	})
-	c := a.newCache(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	first := make(chan error, 1)
-	go func() { first <- list(ctx, c, "n") }()
-	g.Eventually(func() bool {
-		c.(*scopedCache).mu.Lock()
-		defer c.(*scopedCache).mu.Unlock()
-		for e := range c.(*scopedCache).entries {
-			if running := e.tryRunning(); running != nil && running.streams() {
-				return true
-			}
-		}
-		return false
-	}).WithTimeout(patience).Should(BeTrue())
-	cancel()
-	g.Expect(<-first).
-		To(MatchError(ContainSubstring("has begun to stream objects, and no bookmark has said yet that these are all")),
-			"the read that started the informer")
 }
 
 // tryRunning returns the running informer, or nil if the entry is locked.

@@ -32,13 +32,13 @@ type informer struct {
 	life   context.Context // ends when the informer is stopped
 	end    context.CancelFunc
 
-	helpers       sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
-	indexed       map[string]bool // guarded by entry.mu: the fields that have an index
-	indexers      int             // guarded by entry.mu: how many of the scope's indexers are added
-	mu            sync.Mutex
-	watch         watch.Interface // guarded by mu: the latest watch, nil before the first
-	lists         bool            // guarded by mu: watch begins with a streamed list
-	listedVersion string          // guarded by mu: the version when watch began
+	helpers  sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
+	indexed  map[string]bool // guarded by entry.mu: the fields that have an index
+	indexers int             // guarded by entry.mu: how many of the scope's indexers are added
+	mapping  *meta.RESTMapping
+	mu       sync.Mutex
+	watch    watch.Interface // guarded by mu: the latest watch, nil before the first
+	listing  bool            // guarded by mu: the latest watch streams a list that has not ended
 }
 
 // has reports whether the informer has an object with that key.
@@ -56,17 +56,24 @@ func (i *informer) objects() int {
 }
 
 // setWatch records a new watch.
-func (i *informer) setWatch(stream watch.Interface, lists bool) {
+func (i *informer) setWatch(stream watch.Interface) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.watch, i.lists, i.listedVersion = stream, lists, i.shared.LastSyncResourceVersion()
+	i.watch = stream
+}
+
+// setListing records whether the latest watch streams a list that has not ended.
+func (i *informer) setListing(listing bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.listing = listing
 }
 
 // streams reports whether the watch is streaming a list.
 func (i *informer) streams() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.watch != nil && i.lists && i.shared.LastSyncResourceVersion() == i.listedVersion
+	return i.listing
 }
 
 // restartWatch ends the watch. The informer then starts another watch at the same resourceVersion,
@@ -74,23 +81,54 @@ func (i *informer) streams() bool {
 // the beginning.
 func (i *informer) restartWatch() {
 	i.mu.Lock()
-	latest := i.watch
-	if i.lists && i.shared.LastSyncResourceVersion() == i.listedVersion { // still streams its list
-		latest = nil
+	latest, listing := i.watch, i.listing
+	i.mu.Unlock()
+	if latest != nil && !listing {
+		latest.Stop()
 	}
+}
+
+// stopWatch ends the watch.
+func (i *informer) stopWatch() {
+	i.mu.Lock()
+	latest := i.watch
 	i.mu.Unlock()
 	if latest != nil {
 		latest.Stop()
 	}
 }
 
+// watchObserver reports how the watches of an informer go.
+type watchObserver struct {
+	run      *run
+	informer *informer
+	life     monitor.LifeID
+}
+
+func (o watchObserver) WatchBegan(lists bool) {
+	o.informer.setListing(lists)
+	o.run.mail.reportWatch(o.life, monitor.WatchBegan{Life: o.life, Lists: lists})
+}
+
+func (o watchObserver) WatchListed() {
+	o.informer.setListing(false)
+	o.run.mail.reportWatch(o.life, monitor.WatchListed{Life: o.life})
+}
+
+func (o watchObserver) WatchEnded(lasted time.Duration, stopped bool, err error) {
+	o.informer.setListing(false)
+	o.run.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Stopped: stopped,
+		Err: displayError(err, o.run.cache.options.HideServerMessages)})
+}
+
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
-	next := &informer{}
+	next := &informer{mapping: mapping}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.configOf(mapping), r.kind.example
 	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.namespaceIn(mapping),
-		Bookmarks: ptr.Deref(config.EnableWatchBookmarks, true)}
+		Bookmarks: ptr.Deref(config.EnableWatchBookmarks, true),
+		Observer:  watchObserver{run: r, informer: next, life: life}}
 	if config.LabelSelector != nil {
 		resource.Labels = config.LabelSelector.String()
 	}
@@ -119,6 +157,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		// A DefaultWatchErrorHandler receives every error.
 		ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
 		OnWatch:   next.setWatch,
+		Unstreams: func() bool { return r.cache.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
 	}, example, resyncPeriod(config.SyncPeriod), indexers)
 	if err := next.shared.SetTransform(transformOf(r.kind, config.Transform)); err != nil {

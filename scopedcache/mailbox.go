@@ -9,9 +9,9 @@ import (
 )
 
 // mailbox holds the events that a scope's run has not taken yet. Its size is bounded: flags, one
-// answer, and the latest report of an informer. A mailbox that is open starts a goroutine for what
-// it receives, unless that goroutine runs already. Its methods may be called from any goroutine and
-// do not block.
+// answer, some reports of watches, and the latest report of an informer's requests. A mailbox that
+// is open starts a goroutine for what it receives, unless that goroutine runs already. Its methods
+// may be called from any goroutine and do not block.
 type mailbox struct {
 	readNoted atomic.Bool // a Read is in the mailbox, or the machine has an unused one
 
@@ -20,7 +20,8 @@ type mailbox struct {
 	active  bool            // guarded by mu; the goroutine runs, and will take again
 	ready   bool            // guarded by mu; there is something to take
 	answers []monitor.Event // guarded by mu; at most one, because one question is open at a time
-	life    monitor.LifeID  // guarded by mu; the life that served and trouble belong to
+	life    monitor.LifeID  // guarded by mu; the life that watches, served and trouble belong to
+	watches []monitor.Event // guarded by mu; how watches go, in order; at most maxWatches
 	served  bool            // guarded by mu; a request was served, before trouble if that is set
 	trouble monitor.Event   // guarded by mu; the latest Failed or Refused, nil if there is none
 	access  bool            // guarded by mu
@@ -112,11 +113,28 @@ func (m *mailbox) reportError(life monitor.LifeID, outcome monitor.Outcome, err 
 	})
 }
 
+// maxWatches is how many reports of watches a mailbox holds.
+const maxWatches = 16
+
+// reportWatch records how a watch goes. If the run does not take the reports for so long, the earliest
+// is dropped.
+func (m *mailbox) reportWatch(life monitor.LifeID, report monitor.Event) {
+	m.put(func() {
+		if !m.isLatestLocked(life) {
+			return
+		}
+		if len(m.watches) == maxWatches {
+			m.watches = m.watches[1:]
+		}
+		m.watches = append(m.watches, report)
+	})
+}
+
 // isLatestLocked reports whether life is the latest. A newer life drops the reports of earlier
 // ones. The caller holds mu.
 func (m *mailbox) isLatestLocked(life monitor.LifeID) bool {
 	if life > m.life {
-		m.life, m.served, m.trouble = life, false, nil
+		m.life, m.watches, m.served, m.trouble = life, nil, false, nil
 	}
 	return life == m.life
 }
@@ -138,6 +156,8 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 		return delivery{}, false
 	}
 	taken = delivery{watched: m.watched, events: m.answers, idle: m.idle}
+	// Watches are first: an error of a later request says what the end of a watch does not.
+	taken.events = append(taken.events, m.watches...)
 	if m.served {
 		taken.events = append(taken.events, monitor.Served{Life: m.life})
 	}
@@ -153,7 +173,7 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 	if m.tick {
 		taken.events = append(taken.events, monitor.Tick{})
 	}
-	m.answers, m.trouble = nil, nil
+	m.answers, m.watches, m.trouble = nil, nil, nil
 	m.ready, m.watched, m.served, m.access, m.read, m.tick, m.idle = false, false, false, false, false, false, false
 	return taken, true
 }

@@ -151,6 +151,9 @@ func (r *run) do(effects []monitor.Effect) {
 			r.serve(r.informer)
 		case monitor.RestartWatch:
 			r.informer.restartWatch()
+		case monitor.ListInstead:
+			r.cache.unstreamed.add(r.informer.mapping.Resource)
+			r.informer.stopWatch()
 		case monitor.StopInformer:
 			r.stopInformer()
 		case monitor.SetState:

@@ -49,6 +49,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
 		RBACWatcher:          rbacWatcher(c),
 		ObjectPool:           c.objects,
+		UnstreamedKinds:      c.unstreamed,
 		TracerProvider:       c.options.TracerProvider,
 		Username:             c.statedIdentity.Username,
 		Groups:               c.statedIdentity.Groups,

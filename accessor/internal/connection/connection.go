@@ -59,9 +59,10 @@ type Connection struct {
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor
 
-	servedAt  atomic.Pointer[time.Time] // time of the identity's last successful request
-	observers Observers
-	objects   *scopedcache.ObjectPool // nil if objects are not shared
+	servedAt   atomic.Pointer[time.Time] // time of the identity's last successful request
+	observers  Observers
+	objects    *scopedcache.ObjectPool      // nil if objects are not shared
+	unstreamed *scopedcache.UnstreamedKinds // of the target
 
 	clients      func() (*Clients, error) // built once, without I/O
 	builtClients atomic.Pointer[Clients]  // the result of clients
@@ -142,6 +143,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()
 	}
+	c.unstreamed = t.UnstreamedKinds()
 
 	c.clients = sync.OnceValues(func() (*Clients, error) { return newClients(c) })
 	c.cluster = sync.OnceValues(func() (cluster.Cluster, error) { return newCluster(c) })

@@ -29,6 +29,8 @@ type Target struct {
 	transport *Transport  // all members share the transport
 	kinds     discovered
 	objects   *scopedcache.ObjectPool
+	// unstreamed are the kinds whose streamed lists the server does not finish.
+	unstreamed scopedcache.UnstreamedKinds
 
 	lastAnswer atomic.Pointer[time.Time] // time of the last response to any member
 	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
@@ -105,6 +107,10 @@ func (t *Target) Members() int { return int(t.memberCount.Load()) }
 
 // Objects returns the pool of the objects that members have in their caches.
 func (t *Target) Objects() *scopedcache.ObjectPool { return t.objects }
+
+// UnstreamedKinds returns the kinds whose streamed lists the server does not finish, as far as members
+// have found.
+func (t *Target) UnstreamedKinds() *scopedcache.UnstreamedKinds { return &t.unstreamed }
 
 // Observe wraps next. The result refuses requests to other servers, and reports the answers to the
 // target.

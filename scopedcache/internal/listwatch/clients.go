@@ -67,12 +67,14 @@ type Resource struct {
 	Labels, Fields string
 	// Bookmarks makes watches ask for bookmarks.
 	Bookmarks bool
+	Observer  Observer // of the watches; nil for none
 }
 
 // For returns the lists and watches of a resource. For sends no request.
 func (c *Clients) For(r Resource) (toolscache.ListerWatcherWithContext, error) {
 	objects, err := c.collectionOf(r)
-	return requests{collection: objects, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks}, err
+	return requests{collection: objects, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks,
+		observer: r.Observer}, err
 }
 
 // collectionOf returns the objects of a resource in its namespace.
@@ -100,6 +102,7 @@ type requests struct {
 	collection
 	labels, fields string
 	bookmarks      bool
+	observer       Observer
 }
 
 // ListWithContext implements toolscache.ListerWithContext.
@@ -112,7 +115,7 @@ func (r requests) ListWithContext(ctx context.Context, options metav1.ListOption
 func (r requests) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.LabelSelector, options.FieldSelector = r.labels, r.fields
 	options.Watch, options.AllowWatchBookmarks = true, r.bookmarks
-	return watchOf(ctx, r.collection, options)
+	return watchOf(ctx, r.collection, options, r.observer)
 }
 
 // IsWatchListSemanticsUnSupported makes client-go list, and not stream lists, if there are no

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,15 +28,19 @@ type ListerWatcher struct {
 	// Report is called after every list and watch, with the time when it was sent. err is nil if
 	// the API server served it. retry says whether to send the request again.
 	Report    func(request monitor.Request, sent time.Time, err error) (retry bool)
-	OnWatch   func(stream watch.Interface, lists bool) // called for each watch; lists: with a list
-	ReturnAll bool                                     // return every error to the informer
-	Poll      time.Duration                            // if not 0, the interval of lists instead of watches
+	OnWatch   func(stream watch.Interface) // called for each watch
+	Unstreams func() bool                  // whether the kind is listed, and not streamed; may become true
+	ReturnAll bool                         // return every error to the informer
+	Poll      time.Duration                // if not 0, the interval of lists instead of watches
 }
 
-// IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or if the wrapped
-// ListerWatcher asks for that.
+// errNotStreamed makes a Reflector that has begun to stream lists fall back to list.
+var errNotStreamed = errors.New("the lists of this kind are not streamed")
+
+// IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or no streamed lists,
+// or if the wrapped ListerWatcher asks for that.
 func (l *ListerWatcher) IsWatchListSemanticsUnSupported() bool {
-	return l.Poll > 0 || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
+	return l.Poll > 0 || l.Unstreams() || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }
 
 // List implements toolscache.ListerWatcher.
@@ -70,13 +75,16 @@ func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 
 func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	request := newRequest("watch", options)
+	if request.Lists && l.Unstreams() {
+		return nil, errNotStreamed // before it is reported: the API server was not asked
+	}
 	stream, err := sendUntilServed(ctx, l, request, func() (watch.Interface, error) {
 		return l.ListerWatcherWithContext.WatchWithContext(ctx, options)
 	})
 	if err != nil {
 		return nil, err
 	}
-	l.OnWatch(stream, request.Lists)
+	l.OnWatch(stream)
 	return stream, nil
 }
 

@@ -20,6 +20,7 @@ import (
 	restwatch "k8s.io/client-go/rest/watch"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 )
@@ -28,7 +29,8 @@ import (
 // things. While nothing happens, the result keeps a goroutine with a small stack, and no buffers. And
 // errors of the connection are returned; client-go repeats some of these watches, and then returns one
 // without events.
-func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (watch.Interface, error) {
+func watchOf(ctx context.Context, c collection, options metav1.ListOptions,
+	observer Observer) (watch.Interface, error) {
 	answer := &answerRecorder{next: c.httpClient().Transport}
 	httpClient := *c.httpClient()
 	httpClient.Transport = answer
@@ -52,6 +54,7 @@ func watchOf(ctx context.Context, c collection, options metav1.ListOptions) (wat
 		_ = body.Close()
 		return nil, err
 	}
+	decoder = observe(ctx, decoder, observer, ptr.Deref(options.SendInitialEvents, false))
 	return watch.NewStreamWatcherWithLogger(klog.FromContext(ctx), decoder,
 		apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }

@@ -390,11 +390,11 @@ func TestWatchThatFails(t *testing.T) {
 	objects := typedCollection{kind{clients: NewClients(&rest.Config{}, httpClient, scheme), config: &rest.Config{},
 		mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
 			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap")}}}
-	_, err := watchOf(context.Background(), objects, metav1.ListOptions{})
+	_, err := watchOf(context.Background(), objects, metav1.ListOptions{}, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("text/html")))
 	g.Expect(sent.closed).To(BeTrue())
 	broken = io.EOF
-	_, err = watchOf(context.Background(), objects, metav1.ListOptions{})
+	_, err = watchOf(context.Background(), objects, metav1.ListOptions{}, nil)
 	g.Expect(err).To(MatchError(io.EOF))
 }
 

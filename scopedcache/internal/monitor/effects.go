@@ -45,6 +45,9 @@ type (
 	// RestartWatch restarts the informer's watch at the same resourceVersion, so that the API
 	// server authorizes it again.
 	RestartWatch struct{ Life LifeID }
+	// ListInstead makes the informer, and later ones of the kind, list and then watch. Its watch, whose
+	// list has no end, stops.
+	ListInstead struct{ Life LifeID }
 	// StopInformer stops the informer. Reads do not use it any more.
 	StopInformer struct{ Life LifeID }
 )
@@ -65,6 +68,7 @@ func (AskReadiness) isEffect()  {}
 func (StartInformer) isEffect() {}
 func (Serve) isEffect()         {}
 func (RestartWatch) isEffect()  {}
+func (ListInstead) isEffect()   {}
 func (StopInformer) isEffect()  {}
 func (SetState) isEffect()      {}
 

@@ -50,6 +50,21 @@ type (
 	InformerSynced struct{ Life LifeID }
 	// Served reports that the API server served a list, or began a watch.
 	Served struct{ Life LifeID }
+	// WatchBegan reports that the API server answers a watch. Lists says whether a list comes first.
+	WatchBegan struct {
+		Life  LifeID
+		Lists bool
+	}
+	// WatchListed reports that the API server has marked the end of the list in a watch.
+	WatchListed struct{ Life LifeID }
+	// WatchEnded reports that a watch has ended after Lasted. Stopped says that the informer ended it.
+	// Else Err is why, nil if the API server ended it without an error.
+	WatchEnded struct {
+		Life    LifeID
+		Lasted  time.Duration
+		Stopped bool
+		Err     error
+	}
 	// Failed reports that a request failed with an error that may be temporary.
 	Failed struct {
 		Life LifeID
@@ -90,6 +105,9 @@ func (Readied) isEvent()              {}
 func (InformerStartFailed) isEvent()  {}
 func (InformerSynced) isEvent()       {}
 func (Served) isEvent()               {}
+func (WatchBegan) isEvent()           {}
+func (WatchListed) isEvent()          {}
+func (WatchEnded) isEvent()           {}
 func (Failed) isEvent()               {}
 func (Refused) isEvent()              {}
 func (AccessMayHaveChanged) isEvent() {}

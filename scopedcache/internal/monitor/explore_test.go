@@ -42,6 +42,8 @@ var inputs = func() (list []input) {
 		list = append(list, input{name: name, possible: asks(asksMapping), event: e})
 	}
 	alive := func(w *world) bool { return w.life.alive }
+	waits := func(w *world) bool { return w.life.alive && w.life.watching == unset }
+	watches := func(w *world) bool { return w.life.watching != unset }
 	return append(list,
 		input{name: "ready", possible: asks(asksReadiness), event: Readied{Question: questionID, Ready: true}},
 		input{name: "not ready", possible: asks(asksReadiness), event: Readied{Question: questionID}},
@@ -61,6 +63,17 @@ var inputs = func() (list []input) {
 			event: Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0}},
 		input{name: "stopped informer synced", event: InformerSynced{Life: staleL}},
 		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
+		input{name: "watch begins", possible: waits, event: WatchBegan{Life: lifeID}},
+		input{name: "watch begins with a list", possible: waits, event: WatchBegan{Life: lifeID, Lists: true}},
+		input{name: "the list ends", possible: func(w *world) bool {
+			return watches(w) && w.life.watchLists
+		}, event: WatchListed{Life: lifeID}},
+		input{name: "watch ends at once", possible: watches, event: WatchEnded{Life: lifeID}},
+		input{name: "watch ends with an error", possible: watches,
+			event: WatchEnded{Life: lifeID, Lasted: tick, Err: errServer}},
+		input{name: "watch ends later", possible: watches, event: WatchEnded{Life: lifeID, Lasted: tick}},
+		input{name: "watch is stopped", possible: watches, event: WatchEnded{Life: lifeID, Stopped: true}},
+		input{name: "stopped informer's watch ends", event: WatchEnded{Life: staleL}},
 		input{name: "access may have changed", event: AccessMayHaveChanged{}},
 		input{name: "events are watched", event: EventsWatched{Watched: true}},
 		input{name: "events are watched, and one has just come", event: EventsWatched{Watched: true, Latest: epoch0}},
@@ -92,6 +105,15 @@ func questions(effects []Effect) int {
 	return count[AskMapping](effects) + count[AskReview](effects) + count[AskReadiness](effects)
 }
 
+// reviewDue returns when a machine with a running informer reviews its access; zero while it waits for
+// an answer.
+func reviewDue(m *Machine) time.Time {
+	if m.question.id != 0 {
+		return time.Time{}
+	}
+	return m.life.check
+}
+
 // invariants must hold for every step, in every state.
 var invariants = []struct {
 	name  string
@@ -119,8 +141,45 @@ var invariants = []struct {
 	{"there is always an open question or a deadline", func(t *transition) bool {
 		return t.after.phase == stopped || t.after.question.id != 0 || !t.after.Deadline().IsZero()
 	}},
-	{"no deadline while a question of the life is open", func(t *transition) bool {
-		return t.after.phase != running || t.after.question.id == 0 || t.after.Deadline().IsZero()
+	{"no deadline but a watch's while a question of the life is open", func(t *transition) bool {
+		return t.after.phase != running || t.after.question.id == 0 || t.after.Deadline().IsZero() ||
+			!t.after.life.stream.began.IsZero()
+	}},
+	{"repeated watches that end too soon are a failure until one lasts", func(t *transition) bool {
+		timing, before, after := &exploreConfig.Timing, &t.before.life, &t.after.life
+		if before.id == 0 || after.id != before.id || after.quiet {
+			return true
+		}
+		ended, isEnd := t.event.(WatchEnded)
+		isEnd = isEnd && ended.Life == lifeID && !ended.Stopped
+		_, synced := t.event.(InformerSynced)
+		short := isEnd && (ended.Lasted < timing.AtOnce || ended.Err != nil && ended.Lasted < timing.Lasts)
+		lasted := isEnd && !short || !before.stream.began.IsZero() && epoch0.Sub(before.stream.began) >= timing.Lasts
+		if short && before.shortEnds.count >= timing.Confirmations-1 &&
+			epoch0.Sub(before.shortEnds.first) >= timing.ConfirmAfter && t.after.state != Failing {
+			return false
+		}
+		if before.shortEnds.count > 0 && after.shortEnds.count == 0 && !lasted && !synced {
+			return false
+		}
+		if ended.Stopped && after.shortEnds.count > before.shortEnds.count {
+			return false
+		}
+		return !after.shortEnds.confirmed || t.after.state == Failing
+	}},
+	{"a watch that is to be judged has a deadline, also while a question is open", func(t *transition) bool {
+		judged, due := t.after.life.streamDue(&exploreConfig.Timing), t.after.Deadline()
+		return judged.IsZero() || !due.IsZero() && !due.After(judged)
+	}},
+	{"a watch that lists too long is given up, once", func(t *transition) bool {
+		l := &t.after.life
+		if l.stream.lists && !l.stream.began.IsZero() && !l.unstreams &&
+			epoch0.Sub(l.stream.began) >= exploreConfig.Timing.StreamedList {
+			return false
+		}
+		became := l.id == t.before.life.id && l.unstreams && !t.before.life.unstreams
+		return count[ListInstead](t.effects) == 0 && !became ||
+			count[ListInstead](t.effects) == 1 && became && t.before.life.stream.lists
 	}},
 	{"after each step no action is overdue", func(t *transition) bool {
 		due := t.after.Deadline()
@@ -145,6 +204,10 @@ var invariants = []struct {
 					return false
 				}
 			case RestartWatch:
+				if e.Life != running {
+					return false
+				}
+			case ListInstead:
 				if e.Life != running {
 					return false
 				}
@@ -189,7 +252,7 @@ var invariants = []struct {
 	{"a temporary error stops no informer and makes no scope Forbidden or NotServed", func(t *transition) bool {
 		passes := false
 		switch e := t.event.(type) {
-		case Failed, AccessMayHaveChanged, EventsWatched, Read:
+		case Failed, AccessMayHaveChanged, EventsWatched, Read, WatchBegan, WatchListed, WatchEnded:
 			passes = true
 		case Reviewed:
 			passes = e.Verdict == Unanswered
@@ -230,17 +293,17 @@ var invariants = []struct {
 		return true
 	}},
 	{"reviews are at most Interval apart unless events are watched", func(t *transition) bool {
-		due := t.after.Deadline()
+		due := reviewDue(&t.after)
 		return t.after.phase != running || t.after.eventsWatched || due.IsZero() ||
 			due.Sub(epoch0) <= exploreConfig.Interval
 	}},
 	{"reviews are at most Interval apart while an event settles", func(t *transition) bool {
-		due := t.after.Deadline()
+		due := reviewDue(&t.after)
 		return t.after.phase != running || due.IsZero() || !t.after.settling.After(epoch0) ||
 			t.before.phase == running && t.before.question.id == 0 || due.Sub(epoch0) <= exploreConfig.Interval
 	}},
 	{"reviews are at most so many times Interval apart if events are watched", func(t *transition) bool {
-		due := t.after.Deadline()
+		due := reviewDue(&t.after)
 		return t.after.phase != running || due.IsZero() ||
 			due.Sub(epoch0) <= time.Duration(exploreConfig.Timing.RarerWatched)*exploreConfig.Interval
 	}},
@@ -254,6 +317,8 @@ var invariants = []struct {
 		case InformerSynced:
 			late = e.Life == staleL
 		case Failed:
+			late = e.Life == staleL
+		case WatchEnded:
 			late = e.Life == staleL
 		}
 		due := t.before.Deadline()
@@ -336,6 +401,14 @@ func (w world) leads(goal int, known map[world]bool) bool {
 		case name != "":
 		case goal == 0 && w.life.alive && !w.life.synced:
 			name = "synced"
+		case goal == 0 && w.life.alive && w.life.shortEnds.confirmed && w.life.watching == unset:
+			name = "watch begins"
+		case goal == 0 && w.life.watchLists && w.life.unstreams: // the driver ends it
+			name = "watch is stopped"
+		case goal == 0 && w.life.watchLists && w.life.shortEnds.confirmed:
+			name = "the list ends"
+		case goal == 0 && w.life.alive && w.life.shortEnds.confirmed:
+			name = "time passes"
 		case goal == 0 && w.life.alive && states[w.state] != Synced:
 			name = "served"
 		default:
@@ -361,6 +434,9 @@ var alphabets = map[string]string{
 		"synced|served|refused with 403|refused with 404|late answer|tick|stopped|time passes",
 	"events and readers": "allowed|denied|denied, not ready|may not be asked|no answer|mapped|no match|" +
 		"discovery fails|synced|served|failed|access may have changed|read|tick|stopped|time passes",
+	"watches": "allowed|denied|no answer|mapped|synced|served|failed|watch begins|watch begins with a list|" +
+		"the list ends|watch ends at once|watch ends with an error|watch ends later|watch is stopped|" +
+		"stopped informer's watch ends|tick|stopped|time passes",
 	"events that are watched": "allowed|denied|no answer|mapped|synced|access may have changed|events are watched|" +
 		"events are watched, and one has just come|events are not watched|tick|stopped|time passes",
 }

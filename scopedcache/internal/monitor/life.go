@@ -18,22 +18,44 @@ func (s informerStep) informerSynced(e InformerSynced) {
 		return
 	}
 	s.life.synced, s.life.quiet = true, false
+	s.life.stream.lists, s.life.shortEnds = false, shortEnds{}
 	s.emit(Serve(e))
-	s.setState(Synced, nil)
+	s.settle()
 }
 
-// served ends a row of refusals, and failures.
+// served ends a row of refusals, and failures. It is no evidence about watches: only a watch that
+// lasts is.
 func (s informerStep) served(e Served) {
 	if !s.isCurrent(e.Life) {
 		return
 	}
 	s.life.refusedSince, s.life.refusal = time.Time{}, refusal{}
+	s.settle()
+}
+
+// settle sets the state of an informer whose requests are served.
+func (s informerStep) settle() {
 	switch {
 	case s.life.quiet:
+	case s.life.shortEnds.confirmed:
+		s.setState(Failing, s.life.shortEnds.err)
 	case s.life.synced:
 		s.setState(Synced, nil)
 	default:
 		s.setState(Syncing, nil)
+	}
+}
+
+// proceed starts the action whose deadline has come. If none has, proceed examines a refusal that
+// waits.
+func (s informerStep) proceed() {
+	s.judgeStream()
+	switch {
+	case s.question.id != 0:
+	case !s.now.Before(s.life.check):
+		s.checkAccess()
+	case s.life.refusal.err != nil:
+		s.lookInto()
 	}
 }
 

@@ -112,6 +112,10 @@ type life struct {
 
 	refusedSince time.Time // the first refusal after the last served request; zero if none
 	refusal      refusal   // waits until the current question is answered; zero if none
+
+	stream    stream
+	shortEnds shortEnds
+	unstreams bool // ListInstead was emitted
 }
 
 // New returns the machine of a scope about which nothing is known. Call Start next.
@@ -145,6 +149,12 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 		s.startFailed(e)
 	case InformerSynced:
 		informerStep{&s}.informerSynced(e)
+	case WatchBegan:
+		informerStep{&s}.watchBegan(e)
+	case WatchListed:
+		informerStep{&s}.watchListed(e)
+	case WatchEnded:
+		informerStep{&s}.watchEnded(e)
 	case Served:
 		informerStep{&s}.served(e)
 	case Failed:
@@ -166,7 +176,7 @@ func (m *Machine) Step(now time.Time, jitter float64, event Event) []Effect {
 }
 
 // Deadline returns when the driver must pass Tick; zero for never. While a question has no answer
-// so far, the answer comes first.
+// so far, only a watch has a deadline.
 func (m *Machine) Deadline() time.Time {
 	switch {
 	case m.phase == waiting:
@@ -176,7 +186,9 @@ func (m *Machine) Deadline() time.Time {
 		}
 		return m.waitUntil
 	case m.phase == running && m.question.id == 0:
-		return m.life.check
+		return earlier(m.life.check, m.life.streamDue(&m.config.Timing))
+	case m.phase == running:
+		return m.life.streamDue(&m.config.Timing)
 	default:
 		return time.Time{}
 	}

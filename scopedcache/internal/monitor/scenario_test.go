@@ -125,6 +125,19 @@ func (p *player) event(verb, argument string) (Event, error) {
 		return InformerSynced{Life: life}, nil
 	case "served":
 		return Served{Life: life}, nil
+	case "watch-began":
+		return WatchBegan{Life: life, Lists: argument == "list"}, nil
+	case "watch-listed":
+		return WatchListed{Life: life}, nil
+	case "watch-stopped":
+		return WatchEnded{Life: life, Stopped: true}, nil
+	case "watch-ended", "watch-ended-with-error": // after so long
+		lasted, err := time.ParseDuration(argument)
+		e := WatchEnded{Life: life, Lasted: lasted}
+		if verb == "watch-ended-with-error" {
+			e.Err = errors.New("too old")
+		}
+		return e, err
 	case "failed":
 		return Failed{Life: life, Err: errors.New("500")}, nil
 	case "refused-403":
@@ -179,6 +192,8 @@ func describe(effect Effect, now time.Time) string {
 		return fmt.Sprintf("serve from informer %d", e.Life)
 	case RestartWatch:
 		return fmt.Sprintf("restart the watch of informer %d", e.Life)
+	case ListInstead:
+		return fmt.Sprintf("informer %d lists and then watches", e.Life)
 	case StopInformer:
 		return fmt.Sprintf("stop informer %d", e.Life)
 	case SetState:

@@ -80,24 +80,20 @@ func (s *step) fail(err error) {
 	}
 }
 
-// proceed starts the action whose deadline has come. If none has, proceed examines a refusal that
-// waits.
+// proceed starts the action whose deadline has come.
 func (s *step) proceed() {
+	if s.phase == running {
+		informerStep{s}.proceed()
+		return
+	}
 	due := s.Deadline()
 	if due.IsZero() || s.now.Before(due) {
-		if s.phase == running && s.question.id == 0 && s.life.refusal.err != nil {
-			informerStep{s}.lookInto()
-		}
 		return
 	}
-	if s.phase == waiting {
-		if s.waitExpeditable {
-			s.readPending = false
-		}
-		s.discover()
-		return
+	if s.waitExpeditable {
+		s.readPending = false
 	}
-	informerStep{s}.checkAccess()
+	s.discover()
 }
 
 // discover asks for the kind's resource.

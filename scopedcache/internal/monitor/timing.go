@@ -37,6 +37,12 @@ type Timing struct {
 	// changes of RBAC are reported. These reviews find only changes that no RBAC object shows, such as
 	// those of a webhook that authorizes.
 	RarerWatched int
+	// AtOnce is how long a watch must last that the API server ends without an error. client-go resumes
+	// a longer one without a delay. Lasts is the same for a watch that ends with an error, after which
+	// client-go waits and lists. Confirmations shorter ones within ConfirmAfter or more are a failure.
+	AtOnce, Lasts time.Duration
+	// StreamedList is how long a watch may list before the informer lists instead.
+	StreamedList time.Duration
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration
 	// Failing is the backoff after errors, and Pending while the kind is not served. Their Jitter
@@ -50,6 +56,7 @@ var DefaultTiming = Timing{
 	ConfirmEvery: time.Second, Confirmations: 3,
 	AfterEvent: 250 * time.Millisecond, EventSpread: time.Second, FirstGap: time.Second, MaxGap: 30 * time.Second,
 	RarerWatched: 10, ExpediteAfter: time.Second,
+	AtOnce: time.Second, Lasts: 5 * time.Second, StreamedList: 10 * time.Second,
 	Failing: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second},
 	Pending: wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
 }

@@ -30,7 +30,7 @@ var (
 		Scope: meta.RESTScopeNamespace}
 	otherMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeRoot}
 
-	errs     = []error{nil, errServer, errForbidden, errNotFound, errNoMatch}
+	errs     = []error{nil, errServer, errForbidden, errNotFound, errNoMatch, ErrEndsAtOnce, ErrStreams}
 	mappings = []*meta.RESTMapping{nil, oneMapping, otherMapping}
 	states   = []State{"", Syncing, Synced, Forbidden, NotServed, Failing}
 
@@ -41,6 +41,7 @@ var (
 			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
 			Confirmations: 2,
 			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, RarerWatched: 2, ExpediteAfter: tick,
+			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick,
 			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
 				Duration: tick, Factor: 2, Steps: 1,
 			},
@@ -95,6 +96,14 @@ type worldLife struct {
 	refusedSince              ticks
 	pendingErr                int8
 	pendingSince, pendingSent ticks
+	watching                  ticks // since when
+	watchLists, unstreams     bool
+	shortEnds                 struct {
+		count     int8
+		first     ticks
+		err       int8
+		confirmed bool
+	}
 }
 
 // The kinds of questions.
@@ -171,7 +180,10 @@ func (w *world) machine() *Machine {
 				count: int(l.refusals.count)},
 			refusedSince: at(l.refusedSince), refusal: refusal{
 				err: errs[l.pendingErr], since: at(l.pendingSince), sent: at(l.pendingSent),
-			}}
+			},
+			stream: stream{began: at(l.watching), lists: l.watchLists}, unstreams: l.unstreams,
+			shortEnds: shortEnds{count: int(l.shortEnds.count), first: at(l.shortEnds.first),
+				err: errs[l.shortEnds.err], confirmed: l.shortEnds.confirmed}}
 	}
 	return m
 }
@@ -196,7 +208,8 @@ func (w world) take(m *Machine) world {
 			ticksOf(m.question.refusal.since), ticksOf(m.question.refusal.sent)
 	}
 	none := worldLife{check: unset, again: unset, denials: counted{first: unset, firstReady: unset},
-		refusedSince: unset, pendingSince: unset, pendingSent: unset}
+		refusedSince: unset, pendingSince: unset, pendingSent: unset, watching: unset}
+	none.shortEnds.first = unset
 	none.refusals.since, none.refusals.first = unset, unset
 	n.life = none
 	if l := &m.life; l.id != 0 {
@@ -208,6 +221,11 @@ func (w world) take(m *Machine) world {
 				l.refusal.err), pendingSince: ticksOf(l.refusal.since), pendingSent: ticksOf(l.refusal.sent)}
 		n.life.refusals.since, n.life.refusals.first = ticksOf(l.refusals.since), ticksOf(l.refusals.firstContradicted)
 		n.life.refusals.count = int8(min(l.refusals.count, exploreConfig.Timing.Confirmations))
+		n.life.watching, n.life.watchLists = atLeast(ticksOf(l.stream.began), -3), l.stream.lists
+		n.life.unstreams = l.unstreams
+		n.life.shortEnds.count = int8(min(l.shortEnds.count, exploreConfig.Timing.Confirmations))
+		n.life.shortEnds.first = atLeast(ticksOf(l.shortEnds.first), -1)
+		n.life.shortEnds.err, n.life.shortEnds.confirmed = indexOf(errs, l.shortEnds.err), l.shortEnds.confirmed
 		if l.started != Unaskable || l.synced || l.quiet {
 			n.life.started = 0 // makes no difference any more
 		}
@@ -236,6 +254,7 @@ func (w world) canonical() world {
 	l.refusedSince, l.pendingSince, w.refusalSince = atLeast(l.refusedSince, -3), atLeast(l.pendingSince, -3),
 		atLeast(w.refusalSince, -3)
 	l.refusals.since = atLeast(l.refusals.since, -3)
+	l.watching, l.shortEnds.first = atLeast(l.watching, -3), atLeast(l.shortEnds.first, -1)
 	// Refusals that belong to no current row are counted from zero.
 	if since := l.refusals.since; since != l.refusedSince && since != w.refusalSince {
 		l.refusals.since, l.refusals.first, l.refusals.count = unset, unset, 0
@@ -276,7 +295,7 @@ func (w world) advance(by ticks) world {
 	for _, t := range []*ticks{&w.refusalSince, &w.refusalSent, &w.startDenials.first, &w.startDenials.firstReady,
 		&w.pacerLast, &w.settling, &w.again, &w.waitUntil, &w.waitBegan,
 		&l.check, &l.again, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first,
-		&l.refusedSince, &l.pendingSince, &l.pendingSent} {
+		&l.refusedSince, &l.pendingSince, &l.pendingSent, &l.watching, &l.shortEnds.first} {
 		if *t != unset {
 			*t = max(*t-by, horizon)
 		}

@@ -1,0 +1,94 @@
+package listwatch
+
+import (
+	"context"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Observer learns how watches go that the API server has answered. client-go reports only some of that.
+// The calls for one watch come in order, Began first and Ended last. They must not block.
+type Observer interface {
+	// WatchBegan is called before the first event. lists says whether a list comes first.
+	WatchBegan(lists bool)
+	// WatchListed is called when the informer has taken the bookmark that ends the list.
+	WatchListed()
+	// WatchEnded is called once for each watch, after it has lasted so long. stopped says that the
+	// informer ended it. Else err is why, nil if client-go takes the end for one without an error.
+	WatchEnded(lasted time.Duration, stopped bool, err error)
+}
+
+// observedDecoder reports to an Observer what it decodes.
+type observedDecoder struct {
+	watch.Decoder
+	observer Observer
+	ctx      context.Context // of the request
+	began    time.Time
+	listed   bool // the event before ended the list
+	ended    atomic.Bool
+}
+
+// observe returns a decoder that reports to observer.
+func observe(ctx context.Context, decoder watch.Decoder, observer Observer, lists bool) watch.Decoder {
+	if observer == nil {
+		return decoder
+	}
+	observer.WatchBegan(lists)
+	return &observedDecoder{Decoder: decoder, observer: observer, ctx: ctx, began: time.Now()}
+}
+
+// Decode implements watch.Decoder.
+func (d *observedDecoder) Decode() (watch.EventType, runtime.Object, error) {
+	if d.listed {
+		d.listed = false
+		d.observer.WatchListed()
+	}
+	event, object, err := d.Decoder.Decode()
+	switch {
+	case err != nil && d.ctx.Err() != nil:
+		d.end(true, nil)
+	case err != nil:
+		d.end(false, unlessEOF(err))
+	case event == watch.Error:
+		d.end(false, apierrors.FromObject(object))
+	case event == watch.Bookmark:
+		d.listed = endsList(object)
+	}
+	return event, object, err
+}
+
+// Close implements watch.Decoder.
+func (d *observedDecoder) Close() {
+	d.end(true, nil) // before Decode fails because of it
+	d.Decoder.Close()
+}
+
+func (d *observedDecoder) end(stopped bool, err error) {
+	if !d.ended.Swap(true) {
+		d.observer.WatchEnded(time.Since(d.began), stopped, err)
+	}
+}
+
+// unlessEOF returns nil for an error that client-go's StreamWatcher takes for the end of the stream.
+func unlessEOF(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || utilnet.IsProbableEOF(err) ||
+		utilnet.IsTimeout(err) {
+		return nil
+	}
+	return errors.Wrap(err, "reading a watch")
+}
+
+// endsList reports whether a bookmark ends a streamed list.
+func endsList(bookmark runtime.Object) bool {
+	object, err := meta.Accessor(bookmark)
+	return err == nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
+}
