@@ -1,5 +1,7 @@
 // Package stateapi shows the connections of a ClusterCache as a Kubernetes API: "kubectl get
-// connections", "kubectl get scopes", "kubectl wait --for=condition=Connected connection/x".
+// connections", "kubectl get scopes", "kubectl wait --for=condition=Connected connection/x". Where
+// several operators serve a state API, each in a Group of its own, these names are those of one of
+// them: give the full name, such as connections.state.team.example.com.
 //
 // # Setup
 //

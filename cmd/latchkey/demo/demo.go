@@ -189,9 +189,9 @@ func (t *tour) showAround(log string, status net.Addr) {
 	t.line("")
 	t.line("  export KUBECONFIG=%s", t.cp.Kubeconfig())
 	t.line("  export PATH=%s:$PATH                      # has a kubectl, if you have none", t.cp.Programs())
-	t.line("  kubectl get connections -w                              # every change, live from the operator's memory")
-	t.line("  kubectl get scopes                                      # what the operator reads as whom")
-	t.line("  kubectl wait --for=condition=Connected connection/blue")
+	t.line("  kubectl get connections.state.latchkey.dev -w           # every change, live from the operator's memory")
+	t.line("  kubectl get scopes.state.latchkey.dev                   # what the operator reads as whom")
+	t.line("  kubectl wait --for=condition=Connected connections.state.latchkey.dev/blue")
 	t.line("  go build -o %s/kubectl-latchkey ./cmd/kubectl-latchkey && kubectl latchkey why green",
 		t.cp.Programs())
 	t.line("  kubectl -n team-red delete configmap greeting           # the operator creates it again, as red")

@@ -70,16 +70,16 @@ spec: {type: ExternalName, externalName: localhost, ports: [{name: https, port: 
 // shows.
 func (t *tour) seeConnections(ctx context.Context) error {
 	table := ""
-	if err := t.until(ctx, "kubectl get connections to show five connections", func() (bool, string) {
+	if err := t.until(ctx, "kubectl get connections.state.latchkey.dev to show five connections", func() (bool, string) {
 		var err error
-		if table, err = t.cp.Kubectl(ctx, "get", "connections"); err != nil {
+		if table, err = t.cp.Kubectl(ctx, "get", "connections.state.latchkey.dev"); err != nil {
 			return false, err.Error()
 		}
 		return strings.Count(table, " Connected ") == len(tenants), table
 	}); err != nil {
 		return err
 	}
-	t.did("kubectl get connections")
+	t.did("kubectl get connections.state.latchkey.dev")
 	for line := range strings.Lines(table) {
 		t.saw("%s", strings.TrimRight(line, "\n "))
 	}

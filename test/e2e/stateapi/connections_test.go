@@ -107,6 +107,9 @@ func deployer(t *testing.T, namespace string) *corev1.ServiceAccount {
 }
 
 // What people on call ask: who is connected as whom, who is not and why, and since when.
+// fullName is the full name of the resource: another program's state API can have the short ones.
+const fullName = "connections.state.latchkey.dev"
+
 func TestConnections(t *testing.T) {
 	g := NewWithT(t)
 	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
@@ -116,7 +119,7 @@ func TestConnections(t *testing.T) {
 	tenant(t, "team-a", "a")
 	teamB := tenant(t, "team-b", "b")
 	table := func(args ...string) func() string {
-		return func() string { return tryKubectl(t, append([]string{"get", "connections"}, args...)...) }
+		return func() string { return tryKubectl(t, append([]string{"get", fullName}, args...)...) }
 	}
 	eventually(t, table()).Should(And(
 		MatchRegexp(`^NAME +IDENTITY +STATE +REASON +PROBED +SCOPES +AGE\n`),
@@ -138,17 +141,17 @@ func TestConnections(t *testing.T) {
 		wait := func(args ...string) *background {
 			return kubectlBackground(t, environment, append([]string{"wait", "--timeout=60s"}, args...)...)
 		}
-		eventually(t, wait("--for=condition=Connected", "connection/team-a").done).Should(Receive(BeNil()), "true already")
-		eventually(t, wait("--for=condition=Connected=false", "connection/team-b").done).Should(Receive(BeNil()))
-		later := wait("--for=condition=Connected", "connection/team-b")
+		eventually(t, wait("--for=condition=Connected", fullName+"/team-a").done).Should(Receive(BeNil()), "true already")
+		eventually(t, wait("--for=condition=Connected=false", fullName+"/team-b").done).Should(Receive(BeNil()))
+		later := wait("--for=condition=Connected", fullName+"/team-b")
 		accountB := deployer(t, "b")
 		eventually(t, later.done).Should(Receive(BeNil()), later.output.String)
 		g.Expect(admin.Delete(t.Context(), accountB)).To(Succeed())
-		eventually(t, wait("--for=condition=Connected=false", "connection/team-b").done).Should(Receive(BeNil()))
+		eventually(t, wait("--for=condition=Connected=false", fullName+"/team-b").done).Should(Receive(BeNil()))
 	}
 
 	watchBegan := watchesSince(t)
-	one := kubectlBackground(t, nil, "get", "connection", "team-a", "-w", "--no-headers")
+	one := kubectlBackground(t, nil, "get", fullName, "team-a", "-w", "--no-headers")
 	eventually(t, one.lines).Should(HaveExactElements(ContainSubstring(" Connected ")))
 	eventually(t, watchBegan("/connections?")).Should(BeNumerically(">=", 1))
 	g.Expect(admin.Delete(t.Context(), account)).To(Succeed())
@@ -156,7 +159,7 @@ func TestConnections(t *testing.T) {
 	g.Expect(kubectl(t, "get", "connection", "team-a", "-o",
 		`jsonpath={.status.conditions[?(@.type=="Healthy")].reason}`)).To(Equal("NotConnected"))
 
-	gone := kubectlBackground(t, nil, "wait", "--for=delete", "--timeout=60s", "connection/team-b")
+	gone := kubectlBackground(t, nil, "wait", "--for=delete", "--timeout=60s", fullName+"/team-b")
 	g.Expect(admin.Delete(t.Context(), teamB)).To(Succeed())
 	eventually(t, gone.done).Should(Receive(BeNil()))
 	g.Expect(o.connections.ListConnectionStates(t.Context())).To(HaveLen(1))
@@ -198,7 +201,9 @@ func TestScopes(t *testing.T) {
 		EventHandler: &handler.EnqueueRequestForObject{}})
 	eventually(t, func() error { return o.connections.Watch(t.Context(), key, watcher) }).Should(Succeed())
 	scopes := func(selector string) func() string {
-		return func() string { return tryKubectl(t, "get", "scopes", "--no-headers", "--field-selector="+selector) }
+		return func() string {
+			return tryKubectl(t, "get", "scopes.state.latchkey.dev", "--no-headers", "--field-selector="+selector)
+		}
 	}
 	eventually(t, scopes("status.state=Forbidden")).
 		Should(MatchRegexp(`^scoped-[0-9a-f]{10} +scoped +ConfigMap +scoped +Forbidden +Forbidden `))
@@ -229,6 +234,8 @@ func TestScopes(t *testing.T) {
 	} {
 		g.Expect(kubectl(t, "explain", path)).To(ContainSubstring(says), path)
 	}
+	g.Expect(kubectl(t, "explain", "connections.status", "--api-version=state.latchkey.dev/v1alpha1")).
+		To(ContainSubstring("probe"))
 	paths := slices.Concat(fieldPaths("connection", reflect.TypeFor[v1alpha1.Connection]()),
 		fieldPaths("scope", reflect.TypeFor[v1alpha1.Scope]()))
 	g.Expect(len(paths)).To(BeNumerically(">", 50))
