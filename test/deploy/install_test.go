@@ -337,6 +337,50 @@ func TestUpgrade(t *testing.T) {
 	g.Expect(uids()).To(Equal(extensions), "tenants' objects are kept")
 }
 
+// What was applied by hand before belongs to the release after one command, also when an install has
+// failed half-way because of it. Tenants' objects stay, and later upgrades need no flag.
+func TestTakeOwnership(t *testing.T) {
+	for name, flags := range map[string][]string{"kubectl apply": nil,
+		"kubectl apply --server-side": {"--server-side"}} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cp := start(t)
+			run := func(args ...string) (string, error) {
+				return helm(t.Context(), cp.Kubeconfig(), slices.Concat(args, []string{"--namespace", namespace})...)
+			}
+			release := append([]string{"latchkey", chart, "-f", "testdata/tokens.values.yaml"}, withoutMonitors...)
+			for _, dir := range []string{"config/crd", "config/admission"} {
+				_, err := cp.Kubectl(t.Context(), append([]string{"apply", "-f", "../../" + dir}, flags...)...)
+				g.Expect(err).NotTo(HaveOccurred())
+			}
+			g.Eventually(func() error { return deployment.CreateExtensions(t.Context(), cp) }).WithTimeout(patience).
+				Should(Succeed())
+			uids := func() string {
+				out, err := cp.Kubectl(t.Context(), "get", "clusterextensions.latchkey.dev", "-o",
+					"jsonpath={.items[*].metadata.uid}")
+				g.Expect(err).NotTo(HaveOccurred())
+				return out
+			}
+			extensions := uids()
+			_, err := run(append([]string{"install"}, release...)...)
+			g.Expect(err).To(MatchError(ContainSubstring("invalid ownership metadata")))
+			_, _ = run(append([]string{"install", "--take-ownership"}, release...)...) // fails in Helm 4, half-way
+
+			_, err = run(append([]string{"upgrade", "--install", "--take-ownership", "--force-conflicts"}, release...)...)
+			g.Expect(err).NotTo(HaveOccurred())
+			for _, object := range []string{"customresourcedefinition/clusterextensions.latchkey.dev",
+				"deployment/latchkey"} {
+				out, err := cp.Kubectl(t.Context(), "get", object, "-n", namespace, "-o", "jsonpath={.metadata.annotations}")
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(out).To(ContainSubstring(`"meta.helm.sh/release-name":"latchkey"`))
+			}
+			_, err = run(append([]string{"upgrade", "--set", "replicas=3"}, release...)...)
+			g.Expect(err).NotTo(HaveOccurred(), "without the flags")
+			g.Expect(uids()).To(Equal(extensions))
+		})
+	}
+}
+
 // chartBefore returns the chart of the last tag before this commit, or else this chart with an earlier version.
 func chartBefore(t *testing.T) string {
 	t.Helper()
