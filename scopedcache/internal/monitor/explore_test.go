@@ -171,15 +171,13 @@ var invariants = []struct {
 		judged, due := t.after.life.streamDue(&exploreConfig.Timing), t.after.Deadline()
 		return judged.IsZero() || !due.IsZero() && !due.After(judged)
 	}},
-	{"a watch that lists too long is given up, once", func(t *transition) bool {
-		l := &t.after.life
-		if l.stream.lists && !l.stream.began.IsZero() && !l.unstreams &&
-			epoch0.Sub(l.stream.began) >= exploreConfig.Timing.StreamedList {
-			return false
+	{"a watch that lists too long is given up, and no other", func(t *transition) bool {
+		before, after := &t.before.life.stream, &t.after.life.stream
+		overdue := func(w *stream) bool {
+			return w.lists && !w.began.IsZero() && epoch0.Sub(w.began) >= exploreConfig.Timing.StreamedList
 		}
-		became := l.id == t.before.life.id && l.unstreams && !t.before.life.unstreams
-		return count[ListInstead](t.effects) == 0 && !became ||
-			count[ListInstead](t.effects) == 1 && became && t.before.life.stream.lists
+		given := count[ListInstead](t.effects)
+		return !overdue(after) && given <= 1 && (given == 0 || before.lists)
 	}},
 	{"after each step no action is overdue", func(t *transition) bool {
 		due := t.after.Deadline()
@@ -403,8 +401,6 @@ func (w world) leads(goal int, known map[world]bool) bool {
 			name = "synced"
 		case goal == 0 && w.life.alive && w.life.shortEnds.confirmed && w.life.watching == unset:
 			name = "watch begins"
-		case goal == 0 && w.life.watchLists && w.life.unstreams: // the driver ends it
-			name = "watch is stopped"
 		case goal == 0 && w.life.watchLists && w.life.shortEnds.confirmed:
 			name = "the list ends"
 		case goal == 0 && w.life.alive && w.life.shortEnds.confirmed:

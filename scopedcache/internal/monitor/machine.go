@@ -115,7 +115,6 @@ type life struct {
 
 	stream    stream
 	shortEnds shortEnds
-	unstreams bool // ListInstead was emitted
 }
 
 // New returns the machine of a scope about which nothing is known. Call Start next.

@@ -36,9 +36,9 @@ type shortEnds struct {
 func (l *life) streamDue(t *Timing) time.Time {
 	switch {
 	case l.stream.began.IsZero():
-	case l.stream.lists && !l.unstreams:
+	case l.stream.lists:
 		return l.stream.began.Add(t.StreamedList)
-	case !l.stream.lists && l.shortEnds.count > 0:
+	case l.shortEnds.count > 0:
 		return l.stream.began.Add(t.Lasts)
 	}
 	return time.Time{}
@@ -91,7 +91,7 @@ func (s informerStep) watchEnded(e WatchEnded) {
 		return
 	}
 	if was.lists { // client-go would stream it again without a delay
-		s.listInstead()
+		s.emit(ListInstead{Life: s.life.id})
 	}
 	if s.now.Sub(ends.first) >= timing.ConfirmAfter {
 		ends.confirmed = true
@@ -121,12 +121,6 @@ func (s informerStep) judgeStream() {
 	if !s.life.quiet {
 		s.setState(Failing, ErrStreams)
 	}
-	s.listInstead()
-}
-
-func (s informerStep) listInstead() {
-	if !s.life.unstreams {
-		s.life.unstreams = true
-		s.emit(ListInstead{Life: s.life.id})
-	}
+	s.life.stream = stream{} // it stops
+	s.emit(ListInstead{Life: s.life.id})
 }

@@ -97,7 +97,7 @@ type worldLife struct {
 	pendingErr                int8
 	pendingSince, pendingSent ticks
 	watching                  ticks // since when
-	watchLists, unstreams     bool
+	watchLists                bool
 	shortEnds                 struct {
 		count     int8
 		first     ticks
@@ -181,7 +181,7 @@ func (w *world) machine() *Machine {
 			refusedSince: at(l.refusedSince), refusal: refusal{
 				err: errs[l.pendingErr], since: at(l.pendingSince), sent: at(l.pendingSent),
 			},
-			stream: stream{began: at(l.watching), lists: l.watchLists}, unstreams: l.unstreams,
+			stream: stream{began: at(l.watching), lists: l.watchLists},
 			shortEnds: shortEnds{count: int(l.shortEnds.count), first: at(l.shortEnds.first),
 				err: errs[l.shortEnds.err], confirmed: l.shortEnds.confirmed}}
 	}
@@ -222,7 +222,6 @@ func (w world) take(m *Machine) world {
 		n.life.refusals.since, n.life.refusals.first = ticksOf(l.refusals.since), ticksOf(l.refusals.firstContradicted)
 		n.life.refusals.count = int8(min(l.refusals.count, exploreConfig.Timing.Confirmations))
 		n.life.watching, n.life.watchLists = atLeast(ticksOf(l.stream.began), -3), l.stream.lists
-		n.life.unstreams = l.unstreams
 		n.life.shortEnds.count = int8(min(l.shortEnds.count, exploreConfig.Timing.Confirmations))
 		n.life.shortEnds.first = atLeast(ticksOf(l.shortEnds.first), -1)
 		n.life.shortEnds.err, n.life.shortEnds.confirmed = indexOf(errs, l.shortEnds.err), l.shortEnds.confirmed
