@@ -117,9 +117,16 @@ func (o watchObserver) WatchListed() {
 
 func (o watchObserver) WatchEnded(lasted time.Duration, stopped bool, err error) {
 	o.informer.setListing(false)
+	hide := o.run.cache.options.HideServerMessages
+	if _, isStatus := untrusted.StatusText(err); err != nil && hide && !isStatus {
+		err = errUnreadable
+	}
 	o.run.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Stopped: stopped,
-		Err: displayError(err, o.run.cache.options.HideServerMessages)})
+		Err: displayError(err, hide)})
 }
+
+// errUnreadable stands for an error that quotes what a server sent in a watch.
+var errUnreadable = errors.New("the API server's watch could not be read")
 
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {

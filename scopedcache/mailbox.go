@@ -141,6 +141,7 @@ func (m *mailbox) isLatestLocked(life monitor.LifeID) bool {
 
 // delivery is what take removes from a mailbox.
 type delivery struct {
+	watches []monitor.Event // how watches go: first, because each step judges the running watch
 	watched bool            // whether RBAC events are watched may have changed, before the events
 	events  []monitor.Event // in the order in which the machine must step them
 	idle    bool            // it is time to look whether the scope is idle
@@ -155,9 +156,8 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 		m.active = false
 		return delivery{}, false
 	}
-	taken = delivery{watched: m.watched, events: m.answers, idle: m.idle}
-	// Watches are first: an error of a later request says what the end of a watch does not.
-	taken.events = append(taken.events, m.watches...)
+	// An error of a later request says what the end of a watch does not.
+	taken = delivery{watches: m.watches, watched: m.watched, events: m.answers, idle: m.idle}
 	if m.served {
 		taken.events = append(taken.events, monitor.Served{Life: m.life})
 	}

@@ -53,16 +53,11 @@ func (r *run) handleEvents() {
 			r.begin()
 			taken.watched = true
 		}
+		r.stepAll(taken.watches)
 		if taken.watched {
 			r.step(r.cache.eventsWatched())
 		}
-		for _, event := range taken.events {
-			if r.isOver() {
-				break // questions fail because they were cancelled
-			}
-			r.catchUp() // before the informer's reports in the mailbox
-			r.step(event)
-		}
+		r.stepAll(taken.events)
 		if r.catchUp(); taken.idle && !r.isOver() {
 			r.stopIfIdle()
 		}
@@ -71,6 +66,17 @@ func (r *run) handleEvents() {
 			return
 		}
 		r.arm()
+	}
+}
+
+// stepAll passes events to the machine, unless the scope is over.
+func (r *run) stepAll(events []monitor.Event) {
+	for _, event := range events {
+		if r.isOver() {
+			return // questions fail because they were cancelled
+		}
+		r.catchUp() // before the informer's reports in the mailbox
+		r.step(event)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
@@ -181,7 +183,15 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 			before := streamed.Load()
 			other := hold(t, a.newCache(t, share), HoldOptions{})
 			g.Eventually(other.State).WithTimeout(patience).Should(HaveField("State", StateSynced))
+			watchCount := func() int {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				return a.watchCount
+			}
+			g.Eventually(a.watches).WithTimeout(patience).Should(HaveLen(2))
+			counted := watchCount()
 			a.cut()
+			g.Eventually(watchCount).WithTimeout(patience).Should(Equal(counted + 2))
 			g.Expect(streamed.Load()).To(Equal(before), "it is remembered")
 		})
 	}
@@ -203,12 +213,29 @@ func TestReportsOfWatches(t *testing.T) {
 	end(2, time.Minute)
 	m.reportError(2, monitor.OutcomeFailed, errAny, time.Time{})
 	taken, _ := m.take()
-	g.Expect(taken.events).To(Equal([]monitor.Event{monitor.WatchBegan{Life: 2},
-		monitor.WatchEnded{Life: 2, Lasted: time.Minute}, monitor.Failed{Life: 2, Err: errAny}}))
+	g.Expect(taken.watches).To(Equal([]monitor.Event{monitor.WatchBegan{Life: 2},
+		monitor.WatchEnded{Life: 2, Lasted: time.Minute}}))
+	g.Expect(taken.events).To(Equal([]monitor.Event{monitor.Failed{Life: 2, Err: errAny}}))
 	for n := range 1000 {
 		end(2, time.Duration(n))
 	}
 	taken, _ = m.take()
-	g.Expect(taken.events).To(HaveLen(maxWatches))
-	g.Expect(taken.events[maxWatches-1]).To(Equal(monitor.WatchEnded{Life: 2, Lasted: 999}))
+	g.Expect(taken.watches).To(HaveLen(maxWatches))
+	g.Expect(taken.watches[maxWatches-1]).To(Equal(monitor.WatchEnded{Life: 2, Lasted: 999}))
+}
+
+// With HideServerMessages, the end of a watch has nothing that the server sent, in whatever form.
+func TestHiddenEndsOfWatches(t *testing.T) {
+	g := NewWithT(t)
+	const words = "words of the server"
+	expired := apierrors.NewResourceExpired(words).Status()
+	for _, err := range []error{errors.New("got invalid watch event type: " + words), apierrors.FromObject(&expired),
+		apierrors.FromObject(&corev1.ConfigMap{Data: map[string]string{"data": words}})} {
+		e := &entry{cache: &scopedCache{options: Options{HideServerMessages: true}}}
+		watchObserver{run: &run{entry: e}, informer: &informer{}, life: 1}.WatchEnded(0, false, err)
+		taken, _ := e.mail.take()
+		shown := taken.watches[0].(monitor.WatchEnded).Err
+		g.Expect(shown).To(HaveOccurred())
+		g.Expect(shown.Error()).NotTo(ContainSubstring(words))
+	}
 }

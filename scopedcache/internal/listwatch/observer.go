@@ -59,7 +59,7 @@ func (d *observedDecoder) Decode() (watch.EventType, runtime.Object, error) {
 	case err != nil:
 		d.end(false, unlessEOF(err))
 	case event == watch.Error:
-		d.end(false, apierrors.FromObject(object))
+		d.end(false, errorOf(object))
 	case event == watch.Bookmark:
 		d.listed = endsList(object)
 	}
@@ -85,6 +85,14 @@ func unlessEOF(err error) error {
 		return nil
 	}
 	return errors.Wrap(err, "reading a watch")
+}
+
+// errorOf returns the error in an ERROR event. An object that is no Status is not quoted.
+func errorOf(object runtime.Object) error {
+	if status, ok := object.(*metav1.Status); ok {
+		return apierrors.FromObject(status)
+	}
+	return errors.Errorf("an ERROR event of a watch has a %T, and no Status", object)
 }
 
 // endsList reports whether a bookmark ends a streamed list.

@@ -153,13 +153,21 @@ var invariants = []struct {
 		ended, isEnd := t.event.(WatchEnded)
 		isEnd = isEnd && ended.Life == lifeID && !ended.Stopped
 		_, synced := t.event.(InformerSynced)
-		short := isEnd && (ended.Lasted < timing.AtOnce || ended.Err != nil && ended.Lasted < timing.Lasts)
-		lasted := isEnd && !short || !before.stream.began.IsZero() && epoch0.Sub(before.stream.began) >= timing.Lasts
+		short := isEnd && (before.stream.lists || ended.Lasted < timing.AtOnce ||
+			ended.Err != nil && ended.Lasted < timing.Lasts)
+		_, listed := t.event.(WatchListed)
+		watches := !before.stream.began.IsZero() && (listed || !before.stream.lists)
+		lasted := isEnd && !short || watches && epoch0.Sub(before.stream.began) >= timing.Lasts
 		if short && before.shortEnds.count >= timing.Confirmations-1 &&
 			epoch0.Sub(before.shortEnds.first) >= timing.ConfirmAfter && t.after.state != Failing {
 			return false
 		}
-		if before.shortEnds.count > 0 && after.shortEnds.count == 0 && !lasted && !synced {
+		failed := false
+		switch t.event.(type) {
+		case Failed, Refused:
+			failed = !before.shortEnds.confirmed
+		}
+		if before.shortEnds.count > 0 && after.shortEnds.count == 0 && !lasted && !synced && !failed {
 			return false
 		}
 		if ended.Stopped && after.shortEnds.count > before.shortEnds.count {

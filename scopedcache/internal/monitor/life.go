@@ -60,7 +60,11 @@ func (s informerStep) proceed() {
 }
 
 func (s informerStep) failed(e Failed) {
-	if s.isCurrent(e.Life) && !s.life.quiet {
+	if !s.isCurrent(e.Life) {
+		return
+	}
+	s.requestFailed()
+	if !s.life.quiet {
 		s.setState(Failing, e.Err)
 	}
 }
@@ -70,6 +74,7 @@ func (s informerStep) refused(e Refused) {
 	if !s.isCurrent(e.Life) {
 		return
 	}
+	s.requestFailed()
 	if !s.life.quiet {
 		s.setState(Failing, e.Err)
 	}
@@ -164,7 +169,9 @@ func (s informerStep) judge(e Reviewed) {
 		s.life.unanswered = 0
 	}
 	if e.Verdict == Unaskable || s.life.unanswered >= s.config.Timing.Confirmations {
-		s.emit(RestartWatch{Life: s.life.id}) // which the API server authorizes anew
+		if s.life.shortEnds.count == 0 { // else the next watch is authorized soon, and one must last
+			s.emit(RestartWatch{Life: s.life.id}) // which the API server authorizes anew
+		}
 		s.life.unanswered = 0
 	}
 	lost, soon := s.life.denials.observe(&s.config.Timing, e.Verdict, s.now)

@@ -76,6 +76,7 @@ func (s informerStep) watchEnded(e WatchEnded) {
 	switch {
 	case e.Stopped:
 		return
+	case was.lists: // it has not listed all, however long it took
 	case e.Lasted >= timing.Lasts, e.Err == nil && e.Lasted >= timing.AtOnce:
 		s.watchLasted()
 		return
@@ -84,7 +85,10 @@ func (s informerStep) watchEnded(e WatchEnded) {
 	if ends.count++; ends.count == 1 {
 		ends.first = s.now
 	}
-	if ends.err = e.Err; e.Err == nil {
+	switch ends.err = e.Err; {
+	case e.Err == nil && was.lists:
+		ends.err = ErrStreams
+	case e.Err == nil:
 		ends.err = ErrEndsAtOnce
 	}
 	if ends.count < timing.Confirmations {
@@ -96,6 +100,14 @@ func (s informerStep) watchEnded(e WatchEnded) {
 	if s.now.Sub(ends.first) >= timing.ConfirmAfter {
 		ends.confirmed = true
 		s.settle()
+	}
+}
+
+// requestFailed begins a row of watches anew that is no failure so far: an API server that goes and
+// comes back ends some watches at once.
+func (s informerStep) requestFailed() {
+	if !s.life.shortEnds.confirmed {
+		s.life.shortEnds = shortEnds{}
 	}
 }
 
