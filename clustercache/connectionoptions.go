@@ -79,6 +79,11 @@ type ClientOptions struct {
 	// UserAgent names the host operator to API servers. UserAgent is required. Each connection
 	// appends the key of its extension.
 	UserAgent string
+	// MaxDiscoveryBytes bounds the memory that one discovery of the kinds of an API server takes: the
+	// texts of its answers, 500 bytes for each JSON object in them, and 40 for each other value.
+	// Defaults to 64 MiB, which is enough for about 15,000 kinds. Where an API server serves more,
+	// each group that is asked for is discovered by itself.
+	MaxDiscoveryBytes int64
 	// Cache configures which reads bypass the cache.
 	Cache ClientCacheOptions
 }
@@ -112,6 +117,7 @@ func (o *CacheOptions) connections() accessor.CacheOptions {
 // connections returns the form of the options that connections use.
 func (o *ClientOptions) connections() accessor.ClientOptions {
 	return accessor.ClientOptions{
-		Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent, DisableFor: o.Cache.DisableFor,
+		Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent,
+		MaxDiscoveryBytes: o.MaxDiscoveryBytes, DisableFor: o.Cache.DisableFor,
 	}
 }

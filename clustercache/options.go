@@ -221,8 +221,8 @@ func (o *Options) validate() error {
 		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
 	case o.Ownership != nil && o.Fence != nil:
 		return errors.New("Options.Ownership and Options.Fence exclude each other: the engine has fences of its own")
-	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0:
-		return errors.New("Options.Client: Timeout, QPS and Burst must not be negative")
+	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0 || o.Client.MaxDiscoveryBytes < 0:
+		return errors.New("Options.Client: Timeout, QPS, Burst and MaxDiscoveryBytes must not be negative")
 	case o.Cache.AccessReviewInterval < 0 || o.Cache.IdleTimeout < 0:
 		return errors.New("Options.Cache: AccessReviewInterval and IdleTimeout must not be negative")
 	case o.ConnectBackoff.Duration <= 0:

@@ -41,63 +41,82 @@ func (l limited) WrappedRoundTripper() http.RoundTripper { return l.next }
 // Budget bounds several answers together.
 type Budget struct {
 	Requests int64
-	Bytes    int64
-	Values   int64 // JSON values, counted by separators: a short text may hold many, and each takes memory
+	// Bytes bounds the memory for the answers: their texts, 500 bytes for each JSON object in them, and
+	// 40 for each other value, because a short text may hold many.
+	Bytes int64
 }
 
-// LimitAll returns a RoundTripper that admits limit.Requests requests and bounds the total size of
-// their answers. A request or a read beyond the limit fails. The RoundTripper may be used from any
-// goroutine.
-func LimitAll(next http.RoundTripper, limit Budget) http.RoundTripper {
-	b := &budget{next: next, limit: limit}
-	b.requests.Store(limit.Requests)
-	b.bytes.Store(limit.Bytes)
-	b.values.Store(limit.Values)
-	return b
+// objectBytes and valueBytes are about how much memory an object of a discovery, and any other value,
+// take beside their text while a list of them grows.
+const (
+	objectBytes = 500
+	valueBytes  = 40
+)
+
+// LimitedRoundTripper bounds the number of its requests, and the size of their answers in all. A
+// request or a read beyond the limit fails. It may be used from any goroutine.
+type LimitedRoundTripper struct {
+	next            http.RoundTripper
+	limit           Budget
+	requests, bytes atomic.Int64 // what remains
+	exceeded        atomic.Pointer[error]
 }
 
-// budget has the remainder of a Budget.
-type budget struct {
-	next                    http.RoundTripper
-	limit                   Budget
-	requests, bytes, values atomic.Int64
+// LimitAll returns a RoundTripper with the limit.
+func LimitAll(next http.RoundTripper, limit Budget) *LimitedRoundTripper {
+	l := &LimitedRoundTripper{next: next, limit: limit}
+	l.requests.Store(limit.Requests)
+	l.bytes.Store(limit.Bytes)
+	return l
 }
 
-func (b *budget) RoundTrip(req *http.Request) (*http.Response, error) {
-	if b.requests.Add(-1) < 0 {
+// Exceeded returns the error of the first request or read that was beyond the limit; nil if none was.
+// Callers of the RoundTripper need not return it: client-go leaves out groups whose discovery fails.
+func (l *LimitedRoundTripper) Exceeded() error {
+	if exceeded := l.exceeded.Load(); exceeded != nil {
+		return *exceeded
+	}
+	return nil
+}
+
+func (l *LimitedRoundTripper) exceed(format string, limit int64) error {
+	err := errors.Errorf(format, limit)
+	l.exceeded.CompareAndSwap(nil, &err)
+	return err
+}
+
+// RoundTrip implements http.RoundTripper.
+func (l *LimitedRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	if l.requests.Add(-1) < 0 {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper must close the body, also on errors
 		}
-		return nil, errors.Errorf("the API server's answers require more than %d requests", b.limit.Requests)
+		return nil, l.exceed("the API server's answers require more than %d requests", l.limit.Requests)
 	}
-	resp, err := b.next.RoundTrip(req)
+	resp, err := l.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
 	}
-	resp.Body = &budgetedBody{ReadCloser: resp.Body, budget: b}
+	resp.Body = &budgetedBody{ReadCloser: resp.Body, budget: l}
 	return resp, nil
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
-func (b *budget) WrappedRoundTripper() http.RoundTripper { return b.next }
+func (l *LimitedRoundTripper) WrappedRoundTripper() http.RoundTripper { return l.next }
 
 // budgetedBody is a body that counts towards a budget.
 type budgetedBody struct {
 	io.ReadCloser
-	budget *budget
+	budget *LimitedRoundTripper
 }
 
 func (b *budgetedBody) Read(p []byte) (int, error) {
-	switch {
-	case b.budget.bytes.Load() <= 0:
-		return 0, errors.Errorf("the API server's answers exceed %d bytes", b.budget.limit.Bytes)
-	case b.budget.values.Load() <= 0:
-		return 0, errors.Errorf("the API server's answers exceed %d values", b.budget.limit.Values)
+	if b.budget.bytes.Load() <= 0 {
+		return 0, b.budget.exceed("the API server's answers exceed %d bytes of memory", b.budget.limit.Bytes)
 	}
 	n, err := b.ReadCloser.Read(p)
-	b.budget.bytes.Add(-int64(n))
-	b.budget.values.Add(-int64(bytes.Count(p[:n], []byte{','}) + bytes.Count(p[:n], []byte{'{'}) +
-		bytes.Count(p[:n], []byte{'['})))
+	objects, values := bytes.Count(p[:n], []byte{'{'}), bytes.Count(p[:n], []byte{','})+bytes.Count(p[:n], []byte{'['})
+	b.budget.bytes.Add(-int64(n) - objectBytes*int64(objects) - valueBytes*int64(values))
 	return n, err
 }
 

@@ -28,7 +28,7 @@ func TestLimitAll(t *testing.T) {
 	}))
 	defer server.Close()
 	limited := &http.Client{
-		Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000, Values: 1000}),
+		Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000}),
 	}
 	read := func() (int, error) {
 		resp, err := limited.Get(server.URL)
@@ -43,7 +43,7 @@ func TestLimitAll(t *testing.T) {
 	if err == nil { // the second answer ended within a single Read; for the third no bytes are left
 		_, err = read()
 	}
-	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes")))
+	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes of memory")))
 }
 
 func TestLimitAllByRequestsAndValues(t *testing.T) {
@@ -53,7 +53,7 @@ func TestLimitAllByRequestsAndValues(t *testing.T) {
 	}))
 	defer server.Close()
 	limited := &http.Client{
-		Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 1 << 20, Values: 300}),
+		Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 100_000}),
 	}
 	read := func() error {
 		resp, err := limited.Get(server.URL)
@@ -65,7 +65,7 @@ func TestLimitAllByRequestsAndValues(t *testing.T) {
 		return err
 	}
 	_, _ = read(), read()
-	g.Expect(read()).To(MatchError(ContainSubstring("exceed 300 values")))
+	g.Expect(read()).To(MatchError(ContainSubstring("exceed 100000 bytes of memory")))
 	g.Expect(read()).To(MatchError(ContainSubstring("more than 3 requests")))
 }
 

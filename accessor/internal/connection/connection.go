@@ -139,7 +139,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	c.transport = &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
 	c.httpClient = &http.Client{Transport: c.transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
 	c.streams = &http.Client{Transport: c.transport, CheckRedirect: neverRedirect}
-	c.mapper = t.Mapper(c.config, c.httpClient)
+	c.mapper = t.Mapper(c.config, c.httpClient, options.Client.MaxDiscoveryBytes)
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()
 	}

@@ -48,9 +48,11 @@ type CacheIndex struct {
 
 // ClientOptions configure the clients of every connection. The limits are per identity.
 type ClientOptions struct {
-	Timeout    time.Duration
-	QPS        float32
-	Burst      int
-	UserAgent  string
-	DisableFor []client.Object // kinds that the client from GetClient reads from the API server
+	Timeout   time.Duration
+	QPS       float32
+	Burst     int
+	UserAgent string
+	// MaxDiscoveryBytes bounds the memory of one discovery.
+	MaxDiscoveryBytes int64
+	DisableFor        []client.Object // kinds that the client from GetClient reads from the API server
 }

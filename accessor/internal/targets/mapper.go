@@ -1,6 +1,7 @@
 package targets
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync/atomic"
@@ -20,15 +21,19 @@ import (
 // two discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxDiscovery bounds the answers of a server to one discovery. A thousand
-// CustomResourceDefinitions are half a megabyte and 25,000 values, in two answers, or one for each
-// group and version. A server that a kubeconfig names may answer anything.
-var maxDiscovery = untrusted.Budget{Requests: 2000, Bytes: 8 << 20, Values: 150_000}
+// maxRequests bounds the requests of one discovery, and MaxDiscoveryBytes its memory, as
+// untrusted.Budget counts it. A server that a kubeconfig names may answer anything. A thousand
+// CustomResourceDefinitions take 4 MB, and cost one request or two, or one for each group and version.
+const (
+	maxRequests       = 10_000
+	MaxDiscoveryBytes = 64 << 20
+)
 
 // discovered holds the kinds that a target serves, as its members discovered them.
 type discovered struct {
 	shared sharedDiscovery
 	latest atomic.Pointer[kinds] // nil before the first discovery
+	groups groupwise             // while a whole discovery is too much
 }
 
 // kinds is the outcome of one discovery.
@@ -46,6 +51,7 @@ func (d *discovered) forget() {
 	if k := d.latest.Load(); k != nil {
 		k.stale.Store(true)
 	}
+	d.groups.forget()
 }
 
 // Mapper is a meta.RESTMapper based on the discovery results of all members of a target. On a miss,
@@ -53,24 +59,27 @@ func (d *discovered) forget() {
 // meanwhile. Mapper may be used from any goroutine.
 //
 // "No such kind" stays cached for 5 s, so a kind that was just installed is found within that time.
+// Where a whole discovery is too much, Mapper asks for the group that a lookup names.
 type Mapper struct {
-	kinds  *discovered
-	config *rest.Config
-	client *http.Client
+	kinds    *discovered
+	config   *rest.Config
+	client   *http.Client
+	maxBytes int64
 }
 
 var _ meta.RESTMapper = (*Mapper)(nil)
 
 // Mapper returns a mapper that discovers through client, which authenticates, with the limits of
-// config, which holds no credential.
-func (t *Target) Mapper(config *rest.Config, client *http.Client) *Mapper {
-	return &Mapper{kinds: &t.kinds, config: config, client: client}
+// config, which holds no credential. maxBytes bounds the memory of one discovery; 0 for the default.
+func (t *Target) Mapper(config *rest.Config, client *http.Client, maxBytes int64) *Mapper {
+	return &Mapper{kinds: &t.kinds, config: config, client: client, maxBytes: cmp.Or(maxBytes, MaxDiscoveryBytes)}
 }
 
 // lookup answers from the cached kinds, and runs a discovery if they do not suffice. lookup returns
 // when ctx is done. A discovery under way continues for other callers, bounded by the client's
-// timeout and life.
-func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T, error)) (T, error) {
+// timeout and life. group is the group of what is looked up, which is asked for alone where a whole
+// discovery is too much.
+func lookup[T any](ctx context.Context, m *Mapper, group string, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	cached := m.kinds.latest.Load()
 	if cached != nil {
 		result, err := ask(cached.mapper)
@@ -82,6 +91,8 @@ func lookup[T any](ctx context.Context, m *Mapper, ask func(meta.RESTMapper) (T,
 	switch {
 	case err == nil:
 		return answer(newKinds, ask)
+	case errors.As(err, new(*tooMuchError)):
+		return lookupGroup(ctx, m, group, err, ask)
 	case cached != nil && cached.stale.Load():
 		return answer(cached, ask) // stale kinds are better than none
 	default:
@@ -120,23 +131,24 @@ func (k *kinds) explain(err error) error {
 // ask runs a discovery with our own credential, within the timeout of our config. The discovery is
 // not subject to our rate limit, because other members may wait for it.
 func (m *Mapper) ask() (*kinds, error) {
+	if err := m.kinds.groups.tooMuch(time.Now()); err != nil {
+		return nil, err
+	}
 	config := rest.CopyConfig(m.config)
 	config.RateLimiter, config.QPS = nil, -1
-	ctx := context.Background()
-	if config.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, config.Timeout)
-		defer cancel()
-	}
-	limited := *m.client
-	limited.Transport = untrusted.LimitAll(m.client.Transport, maxDiscovery)
-	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, &limited)
+	ctx, cancel := m.bounded(context.Background())
+	defer cancel()
+	client, limit, err := m.discoveryClient(config)
 	if err != nil {
-		return nil, errors.Wrap(err, "preparing discovery")
+		return nil, err
 	}
 	result := &kinds{at: time.Now()}
 	partial := &partialDiscovery{DiscoveryInterfaceWithContext: discovery.ToDiscoveryInterfaceWithContext(client)}
 	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, partial)
+	if exceeded := limit.Exceeded(); exceeded != nil { // err may be nil, and groups not all
+		return nil, m.kinds.groups.setTooMuch(time.Now(),
+			errors.WithMessagef(exceeded, "discovering the kinds that %s serves", m.config.Host))
+	}
 	if err != nil {
 		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
 	}
@@ -165,32 +177,48 @@ func (m *Mapper) ask() (*kinds, error) {
 	}
 }
 
+// bounded returns a context with the timeout of our config.
+func (m *Mapper) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if m.config.Timeout > 0 {
+		return context.WithTimeout(ctx, m.config.Timeout)
+	}
+	return context.WithCancel(ctx)
+}
+
+// discoveryClient returns a client for one discovery, with its limit.
+func (m *Mapper) discoveryClient(config *rest.Config) (*discovery.DiscoveryClient,
+	*untrusted.LimitedRoundTripper, error) {
+	limit := untrusted.LimitAll(m.client.Transport, untrusted.Budget{Requests: maxRequests, Bytes: m.maxBytes})
+	limited := *m.client
+	limited.Transport = limit
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, &limited)
+	return client, limit, errors.Wrap(err, "preparing discovery")
+}
+
 // KindFor implements meta.RESTMapper.
 func (m *Mapper) KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (schema.GroupVersionKind, error) {
+	return lookup(context.Background(), m, resource.Group, func(mapper meta.RESTMapper) (schema.GroupVersionKind, error) {
 		return mapper.KindFor(resource)
 	})
 }
 
 // KindsFor implements meta.RESTMapper.
 func (m *Mapper) KindsFor(resource schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]schema.GroupVersionKind, error) {
-		return mapper.KindsFor(resource)
-	})
+	return lookup(context.Background(), m, resource.Group,
+		func(mapper meta.RESTMapper) ([]schema.GroupVersionKind, error) { return mapper.KindsFor(resource) })
 }
 
 // ResourceFor implements meta.RESTMapper.
 func (m *Mapper) ResourceFor(input schema.GroupVersionResource) (schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (schema.GroupVersionResource, error) {
+	return lookup(context.Background(), m, input.Group, func(mapper meta.RESTMapper) (schema.GroupVersionResource, error) {
 		return mapper.ResourceFor(input)
 	})
 }
 
 // ResourcesFor implements meta.RESTMapper.
 func (m *Mapper) ResourcesFor(input schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]schema.GroupVersionResource, error) {
-		return mapper.ResourcesFor(input)
-	})
+	return lookup(context.Background(), m, input.Group,
+		func(mapper meta.RESTMapper) ([]schema.GroupVersionResource, error) { return mapper.ResourcesFor(input) })
 }
 
 // RESTMapping implements meta.RESTMapper.
@@ -201,21 +229,21 @@ func (m *Mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RES
 // RESTMappingWithContext is RESTMapping that ends with ctx.
 func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind,
 	versions ...string) (*meta.RESTMapping, error) {
-	return lookup(ctx, m, func(mapper meta.RESTMapper) (*meta.RESTMapping, error) {
+	return lookup(ctx, m, gk.Group, func(mapper meta.RESTMapper) (*meta.RESTMapping, error) {
 		return mapper.RESTMapping(gk, versions...)
 	})
 }
 
 // RESTMappings implements meta.RESTMapper.
 func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) ([]*meta.RESTMapping, error) {
+	return lookup(context.Background(), m, gk.Group, func(mapper meta.RESTMapper) ([]*meta.RESTMapping, error) {
 		return mapper.RESTMappings(gk, versions...)
 	})
 }
 
 // ResourceSingularizer implements meta.RESTMapper.
 func (m *Mapper) ResourceSingularizer(resource string) (string, error) {
-	return lookup(context.Background(), m, func(mapper meta.RESTMapper) (string, error) {
+	return lookup(context.Background(), m, "", func(mapper meta.RESTMapper) (string, error) {
 		return mapper.ResourceSingularizer(resource)
 	})
 }
