@@ -73,11 +73,11 @@ func TestWatchesThatEndAtOnce(t *testing.T) {
 			if !test.isMended {
 				return
 			}
-			told := states.count(StateSynced)
+			synced := states.count(StateSynced)
 			before := ended.Load()
 			g.Eventually(ended.Load).WithTimeout(patience).Should(BeNumerically(">", before))
 			g.Expect(handle.State().State).To(Equal(StateFailing), "a list between two watches changes nothing")
-			g.Expect(states.count(StateSynced)).To(Equal(told))
+			g.Expect(states.count(StateSynced)).To(Equal(synced))
 
 			mended.Store(true)
 			g.Eventually(handle.State).WithTimeout(2 * patience).Should(HaveField("State", StateSynced))
