@@ -1,15 +1,16 @@
 package ownership
 
 import (
+	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -25,7 +26,8 @@ type LeaderOptions struct {
 	// Lease is that of the leader election.
 	Lease types.NamespacedName
 	// Holder is what the Lease has as its holder while replicas share. It is the same for all replicas that
-	// share in one way, such as "buckets", and differs from the identities of leaders.
+	// share in one way, such as "replicas that share by 64 buckets", and differs from the identities of
+	// leaders, and from what replicas have that share in another way.
 	Holder string
 	// LeaseDuration is that of the engine. Defaults to 15 s.
 	LeaseDuration time.Duration
@@ -88,11 +90,21 @@ func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned b
 // Run implements Engine.
 func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("lease", e.options.Lease)
+	if err := e.fits(ctx); err != nil {
+		return err
+	}
+	ctx, refuse := context.WithCancel(ctx)
+	defer refuse()
+	stopAsking := e.askWhileItWaits(ctx, refuse)
+	defer func() { err = cmp.Or(stopAsking(), err) }()
 	options := holding.Options{Times: e.times, Keep: holding.KeepAlways,
 		Margin: holding.GiveUpPatience, // the fence closes, all is given up, and only then a leader can take the Lease
 		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) }}
-	held := holding.Hold(ctx, options, togetherLock{e.lock(), logger}, func(holds context.Context, f *fence.Fence) {
+	held := holding.Hold(ctx, options, holding.Together(e.lock(), logger), func(holds context.Context, f *fence.Fence) {
 		e.fence.Store(f)
+		if err = stopAsking(); err != nil {
+			return
+		}
 		err = e.Engine.Run(holds, replica)
 		if cause := context.Cause(holds); err == nil && errors.Is(cause, fence.ErrClosed) {
 			err = errors.WithMessagef(cause, "Lease %s, which keeps leaders away", e.options.Lease)
@@ -104,54 +116,42 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) 
 	return err
 }
 
+// fits returns an error if the engine knows that other replicas divide the extensions in another way: they may
+// hold the Lease for good.
+func (e *insteadOfLeader) fits(ctx context.Context) error {
+	if engine, ok := e.Engine.(interface {
+		Fits(ctx context.Context) error
+	}); ok {
+		return engine.Fits(ctx)
+	}
+	return nil
+}
+
+// askWhileItWaits calls fits now and then, until stop is called, which returns its error. After an error, refuse is
+// called.
+func (e *insteadOfLeader) askWhileItWaits(ctx context.Context, refuse func()) (stop func() error) {
+	asking, cancel := context.WithCancel(ctx)
+	misfit := make(chan error, 1)
+	go func() {
+		defer close(misfit)
+		err := wait.PollUntilContextCancel(asking, e.times.RetryPeriod, false, func(ctx context.Context) (bool, error) {
+			return false, e.fits(ctx)
+		})
+		if asking.Err() == nil {
+			misfit <- err
+			refuse()
+		}
+	}()
+	return sync.OnceValue(func() error {
+		cancel()
+		return <-misfit
+	})
+}
+
 func (e *insteadOfLeader) lock() resourcelock.Interface {
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
 		Client:     e.leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
 	}
-}
-
-// togetherLock is a lock that replicas hold together: each renewal of one makes the version that the others
-// know an old one. It logs why it cannot be read or written, which a LeaderElector does at a verbosity only.
-type togetherLock struct {
-	resourcelock.Interface
-	logger logr.Logger
-}
-
-// conflictTries is how often an update of a Lease that is still held by all is tried.
-const conflictTries = 10
-
-// Get implements resourcelock.Interface.
-func (l togetherLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	record, raw, err := l.Interface.Get(ctx)
-	return record, raw, l.report(err)
-}
-
-// Create implements resourcelock.Interface.
-func (l togetherLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.report(l.Interface.Create(ctx, record))
-}
-
-// Update implements resourcelock.Interface.
-func (l togetherLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	for try := 1; ; try++ {
-		err := l.Interface.Update(ctx, record)
-		if !apierrors.IsConflict(err) || try == conflictTries {
-			return l.report(err)
-		}
-		if held, _, failed := l.Get(ctx); failed != nil || held.HolderIdentity != l.Identity() {
-			return err
-		}
-	}
-}
-
-// report logs an error, except those that are a part of the protocol: another replica was faster.
-func (l togetherLock) report(err error) error {
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
-		!errors.Is(err, context.Canceled) {
-		l.logger.Info("Cannot hold the Lease that keeps leaders away; this program needs get, create and update on it",
-			"error", err.Error())
-	}
-	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -201,6 +203,64 @@ func TestInsteadOfLeaderIsTaken(t *testing.T) {
 		begun := time.Now()
 		g.Expect(<-one.ended).To(MatchError(fence.ErrClosed))
 		g.Expect(time.Since(begun)).To(BeNumerically("<", 3*time.Second))
+	})
+}
+
+// fitting is an engine that knows whether others divide the extensions in another way.
+type fitting struct {
+	engine
+	misfit atomic.Pointer[error]
+}
+
+func (f *fitting) Fits(context.Context) error {
+	if err := f.misfit.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// A replica that divides the extensions in another way than those that hold the Lease ends, before it has
+// written the Lease, and while it waits for it.
+func TestInsteadOfLeaderDoesNotFit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		leases, misfit := clientset.NewClientset(), errors.New("another number")
+		run := func(engine *fitting) chan error {
+			made, err := InsteadOfLeader(engine, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "12"})
+			g.Expect(err).NotTo(HaveOccurred())
+			made.(*insteadOfLeader).leases = leases.CoordinationV1()
+			ended := make(chan error, 1)
+			go func() { ended <- made.Run(ctrl.LoggerInto(t.Context(), logr.Discard()), nil) }()
+			return ended
+		}
+		one := &fitting{}
+		one.misfit.Store(&misfit)
+		g.Expect(<-run(one)).To(MatchError(misfit))
+		g.Expect(leases.Actions()).To(BeEmpty())
+
+		others := share(t, leases, logr.Discard())
+		synctest.Wait()
+		g.Expect(others.owns()).To(BeTrue())
+		two := &fitting{}
+		ended := run(two)
+		time.Sleep(time.Minute)
+		g.Expect(ended).NotTo(Receive())
+		two.misfit.Store(&misfit)
+		begun := time.Now()
+		g.Expect(<-ended).To(MatchError(misfit))
+		g.Expect(time.Since(begun)).To(BeNumerically("<", 3*time.Second))
+
+		// Once it runs, the engine itself says so.
+		others.stop()
+		g.Expect(<-others.ended).NotTo(HaveOccurred())
+		three := &fitting{}
+		ended = run(three)
+		time.Sleep(time.Minute)
+		_, owned := three.Owns(nil)
+		g.Expect(owned).To(BeTrue())
+		three.misfit.Store(&misfit)
+		time.Sleep(time.Minute)
+		g.Expect(ended).NotTo(Receive())
 	})
 }
 

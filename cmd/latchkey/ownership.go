@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
 	"time"
 
@@ -84,7 +85,8 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		if err != nil {
 			return nil, errors.WithMessage(err, "--buckets")
 		}
-		options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace, "replicas that share by buckets")
+		options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace,
+			fmt.Sprintf("replicas that share by %d buckets", m.sharing.buckets))
 		return engine.HandOver(ctx), err
 	}
 	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring,

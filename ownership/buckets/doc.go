@@ -18,6 +18,11 @@
 // or ends moves no more than its part. A bucket moves when its replica has given it up: at most two at a
 // time for each replica, and the next ones when the extensions of the former are connected again.
 //
+// Replicas divide a fleet in one way: all hold the Lease of the fleet together, whose holder is that way, such
+// as "64 buckets of ClusterExtension.latchkey.dev". The fence of each bucket is within that of the fleet
+// (fence.Fence.Within), so that no replica with another number of buckets acts beside them, also when Leases
+// are deleted. Run ends with an error if the fleet is divided in another way.
+//
 // Buckets are ranges of the hash that Kubernetes' sharded list and watch (KEP-5866) uses.
 //
 // # Considerations
@@ -27,6 +32,9 @@
 //   - Each replica's cache has the objects of all extensions. Their connections, informers and what those
 //     read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
+//   - A fleet's Lease that is new must expire once before a replica acts: the first start of a fleet takes
+//     LeaseDuration longer. So does what follows a deletion of that Lease.
+//   - The Lease of the fleet costs a write for each replica in each RetryPeriod.
 //   - HandOver takes time before the manager begins to stop. Give the Pod a
 //     terminationGracePeriodSeconds of more than Options.HandOverTimeout and the manager's
 //     GracefulShutdownTimeout together, whose defaults are 20 s and 30 s.

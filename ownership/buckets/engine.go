@@ -95,7 +95,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 		return err
 	}
 
-	// What renews and watches goes on until every bucket is given up.
+	// What watches goes on until every bucket is given up.
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	synced := make(chan struct{})
@@ -107,20 +107,25 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	case <-ctx.Done():
 		return nil
 	}
-	stopRenewing := e.announce(background, &running)
 	running.Go(func() { e.planAll(background) })
-	e.awaitOthers(ctx)
+	return e.runInFleet(ctx, replica)
+}
 
+// divide serves this replica's buckets until ctx is done. Their requests pass the fence of the fleet, too.
+func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Fence) {
+	stopRenewing := e.announce(context.WithoutCancel(ctx))
+	e.awaitOthers(ctx)
 	var serving sync.WaitGroup
 	for b := range e.buckets {
-		serving.Go(func() { e.serve(ctx, replica, b) })
+		serving.Go(func() { e.serve(ctx, replica, b, fleet) })
 	}
 	<-ctx.Done()
-	e.leave()
+	if !errors.Is(context.Cause(ctx), fence.ErrClosed) {
+		e.leave()
+	}
 	serving.Wait()
 	stopRenewing()
-	logger.Info("Gave up all buckets")
-	return nil
+	ctrl.LoggerFrom(ctx).Info("Gave up all buckets")
 }
 
 // HandOver returns a context for the manager's Start. It is done when ctx is done, and this replica has

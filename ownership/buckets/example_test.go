@@ -22,7 +22,7 @@ func Example_insteadOfLeader() {
 	run := func(ctx context.Context, mgr manager.Manager, engine *buckets.Engine) error {
 		replacing, err := ownership.InsteadOfLeader(engine, mgr.GetConfig(), ownership.LeaderOptions{
 			Lease:  types.NamespacedName{Namespace: "my-namespace", Name: "my-operator"}, // the leader's
-			Holder: "replicas that share by buckets",
+			Holder: "replicas that share by 64 buckets",
 		})
 		if err != nil {
 			return err

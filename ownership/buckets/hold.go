@@ -25,13 +25,14 @@ const (
 	servePatience = 10 * time.Second
 )
 
-// serve holds a bucket whenever this replica is to have it, until ctx is done.
-func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
+// serve holds a bucket whenever this replica is to have it, until ctx is done. Requests pass the bucket's
+// fence within that of the fleet.
+func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) {
 	mayTake := func(p *plan) bool {
 		return p.owners[b] == e.options.Identity && (p.holders[b] == "" || p.holders[b] == e.options.Identity)
 	}
-	for e.await(ctx, func(p *plan) bool { return !e.isLeaving() && mayTake(p) }) {
-		if !e.hold(ctx, replica, b) {
+	for ctx.Err() == nil && e.await(ctx, func(p *plan) bool { return !e.isLeaving() && mayTake(p) }) {
+		if !e.hold(ctx, replica, b, fleet) {
 			select { // another replica was faster, or the API server did not answer
 			case <-ctx.Done():
 			case <-time.After(e.options.RetryPeriod):
@@ -42,12 +43,12 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int) {
 
 // hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx is
 // done. It returns false if it could not take the bucket.
-func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int) bool {
+func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) bool {
 	handsOver := false
 	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Patience: e.options.RenewDeadline}, e.lock(b),
 		func(holds context.Context, f *fence.Fence) {
 			e.buckets[b].held.Store(true)
-			taken := e.take(ctx, replica, b, f)
+			taken := e.take(ctx, replica, b, f.Within(fleet))
 			handsOver = e.holdUntil(holds, b)
 			taken()
 			e.giveUp(ctx, replica, b)

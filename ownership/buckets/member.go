@@ -5,10 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/pkg/errors"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,61 +16,14 @@ import (
 // forgetAfter is after how many durations of a lease that has expired the Lease of a member is deleted.
 const forgetAfter = 10
 
-// joinFleet creates the Lease of the fleet, or compares it. It tries again until the API server answers,
-// or ctx is done.
-func (e *Engine) joinFleet(ctx context.Context) error {
-	leases := e.leases.Leases(e.options.Namespace)
-	wanted := map[string]string{bucketsAnnotation: strconv.Itoa(len(e.buckets)), kindAnnotation: e.kind.String()}
-	for {
-		fleet, err := leases.Get(ctx, e.options.fleetLease(), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			fleet, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.options.fleetLease(),
-				Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleFleet},
-				Annotations: wanted}}, metav1.CreateOptions{})
-			if apierrors.IsAlreadyExists(err) {
-				continue // another replica was faster
-			}
-		}
-		if err == nil {
-			return e.compareFleet(fleet, wanted)
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		ctrl.LoggerFrom(ctx).Info("Cannot read or create the Lease of the fleet yet; this program needs get, list, "+
-			"watch, create, update and delete on leases in the namespace", "namespace", e.options.Namespace,
-			"lease", e.options.fleetLease(), "error", err.Error())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(e.options.RetryPeriod):
-		}
-	}
-}
-
-// compareFleet returns an error if replicas of this fleet divide it in another way.
-func (e *Engine) compareFleet(fleet *coordinationv1.Lease, wanted map[string]string) error {
-	if fleet.Labels[roleLabel] != roleFleet {
-		return errors.Errorf("Lease %s/%s is not that of a fleet: choose another Options.Name",
-			fleet.Namespace, fleet.Name)
-	}
-	for key, value := range wanted {
-		if is := fleet.Annotations[key]; is != value {
-			return errors.Errorf("fleet %s/%s has %s %q, and this replica has %q: two ways to divide a fleet would let two "+
-				"replicas serve one extension. To change it, stop all replicas, and delete Lease %s/%s",
-				fleet.Namespace, fleet.Name, key, is, value, fleet.Namespace, fleet.Name)
-		}
-	}
-	return nil
-}
-
 // announce keeps this replica's own Lease, by which the others know of it. The function that it returns
 // ends that, and deletes the Lease.
-func (e *Engine) announce(ctx context.Context, running *sync.WaitGroup) (stop func()) {
+func (e *Engine) announce(ctx context.Context) (stop func()) {
 	renewing, end := context.WithCancel(ctx)
 	ended := make(chan struct{})
+	e.memberVersion = ""
 	e.writeMember(ctx)
-	running.Go(func() {
+	go func() {
 		defer close(ended)
 		tick := time.NewTicker(e.options.RetryPeriod)
 		defer tick.Stop()
@@ -86,7 +37,7 @@ func (e *Engine) announce(ctx context.Context, running *sync.WaitGroup) (stop fu
 			}
 			e.writeMember(renewing)
 		}
-	})
+	}()
 	return func() {
 		end()
 		<-ended

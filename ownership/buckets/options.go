@@ -28,7 +28,7 @@ type Options struct {
 	// Namespace of the Leases.
 	Namespace string
 	// Buckets is the number of buckets, and of Leases. It is the same for the whole life of a fleet: the
-	// first replica records it, and one with another number does not start. Take a number that is large
+	// first replica records it, and one with another number ends with an error. Take a number that is large
 	// beside that of the replicas: with 64, three replicas get 22, 22 and 20. Defaults to 64.
 	Buckets int
 	// Identity of this replica, unique to the process. Defaults to the host's name and a random suffix.
