@@ -107,7 +107,7 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 		if object := a.lastObject(); object != nil && share(object) {
 			ending.Go(func() error {
 				s.remove(a, connstate.ReasonNotOwned)
-				s.notOwned.Store(a.key, struct{}{})
+				s.notOwned.Store(a.key, object.GetUID())
 				return nil
 			})
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/puzpuzpuz/xsync/v4"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
@@ -22,8 +23,8 @@ type registry struct {
 	// checkKey returns why no extension can have a key; nil for any key
 	checkKey func(client.ObjectKey) error
 	divided  bool // replicas share the extensions, so what is unknown here may be another's
-	// notOwned has the extensions that were reconciled, and are not this replica's.
-	notOwned *xsync.Map[client.ObjectKey, struct{}]
+	// notOwned has the UIDs of the extensions that were reconciled, and are not this replica's.
+	notOwned *xsync.Map[client.ObjectKey, types.UID]
 }
 
 // unknownExtensions is the reason why extensions are unknown, where a specific reason exists.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pkg/errors"
 	"github.com/puzpuzpuz/xsync/v4"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -68,7 +69,7 @@ func NewSet(options Options) *Set {
 	}
 	return &Set{
 		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](),
-			notOwned: xsync.NewMap[client.ObjectKey, struct{}](), fence: options.Fence,
+			notOwned: xsync.NewMap[client.ObjectKey, types.UID](), fence: options.Fence,
 			checkKey: options.CheckKey, divided: options.Divided},
 		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
@@ -101,9 +102,16 @@ func (s *Set) Run(ctx context.Context) error {
 func (s *Set) metricsSnapshot() metrics.Snapshot {
 	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
 	if s.options.Divided {
-		p.Divided, p.Owned, p.NotOwned = true, s.byKey.Size(), s.notOwned.Size()
+		p.Divided = &metrics.Division{}
+		s.notOwned.Range(func(_ client.ObjectKey, uid types.UID) bool {
+			p.Divided.Add(uid, false)
+			return true
+		})
 	}
 	s.each(func(a *identityAccessor) {
+		if p.Divided != nil {
+			p.Divided.Add(a.uid(), true)
+		}
 		published := a.published.Load()
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
 		p.Watches += a.watches.Len()
@@ -174,11 +182,15 @@ func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.Load(key); ok {
 		s.remove(found, reason)
 	}
-	if reason == connstate.ReasonNotOwned {
-		s.notOwned.Store(key, struct{}{})
-	} else {
+	if reason != connstate.ReasonNotOwned {
 		s.notOwned.Delete(key)
 	}
+}
+
+// RemoveNotOwned removes an extension that is another replica's, and remembers that it exists.
+func (s *Set) RemoveNotOwned(key client.ObjectKey, uid types.UID) {
+	s.Remove(key, connstate.ReasonNotOwned)
+	s.notOwned.Store(key, uid)
 }
 
 // leaseReason is the reason of what ends with a lease.

@@ -244,6 +244,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		defer r.owner.reconciling(shared)() // before the engine is asked
 		owned := false
 		if term, owned = r.owner.term(object); !owned {
+			r.set.RemoveNotOwned(req.NamespacedName, object.GetUID())
 			r.forget(req.NamespacedName, ReasonNotOwned)
 			return reconcile.Result{}, nil // Take wakes it
 		}

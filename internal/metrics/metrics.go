@@ -65,6 +65,9 @@ var (
 	objects = gauge("latchkey_objects", "Objects in the caches.")
 	owned   = gauge("latchkey_ownership_extensions",
 		"Extensions by whether this replica serves them: true or false. Only with Options.Ownership.", "owned")
+	ownedBySlice = gauge("latchkey_ownership_slice_extensions",
+		"The same, by slice: the first 6 bits of the FNV-1a hash (64 bits) of the UID. Replicas that disagree who serves "+
+			"an extension disagree about its slice. Slices without an extension are left out.", "slice", "owned")
 
 	extensionConnected = gauge("latchkey_extension_connected",
 		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")
@@ -225,9 +228,7 @@ type Snapshot struct {
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
-	Divided     bool        // whether replicas share the extensions
-	Owned       int         // extensions of this replica, if divided
-	NotOwned    int         // extensions of other replicas, if divided
+	Divided     *Division   // nil unless replicas share the extensions
 	Extensions  []Extension // empty unless series per extension are enabled
 }
 
@@ -311,8 +312,8 @@ func (c *collector) announce(name string) (end func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, owned, extensionConnected,
-		extensionSuccess} {
+	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, owned, ownedBySlice,
+		extensionConnected, extensionSuccess} {
 		ch <- desc
 	}
 }
@@ -355,9 +356,12 @@ func (s *Snapshot) add(other Snapshot) {
 	}
 	s.Watches += other.Watches
 	s.Objects += other.Objects
-	s.Divided = s.Divided || other.Divided
-	s.Owned += other.Owned
-	s.NotOwned += other.NotOwned
+	if other.Divided != nil {
+		if s.Divided == nil {
+			s.Divided = &Division{}
+		}
+		s.Divided.add(other.Divided)
+	}
 	s.Extensions = append(s.Extensions, other.Extensions...)
 }
 
@@ -377,9 +381,8 @@ func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 		gauge(connections, float64(n), connection.Phase, connection.Reason)
 	}
 	gauge(watches, float64(s.Watches))
-	if s.Divided {
-		gauge(owned, float64(s.Owned), "true")
-		gauge(owned, float64(s.NotOwned), "false")
+	if s.Divided != nil {
+		s.Divided.collect(gauge)
 	}
 	seen := map[[2]string]bool{} // caches of one name may know extensions of one name; Prometheus accepts a series once
 	for _, e := range s.Extensions {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -11,6 +12,9 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 // docs/operations.md explains every metric, with its labels, and no other metric.
@@ -71,6 +75,59 @@ func TestCollect(t *testing.T) {
 	g.Expect(gather()).To(Equal(map[string]float64{"latchkey_objects two": 7}))
 	removeInformers()
 	g.Expect(gather()).To(BeEmpty())
+}
+
+// Extensions that are divided are counted by slices, and in all. The slices are ranges that Kubernetes' sharded
+// list and watch can select, and caches of one name add up.
+func TestDivision(t *testing.T) {
+	g := NewWithT(t)
+	c := &collector{exported: map[int]exported{}, announced: map[string]int{}}
+	var division Division
+	want := map[string]float64{"extensions true": 0, "extensions false": 0}
+	for i := range 300 {
+		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uuid.NewUUID()}}
+		own := i%3 == 0
+		division.Add(object.UID, own)
+		for slice := range uint64(64) {
+			end := fmt.Sprintf("0x%016x", (slice+1)<<58)
+			if slice == 63 {
+				end = "0x10000000000000000"
+			}
+			in, err := sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid",
+				Start: fmt.Sprintf("0x%016x", slice<<58), End: end}).Matches(object)
+			g.Expect(err).NotTo(HaveOccurred())
+			if in {
+				want[fmt.Sprintf("extensions %t", own)] += 2
+				want[fmt.Sprintf("slice_extensions %d %t", slice, own)] += 2
+				want[fmt.Sprintf("slice_extensions %d %t", slice, !own)] += 0
+			}
+		}
+	}
+	for range 2 {
+		c.add("one", func() Snapshot { return Snapshot{Connections: map[Connection]int{}, Divided: &division} })
+	}
+	for range 2 { // a collection changes nothing
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(c)
+		families, err := registry.Gather()
+		g.Expect(err).NotTo(HaveOccurred())
+		values := map[string]float64{}
+		for _, family := range families {
+			name, ours := strings.CutPrefix(family.GetName(), "latchkey_ownership_")
+			for _, metric := range family.GetMetric() {
+				labels := map[string]string{}
+				for _, label := range metric.GetLabel() {
+					labels[label.GetName()] = label.GetValue()
+				}
+				if ours {
+					values[strings.Join(strings.Fields(name+" "+labels["slice"]+" "+labels["owned"]), " ")] =
+						metric.GetGauge().GetValue()
+				}
+			}
+		}
+		g.Expect(values).To(Equal(want))
+	}
+	g.Expect(want).To(And(HaveKeyWithValue("extensions true", 200.0), HaveKeyWithValue("extensions false", 400.0)))
 }
 
 // A replica that does not lead says so, until its manager ends.

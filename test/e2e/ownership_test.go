@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -131,6 +132,17 @@ func TestOwnership(t *testing.T) {
 			}
 			g.Expect(after["latchkey_ownership_extensions owned=true"]).To(Equal(1.0))
 			g.Expect(after["latchkey_ownership_extensions owned=false"]).To(BeNumerically(">=", 1.0))
+			bySlice := map[string]float64{}
+			for name, value := range after {
+				if _, labels, ok := strings.Cut(name, "latchkey_ownership_slice_extensions "); ok {
+					_, owned, _ := strings.Cut(labels, "owned=")
+					bySlice["latchkey_ownership_extensions owned="+strings.Fields(owned)[0]] += value
+				}
+			}
+			for name, sum := range bySlice {
+				g.Expect(sum).To(Equal(after[name]), name)
+			}
+			g.Expect(bySlice).To(HaveLen(2))
 			g.Expect(after["latchkey_fenced_requests_total"]).To(BeNumerically(">", before["latchkey_fenced_requests_total"]))
 
 			g.Expect(other.Create(t.Context(), configMap(ns, "of-another"))).To(Succeed(), "others go on")
