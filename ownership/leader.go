@@ -40,7 +40,8 @@ type LeaderOptions struct {
 //   - Run waits until no leader holds the Lease. Then it runs engine.
 //   - No leader can take the Lease while one replica runs, nor for the LeaseDuration and 10 s after the last
 //     one.
-//   - If the Lease is lost, Run ends engine, and returns an error, which ends the manager.
+//   - If the Lease is lost, Run ends engine, and returns an error, which ends the manager. So does an engine that
+//     is a Fitter and does not fit.
 //
 // Do not use the Lease of a leader election that goes on beside the sharing. config is that of the host
 // operator, which needs get, create and update on the Lease. InsteadOfLeader sends no request.
@@ -119,9 +120,7 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) 
 // fits returns an error if the engine knows that other replicas divide the extensions in another way: they may
 // hold the Lease for good.
 func (e *insteadOfLeader) fits(ctx context.Context) error {
-	if engine, ok := e.Engine.(interface {
-		Fits(ctx context.Context) error
-	}); ok {
+	if engine, ok := e.Engine.(Fitter); ok {
 		return engine.Fits(ctx)
 	}
 	return nil

@@ -29,6 +29,8 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
+var _ Fitter = (*fitting)(nil)
+
 var leaderLease = types.NamespacedName{Namespace: "n", Name: "leader"}
 
 // engine owns everything while it runs.

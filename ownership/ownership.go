@@ -29,6 +29,16 @@ type Engine interface {
 	Run(ctx context.Context, replica Replica) error
 }
 
+// Fitter is an Engine that knows whether other replicas divide the extensions in another way.
+// InsteadOfLeader ends with the error of Fits, which it asks before it takes the leader's Lease, and while it waits
+// for it: those other replicas may hold it for good. An Engine that wraps a Fitter should be one.
+type Fitter interface {
+	Engine
+	// Fits returns an error if other replicas divide the extensions in another way, nil if they do not, or if
+	// that is not known. It may send requests.
+	Fits(ctx context.Context) error
+}
+
 // Share selects extensions, by the object, which may lack its GroupVersionKind. A Share may be called from
 // any goroutine, and must not change the object.
 type Share func(extension client.Object) bool

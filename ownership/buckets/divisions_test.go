@@ -2,6 +2,9 @@ package buckets
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,7 +129,7 @@ func (d *divisions) refused(r *divider, others, own string) {
 // A fleet is divided in one way at a time, whoever deletes its Leases, and when. Each extension has a replica again
 // soon. The replicas that divide it in the way that is not recorded end, with an error.
 func TestTwoDivisions(t *testing.T) {
-	const toWait = 15*time.Second + 10*time.Second // of a Lease that is new: its duration, and some retries
+	const toWait = 15*time.Second + 15*time.Second // of a Lease that is new: its duration, and some retries
 	run := func(name string, test func(*divisions)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -218,6 +221,24 @@ func TestTwoDivisions(t *testing.T) {
 		all(d, "c")
 		c.stop()
 	})
+	run("the Lease says another number, and has no holder", func(d *divisions) {
+		a := d.join("a", 8)
+		d.pass(toWait)
+		a.cut.Store(true)
+		leases := d.server.CoordinationV1().Leases("n")
+		fleet, err := leases.Get(d.t.Context(), "fleet-fleet", metav1.GetOptions{})
+		d.g.Expect(err).NotTo(HaveOccurred())
+		fleet.Annotations[bucketsAnnotation], fleet.Spec.HolderIdentity = "12", nil
+		_, err = leases.Update(d.t.Context(), fleet, metav1.UpdateOptions{})
+		d.g.Expect(err).NotTo(HaveOccurred())
+		c := d.join("c", 12)
+		d.pass(2 * toWait)
+		all(d, "c")
+		a.cut.Store(false)
+		d.pass(10 * time.Second)
+		d.refused(a, `"12"`, `"8"`)
+		c.stop()
+	})
 	run("the Lease is another one's for a while", func(d *divisions) {
 		d.join("a", 8)
 		b := d.join("b", 8)
@@ -239,6 +260,63 @@ func TestTwoDivisions(t *testing.T) {
 			d.g.Expect(action.GetVerb()).NotTo(Equal("delete"), "the Lease of b is gone")
 		}
 	})
+}
+
+// Whatever is deleted, changed and cut off in whatever order, each extension has one replica at most, and one
+// again when that ends.
+func TestRandomDivisions(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, random := newDivisions(t), rand.New(rand.NewPCG(seed, 0))
+				d.uids = d.uids[:40]
+				leases := d.server.CoordinationV1().Leases("n")
+				number := func() int { return []int{8, 12}[random.IntN(2)] }
+				for step := range 15 {
+					switch random.IntN(6) {
+					case 0, 1:
+						d.join(fmt.Sprint("replica-", step), number())
+					case 2:
+						_ = leases.Delete(t.Context(), "fleet-fleet", metav1.DeleteOptions{})
+					case 3:
+						if len(d.replicas) > 0 {
+							cut := &d.replicas[random.IntN(len(d.replicas))].cut
+							cut.Store(!cut.Load())
+						}
+					case 4:
+						if fleet, err := leases.Get(t.Context(), "fleet-fleet", metav1.GetOptions{}); err == nil {
+							fleet.Annotations[bucketsAnnotation] = strconv.Itoa(number())
+							_, _ = leases.Update(t.Context(), fleet, metav1.UpdateOptions{})
+						}
+					case 5:
+						list, err := leases.List(t.Context(), metav1.ListOptions{})
+						d.g.Expect(err).NotTo(HaveOccurred())
+						for _, lease := range list.Items {
+							d.g.Expect(leases.Delete(t.Context(), lease.Name, metav1.DeleteOptions{})).To(Succeed())
+						}
+					}
+					d.pass(time.Duration(random.IntN(20_000)) * time.Millisecond)
+				}
+				for _, r := range d.replicas {
+					r.cut.Store(false)
+				}
+				d.join("eight", 8)
+				d.join("twelve", 12)
+				d.pass(90 * time.Second)
+				sum := 0
+				for _, n := range d.served() {
+					sum += n
+				}
+				d.g.Expect(sum).To(Equal(len(d.uids)))
+				for _, r := range d.replicas {
+					r.stop()
+					if err := <-r.ended; err != nil {
+						d.g.Expect(err).To(MatchError(errDivided))
+					}
+				}
+			})
+		})
+	}
 }
 
 // What is under way for a bucket ends with the Lease of the fleet, although that of the bucket is still held: its

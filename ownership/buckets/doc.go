@@ -21,7 +21,8 @@
 // Replicas divide a fleet in one way: all hold the Lease of the fleet together, whose holder is that way, such
 // as "64 buckets of ClusterExtension.latchkey.dev". The fence of each bucket is within that of the fleet
 // (fence.Fence.Within), so that no replica with another number of buckets acts beside them, also when Leases
-// are deleted. Run ends with an error if the fleet is divided in another way.
+// are deleted. Run ends with an error if the fleet is divided in another way, or if an annotation of that Lease
+// is changed to say so.
 //
 // Buckets are ranges of the hash that Kubernetes' sharded list and watch (KEP-5866) uses.
 //
@@ -33,14 +34,16 @@
 //     read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
 //   - A fleet's Lease that is new must expire once before a replica acts: the first start of a fleet takes
-//     LeaseDuration longer. So does what follows a deletion of that Lease.
-//   - The Lease of the fleet costs a write for each replica in each RetryPeriod.
+//     LeaseDuration and some seconds longer. So does what follows a deletion of that Lease.
+//   - The Lease of the fleet costs up to three requests for each replica in each RetryPeriod: a write that another
+//     replica's has overtaken, a read, and a write.
 //   - HandOver takes time before the manager begins to stop. Give the Pod a
 //     terminationGracePeriodSeconds of more than Options.HandOverTimeout and the manager's
 //     GracefulShutdownTimeout together, whose defaults are 20 s and 30 s.
 //   - A fleet that had one leader before must not have both at a time: see ownership.InsteadOfLeader.
 //   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
 //   - Who may write the Leases decides which replica serves what, and can keep extensions from being
-//     served. Let nothing but the host operator write Leases in that namespace.
+//     served, or let two replicas serve one until both have seen it. Let nothing but the host operator
+//     write Leases in that namespace.
 //   - ForOrdinal needs no Leases, and has no fences: the StatefulSet's promise takes their place.
 package buckets

@@ -17,7 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership"
 )
 
-var _ ownership.Engine = (*Engine)(nil)
+var _ ownership.Fitter = (*Engine)(nil)
 
 // movingAtOnce is how many buckets a replica hands over at the same time. Each is without a replica for
 // the time that the next one needs to connect its extensions.
@@ -112,7 +112,8 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 }
 
 // divide serves this replica's buckets until ctx is done. Their requests pass the fence of the fleet, too.
-func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Fence) {
+// ends reports whether that is for good.
+func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Fence, ends func() bool) {
 	stopRenewing := e.announce(context.WithoutCancel(ctx))
 	e.awaitOthers(ctx)
 	var serving sync.WaitGroup
@@ -120,7 +121,7 @@ func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *f
 		serving.Go(func() { e.serve(ctx, replica, b, fleet) })
 	}
 	<-ctx.Done()
-	if !errors.Is(context.Cause(ctx), fence.ErrClosed) {
+	if ends() {
 		e.leave()
 	}
 	serving.Wait()

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
@@ -26,6 +27,10 @@ const before = "replicas from before, if there are any"
 // division is how replicas of this one's kind divide the fleet. It is what they hold the fleet's Lease as.
 func (e *Engine) division() string { return fmt.Sprintf("%d buckets of %s", len(e.buckets), e.kind) }
 
+// sameSecond is how much longer the Lease of the fleet lasts than a fence. Replicas that hold it together may write
+// the same record in one second, and others then see the first of these writes only.
+const sameSecond = 2 * time.Second
+
 // runInFleet divides the fleet whenever this replica holds the fleet's Lease, until ctx is done. All
 // replicas that divide it in the same way hold it together. It excludes those that divide it in another way,
 // whose Leases for buckets exclude nothing: they are for other extensions.
@@ -33,12 +38,15 @@ func (e *Engine) runInFleet(ctx context.Context, replica ownership.Replica) erro
 	ctx, refuse := context.WithCancelCause(ctx)
 	defer refuse(nil)
 	logger := ctrl.LoggerFrom(ctx)
-	options := holding.Options{Times: e.options.times(), Keep: holding.KeepAlways, Waits: func(holder string) {
-		logger.Info("Waits for the Lease of the fleet", "lease", e.options.fleetLease(), "holder", holder)
-	}}
+	options := holding.Options{Times: e.options.times(), Keep: holding.KeepAlways, Margin: sameSecond,
+		Waits: func(holder string) {
+			logger.Info("Waits for the Lease of the fleet", "lease", e.options.fleetLease(), "holder", holder)
+		}}
 	for {
 		held := holding.Hold(ctx, options, holding.Together(e.fleetLock(refuse), logger),
-			func(holds context.Context, f *fence.Fence) { e.divide(holds, replica, f) })
+			func(holds context.Context, f *fence.Fence) {
+				e.divide(holds, replica, f, func() bool { return ctx.Err() != nil })
+			})
 		if ctx.Err() != nil {
 			break
 		}
@@ -50,18 +58,21 @@ func (e *Engine) runInFleet(ctx context.Context, replica ownership.Replica) erro
 		case <-time.After(e.options.RetryPeriod):
 		}
 	}
-	if cause := context.Cause(ctx); errors.Is(cause, errDivided) {
+	if cause := context.Cause(ctx); errors.Is(cause, errDivided) || errors.Is(cause, errNoFleet) {
 		return cause
 	}
 	return nil
 }
 
-// errDivided is the error of a replica that divides the fleet in another way than the others.
-var errDivided = errors.New("two ways to divide a fleet would let two replicas serve one extension, or none. " +
-	"Give all replicas the same options; docs/replicas.md says how to change the number of buckets")
+var (
+	// errDivided is the error of a replica that divides the fleet in another way than the others.
+	errDivided = errors.New("with two ways to divide a fleet, some extensions would have two replicas, and others " +
+		"none. Give all replicas the same options; docs/replicas.md says how to change the number of buckets")
+	errNoFleet = errors.New("it is not that of a fleet: choose another Options.Name")
+)
 
 // Fits returns an error if the fleet is divided into another number of buckets, or is one of another kind,
-// as far as the API server can be asked now. ownership.InsteadOfLeader asks while it waits for its Lease.
+// as far as the API server can be asked now. Fits implements ownership.Fitter.
 func (e *Engine) Fits(ctx context.Context) error {
 	fleet, err := e.leases.Leases(e.options.Namespace).Get(ctx, e.options.fleetLease(), metav1.GetOptions{})
 	if err != nil {
@@ -124,8 +135,7 @@ func (e *Engine) fleetAnnotations() map[string]string {
 // compareFleet returns an error if replicas of this fleet divide it in another way.
 func (e *Engine) compareFleet(fleet *coordinationv1.Lease) error {
 	if fleet.Labels[roleLabel] != roleFleet {
-		return errors.WithMessagef(errDivided, "Lease %s/%s is not that of a fleet: choose another Options.Name",
-			e.options.Namespace, e.options.fleetLease())
+		return errors.WithMessagef(errNoFleet, "Lease %s/%s", e.options.Namespace, e.options.fleetLease())
 	}
 	for key, value := range e.fleetAnnotations() {
 		if is := fleet.Annotations[key]; is != value {
@@ -166,7 +176,8 @@ type fleetLease struct {
 	refuse context.CancelCauseFunc
 }
 
-// Get implements coordinationclient.LeaseInterface.
+// Get implements coordinationclient.LeaseInterface. A Lease without a holder is one that is new: a person, or a
+// replica of another version, may have written it while others act.
 func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
 	lease, err := l.LeaseInterface.Get(ctx, name, options)
 	if err != nil {
@@ -175,6 +186,10 @@ func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOpti
 	if err := l.engine.compareFleet(lease); err != nil {
 		l.refuse(err)
 	}
+	if ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+		lease.Spec.HolderIdentity = new(before)
+		lease.Spec.LeaseDurationSeconds = new(int32(l.engine.options.LeaseDuration / time.Second))
+	}
 	return lease, nil // what its holder says about the fence holds all the same
 }
 
@@ -182,8 +197,9 @@ func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOpti
 // created for held. This one exists from then on, and is held by those before.
 func (l fleetLease) Create(ctx context.Context, lease *coordinationv1.Lease,
 	options metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	if _, err := l.engine.createFleet(ctx, l.LeaseInterface, options); err != nil {
+	created, err := l.engine.createFleet(ctx, l.LeaseInterface, options)
+	if err != nil {
 		return nil, err
 	}
-	return nil, apierrors.NewAlreadyExists(coordinationv1.Resource("leases"), lease.Name)
+	return created, apierrors.NewAlreadyExists(coordinationv1.Resource("leases"), lease.Name)
 }

@@ -120,6 +120,7 @@ func newVirtualFleet(t *testing.T) *virtualFleet {
 		ObjectMeta: metav1.ObjectMeta{Name: "fleet-fleet",
 			Labels:      map[string]string{FleetLabel: "fleet", roleLabel: roleFleet},
 			Annotations: map[string]string{bucketsAnnotation: strconv.Itoa(fleetBuckets), kindAnnotation: "X"}},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("8 buckets of X"), LeaseDurationSeconds: new(int32(15))},
 	}, metav1.CreateOptions{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return f

@@ -19,8 +19,8 @@ import (
 // maxBuckets is the largest number of buckets.
 const maxBuckets = 1024
 
-// Options configure New. Name and Namespace are required. Replicas that share a fleet have the same Name, Namespace
-// and Buckets.
+// Options configure New. Name and Namespace are required. Replicas that share a fleet have the same Name, Namespace,
+// Buckets and LeaseDuration.
 type Options struct {
 	// Name of the fleet: of the host operator, and of the ClusterCache if it has several. The names of its
 	// Leases begin with it. Two fleets of one name in a namespace would be one.
