@@ -28,6 +28,13 @@ type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
+// suspectedMapper is a contextMapper that can be made to discover again.
+type suspectedMapper interface {
+	contextMapper
+	// Suspect says that something contradicts what the mapper knows.
+	Suspect()
+}
+
 // shareFlight returns the result of f. All concurrent callers with the same name share one call of
 // f. When ctx is done, shareFlight returns the cause of ctx, and f continues until it returns by
 // itself.
@@ -58,6 +65,17 @@ type discovery struct {
 func (d *discovery) mapperForgets() bool {
 	_, ok := d.mapper.(contextMapper)
 	return ok
+}
+
+// mappingAnew asks for the resource of a kind, and trusts nothing that was known before.
+func (d *discovery) mappingAnew(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	if !d.mapperForgets() {
+		return d.discover(ctx, gvk)
+	}
+	if mapper, ok := d.mapper.(suspectedMapper); ok {
+		mapper.Suspect()
+	}
+	return d.mapping(ctx, gvk)
 }
 
 // mapping asks the mapper, until ctx is done.

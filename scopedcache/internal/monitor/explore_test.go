@@ -179,6 +179,29 @@ var invariants = []struct {
 		judged, due := t.after.life.streamDue(&exploreConfig.Timing), t.after.Deadline()
 		return judged.IsZero() || !due.IsZero() && !due.After(judged)
 	}},
+	{"after a watch that ended early the kind is looked up, or nothing of it is trusted", func(t *transition) bool {
+		before, after := &t.before.life, &t.after.life
+		ended, isEnd := t.event.(WatchEnded)
+		early := isEnd && ended.Life == lifeID && before.id == lifeID && !ended.Stopped &&
+			ended.Lasted < exploreConfig.Timing.WholeWatch
+		due := !before.follow.IsZero() || early
+		switch {
+		case after.id == 0 || after.id != before.id:
+			mapped, _ := t.event.(Mapped)
+			return !due || t.after.distrust || t.after.phase == stopped || mapped.Question == questionID
+		case due && after.follow.IsZero():
+			mapped, isMapped := t.event.(Mapped)
+			return isMapped && mapped.Err == nil && t.before.question.purpose == follow && !before.endedAgain
+		}
+		if early && after.follow.IsZero() || early && !before.follow.IsZero() && !after.endedAgain {
+			return false
+		}
+		if !after.follow.IsZero() && after.follow.Sub(epoch0) > exploreConfig.Timing.Follow {
+			return false
+		}
+		deadline := t.after.Deadline()
+		return after.follow.IsZero() || t.after.question.id != 0 || !deadline.After(after.follow)
+	}},
 	{"a watch that lists too long is given up, and no other", func(t *transition) bool {
 		before, after := &t.before.life.stream, &t.after.life.stream
 		overdue := func(w *stream) bool {
@@ -441,6 +464,8 @@ var alphabets = map[string]string{
 	"watches": "allowed|denied|no answer|mapped|synced|served|failed|watch begins|watch begins with a list|" +
 		"the list ends|watch ends at once|watch ends with an error|watch ends later|watch is stopped|" +
 		"stopped informer's watch ends|tick|stopped|time passes",
+	"watches that end early": "allowed|denied|mapped|mapped otherwise|no match|discovery fails|synced|watch begins|" +
+		"watch ends at once|watch ends later|late discovery|tick|stopped|time passes",
 	"events that are watched": "allowed|denied|no answer|mapped|synced|access may have changed|events are watched|" +
 		"events are watched, and one has just come|events are not watched|tick|stopped|time passes",
 }

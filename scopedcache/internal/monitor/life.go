@@ -52,6 +52,8 @@ func (s informerStep) proceed() {
 	s.judgeStream()
 	switch {
 	case s.question.id != 0:
+	case !s.life.follow.IsZero() && !s.now.Before(s.life.follow):
+		s.emit(AskMapping{Question: s.ask(forMapping, follow, refusal{}), Distrust: true})
 	case !s.now.Before(s.life.check):
 		s.checkAccess()
 	case s.life.refusal.err != nil:
@@ -126,10 +128,27 @@ func (s informerStep) remapped(refused refusal, e Mapped) {
 	case meta.IsNoMatchError(e.Err):
 		s.lose(NotServed, e.Err, "")
 	case e.Err != nil:
-	case e.Mapping.Resource != s.mapping.Resource || e.Mapping.Scope.Name() != s.mapping.Scope.Name():
+	case !sameResource(e.Mapping, s.mapping):
 		s.lose(Syncing, nil, "") // the kind has another resource or scope now
 	default:
 		s.contradict(NotServed, refused)
+	}
+}
+
+func sameResource(a, b *meta.RESTMapping) bool {
+	return a.Resource == b.Resource && a.Scope.Name() == b.Scope.Name()
+}
+
+// followed decides what the kind's resource means that was looked up after the end of a watch. That the
+// kind is not served is left to requests, which are refused then.
+func (s informerStep) followed(e Mapped) {
+	again := e.Err != nil || s.life.endedAgain
+	s.life.follow, s.life.endedAgain = time.Time{}, false
+	switch {
+	case e.Err == nil && !sameResource(e.Mapping, s.mapping):
+		s.lose(Syncing, nil, "")
+	case again:
+		s.life.follow = s.now.Add(s.config.Timing.Follow)
 	}
 }
 

@@ -36,6 +36,7 @@ const (
 	startUp      purpose = iota + 1
 	check                // whether the identity still has access
 	aboutRefusal         // whether a refusal is trusted
+	follow               // whether the kind has another resource after the end of a watch
 )
 
 // questionKind is the kind of answer to a question.
@@ -71,7 +72,7 @@ type Machine struct {
 	lastID   uint64
 
 	// Booleans are together, because there is a Machine for each informer.
-	distrust        bool // the mapper may return a resource that does not exist
+	distrust        bool // the resource that is known may be wrong
 	accessTaken     bool // an RBAC event was used since the last wait, life or check began
 	accessPending   bool // another RBAC event is unused so far
 	eventsWatched   bool // all RBAC events are reported
@@ -104,7 +105,9 @@ type life struct {
 	quiet      bool    // does not change the scope's state until it has synced
 	synced     bool
 	check      time.Time // when to review access
+	follow     time.Time // when to look the kind up again; zero for never
 	again      time.Time // when to review once more after an event; zero for never
+	endedAgain bool      // another watch has ended since follow was set
 	suspected  bool      // a request was refused, so a review of verb alone is not enough
 	unanswered int       // consecutive unanswered reviews
 	denials    denialCounter
@@ -185,7 +188,7 @@ func (m *Machine) Deadline() time.Time {
 		}
 		return m.waitUntil
 	case m.phase == running && m.question.id == 0:
-		return earlier(m.life.check, m.life.streamDue(&m.config.Timing))
+		return earlier(earlier(m.life.check, m.life.follow), m.life.streamDue(&m.config.Timing))
 	case m.phase == running:
 		return m.life.streamDue(&m.config.Timing)
 	default:

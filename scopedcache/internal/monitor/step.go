@@ -107,6 +107,8 @@ func (s *step) mapped(e Mapped) {
 	switch was := s.answered(forMapping, e.Question); was.purpose {
 	case aboutRefusal:
 		informerStep{s}.remapped(was.refusal, e)
+	case follow:
+		informerStep{s}.followed(e)
 	case startUp:
 		switch {
 		case meta.IsNoMatchError(e.Err):
@@ -117,7 +119,7 @@ func (s *step) mapped(e Mapped) {
 			s.fail(e.Err)
 			s.wait(s.untilReview(true), false)
 		default:
-			s.phase, s.mapping = reviewing, e.Mapping
+			s.phase, s.mapping, s.distrust = reviewing, e.Mapping, false
 			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping,
 				Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
 		}
@@ -200,6 +202,7 @@ func (s *step) startFailed(e InformerStartFailed) {
 // endLife decides the next action after an informer has ended.
 func (s *step) endLife(contradicted State, failed bool) {
 	synced := s.life.synced
+	s.distrust = s.distrust || !s.life.follow.IsZero()
 	s.life, s.question, s.mapping = life{}, question{}, nil
 	if synced {
 		s.denials, s.failing, s.pending = 0, s.config.Timing.Failing, s.config.Timing.Pending

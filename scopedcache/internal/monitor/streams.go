@@ -73,6 +73,9 @@ func (s informerStep) watchEnded(e WatchEnded) {
 	was := s.life.stream
 	s.life.stream = stream{}
 	timing := &s.config.Timing
+	if !e.Stopped && e.Lasted < timing.WholeWatch {
+		s.endedEarly()
+	}
 	switch {
 	case e.Stopped:
 		return
@@ -101,6 +104,15 @@ func (s informerStep) watchEnded(e WatchEnded) {
 		ends.confirmed = true
 		s.settle()
 	}
+}
+
+// endedEarly has the kind looked up soon: its API server may have removed it.
+func (s informerStep) endedEarly() {
+	if !s.life.follow.IsZero() {
+		s.life.endedAgain = true
+		return
+	}
+	s.life.follow = s.now.Add(s.config.Timing.Follow)
 }
 
 // requestFailed begins a row of watches anew that is no failure so far: an API server that goes and

@@ -41,7 +41,7 @@ var (
 			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
 			Confirmations: 2,
 			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, RarerWatched: 2, ExpediteAfter: tick,
-			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick,
+			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick, WholeWatch: tick, Follow: tick,
 			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
 				Duration: tick, Factor: 2, Steps: 1,
 			},
@@ -87,7 +87,8 @@ type counted struct {
 type worldLife struct {
 	alive, quiet, synced, suspected bool
 	started, unanswered             int8
-	check, again                    ticks
+	check, again, follow            ticks
+	endedAgain                      bool
 	denials                         counted
 	refusals                        struct {
 		since, first ticks
@@ -174,7 +175,7 @@ func (w *world) machine() *Machine {
 	}
 	if l := &w.life; l.alive {
 		m.life = life{id: lifeID, verb: "watch", started: Verdict(l.started), quiet: l.quiet, synced: l.synced,
-			check: at(l.check), again: at(l.again),
+			check: at(l.check), again: at(l.again), follow: at(l.follow), endedAgain: l.endedAgain,
 			suspected: l.suspected, unanswered: int(l.unanswered), denials: l.denials.counter(),
 			refusals: refusalCounter{since: at(l.refusals.since), firstContradicted: at(l.refusals.first),
 				count: int(l.refusals.count)},
@@ -207,7 +208,7 @@ func (w world) take(m *Machine) world {
 		n.refusalErr, n.refusalSince, n.refusalSent = indexOf(errs, m.question.refusal.err),
 			ticksOf(m.question.refusal.since), ticksOf(m.question.refusal.sent)
 	}
-	none := worldLife{check: unset, again: unset, denials: counted{first: unset, firstReady: unset},
+	none := worldLife{check: unset, again: unset, follow: unset, denials: counted{first: unset, firstReady: unset},
 		refusedSince: unset, pendingSince: unset, pendingSent: unset, watching: unset}
 	none.shortEnds.first = unset
 	none.refusals.since, none.refusals.first = unset, unset
@@ -215,7 +216,8 @@ func (w world) take(m *Machine) world {
 	if l := &m.life; l.id != 0 {
 		n.life = worldLife{alive: true, quiet: l.quiet, synced: l.synced, suspected: l.suspected,
 			started: int8(l.started), unanswered: int8(l.unanswered),
-			check: ticksOf(l.check), again: ticksOf(l.again), denials: countedOf(l.denials), refusedSince: ticksOf(
+			check: ticksOf(l.check), again: ticksOf(l.again), follow: max(ticksOf(l.follow), 0), endedAgain: l.endedAgain,
+			denials: countedOf(l.denials), refusedSince: ticksOf(
 				l.refusedSince),
 			pendingErr: indexOf(errs,
 				l.refusal.err), pendingSince: ticksOf(l.refusal.since), pendingSent: ticksOf(l.refusal.sent)}
@@ -293,7 +295,7 @@ func (w world) advance(by ticks) world {
 	l := &w.life
 	for _, t := range []*ticks{&w.refusalSince, &w.refusalSent, &w.startDenials.first, &w.startDenials.firstReady,
 		&w.pacerLast, &w.settling, &w.again, &w.waitUntil, &w.waitBegan,
-		&l.check, &l.again, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first,
+		&l.check, &l.again, &l.follow, &l.denials.first, &l.denials.firstReady, &l.refusals.since, &l.refusals.first,
 		&l.refusedSince, &l.pendingSince, &l.pendingSent, &l.watching, &l.shortEnds.first} {
 		if *t != unset {
 			*t = max(*t-by, horizon)
@@ -302,7 +304,7 @@ func (w world) advance(by ticks) world {
 	if w.waitBegan != unset {
 		w.waitBegan = max(w.waitBegan, -1)
 	}
-	for _, t := range []*ticks{&w.waitUntil, &l.check, &w.again, &l.again} {
+	for _, t := range []*ticks{&w.waitUntil, &l.check, &w.again, &l.again, &l.follow} {
 		if *t != unset {
 			*t = max(*t, 0)
 		}
