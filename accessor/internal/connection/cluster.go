@@ -29,14 +29,18 @@ func newCluster(c *Connection) (cluster.Cluster, error) {
 		return nil, errors.Wrap(err, "creating a cluster.Cluster")
 	}
 	c.tasks.Start(func() { _ = created.Start(c.life) }) // its event recorders end with the connection
-	return &boundCluster{Cluster: created, conn: c}, nil
+	return &boundCluster{Cluster: created, conn: c, uncached: h.Uncached}, nil
 }
 
 // boundCluster is a cluster.Cluster that runs as long as its connection, independent of Start.
 type boundCluster struct {
 	cluster.Cluster
-	conn *Connection
+	conn     *Connection
+	uncached client.Client
 }
+
+// GetAPIReader returns a reader that follows discovery. That of the cluster.Cluster remembers resources.
+func (b *boundCluster) GetAPIReader() client.Reader { return b.uncached }
 
 // Start waits until ctx or the connection ends. If the connection ends first, Start returns the
 // reason.

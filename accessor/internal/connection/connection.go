@@ -335,14 +335,14 @@ func (c *Connection) RESTConfig() *rest.Config {
 }
 
 func newClients(c *Connection) (*Clients, error) {
-	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme, Mapper: c.mapper}
-	live, err := client.New(c.config, options)
+	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme}
+	live, err := newFollowingClient(c, options)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client")
 	}
 	bound := newBoundCache(c)
 	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.DisableFor, Unstructured: true}
-	cached, err := client.New(c.config, options)
+	cached, err := newFollowingClient(c, options)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a cached client")
 	}
