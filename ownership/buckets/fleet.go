@@ -197,9 +197,8 @@ func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOpti
 // created for held. This one exists from then on, and is held by those before.
 func (l fleetLease) Create(ctx context.Context, lease *coordinationv1.Lease,
 	options metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	created, err := l.engine.createFleet(ctx, l.LeaseInterface, options)
-	if err != nil {
+	if _, err := l.engine.createFleet(ctx, l.LeaseInterface, options); err != nil {
 		return nil, err
 	}
-	return created, apierrors.NewAlreadyExists(coordinationv1.Resource("leases"), lease.Name)
+	return nil, apierrors.NewAlreadyExists(coordinationv1.Resource("leases"), lease.Name)
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -191,4 +192,45 @@ func TestUnseenLeaseIsReleased(t *testing.T) {
 	g.Expect(other.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "two"})).To(Succeed())
 	releaseUnseen(t.Context(), fenced, times)
 	g.Expect(s.holder(g)).To(Equal("two"))
+}
+
+// found is a lock whose Lease another replica creates first.
+type found struct {
+	resourcelock.Interface
+	updates int
+}
+
+func (*found) Describe() string { return "n/l" }
+
+func (*found) Create(context.Context, resourcelock.LeaderElectionRecord) error {
+	return apierrors.NewAlreadyExists(schema.GroupResource{Resource: "leases"}, "l")
+}
+
+func (f *found) Update(context.Context, resourcelock.LeaderElectionRecord) error {
+	f.updates++
+	return nil
+}
+
+func (*found) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return &resourcelock.LeaderElectionRecord{HolderIdentity: "another"}, nil, nil
+}
+
+// A Lease that was gone, and that another replica has created, is not updated before it was read: a LeaderElector
+// that still holds the one before would take it.
+func TestTogetherReadsWhatItFinds(t *testing.T) {
+	g := NewWithT(t)
+	inner := &found{}
+	var logged []string
+	lock := Together(inner, funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
+	record := resourcelock.LeaderElectionRecord{HolderIdentity: "all"}
+	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+	g.Expect(lock.Create(t.Context(), record)).NotTo(Succeed())
+	for range 2 {
+		g.Expect(lock.Update(t.Context(), record)).To(MatchError(errUnread))
+	}
+	g.Expect(inner.updates).To(Equal(1))
+	_, _, err := lock.Get(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+	g.Expect(logged).To(BeEmpty(), "nothing is wrong")
 }

@@ -13,30 +13,41 @@ import (
 // version that the others know an old one. Use it with KeepAlways. It logs why the Lease cannot be read or
 // written, which a LeaderElector does at a verbosity only.
 func Together(lock resourcelock.Interface, logger logr.Logger) resourcelock.Interface {
-	return together{lock, logger}
+	return &together{Interface: lock, logger: logger}
 }
 
 type together struct {
 	resourcelock.Interface
 	logger logr.Logger
+	unread bool // Create has found a Lease that was not read since; a LeaderElector calls from one goroutine
 }
+
+// errUnread makes a LeaderElector read the Lease.
+var errUnread = errors.New("the Lease exists, and was not read since it was gone")
 
 // conflictTries is how often an update of a Lease that is still held by all is tried.
 const conflictTries = 10
 
 // Get implements resourcelock.Interface.
-func (l together) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+func (l *together) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
+	l.unread = l.unread && err != nil
 	return record, raw, l.report(err)
 }
 
 // Create implements resourcelock.Interface.
-func (l together) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.report(l.Interface.Create(ctx, record))
+func (l *together) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Create(ctx, record)
+	l.unread = apierrors.IsAlreadyExists(err)
+	return l.report(err)
 }
 
-// Update implements resourcelock.Interface.
-func (l together) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+// Update implements resourcelock.Interface. A LeaderElector that holds a Lease by what it remembers updates it
+// without a look; a Lease that was gone may be another's.
+func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if l.unread {
+		return errUnread
+	}
 	for try := 1; ; try++ {
 		err := l.Interface.Update(ctx, record)
 		if !apierrors.IsConflict(err) || try == conflictTries {
@@ -49,7 +60,7 @@ func (l together) Update(ctx context.Context, record resourcelock.LeaderElection
 }
 
 // report logs an error, except those that are a part of the protocol: another replica was faster.
-func (l together) report(err error) error {
+func (l *together) report(err error) error {
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
 		!errors.Is(err, context.Canceled) {
 		l.logger.Info("Cannot hold a Lease that replicas hold together; this program needs get, create and update on it",
