@@ -29,8 +29,9 @@ type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
 	// and writes to the API server. A cached read takes at most Client.Timeout, or ends with its
 	// context if that is earlier. The same bound applies to a request, after the identity's rate
-	// limit admits it. The first request for a kind at an API server also discovers the kind, which
-	// may take Client.Timeout more, whatever the context.
+	// limit admits it. The first request for a kind at an API server also discovers the kind, until
+	// its context ends. If the API server has removed or changed kinds, a request may wait a second
+	// for discovery, and then goes where the kind was or is.
 	GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
 	// GetReader returns the cached reader of GetClient. The reader reads everything from the cache,

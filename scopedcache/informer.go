@@ -115,13 +115,13 @@ func (o watchObserver) WatchListed() {
 	o.run.mail.reportWatch(o.life, monitor.WatchListed{Life: o.life})
 }
 
-func (o watchObserver) WatchEnded(lasted time.Duration, stopped bool, err error) {
+func (o watchObserver) WatchEnded(lasted time.Duration, early, stopped bool, err error) {
 	o.informer.setListing(false)
 	hide := o.run.cache.options.HideServerMessages
 	if _, isStatus := untrusted.StatusText(err); err != nil && hide && !isStatus {
 		err = errUnreadable
 	}
-	o.run.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Stopped: stopped,
+	o.run.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Early: early, Stopped: stopped,
 		Err: displayError(err, hide)})
 }
 

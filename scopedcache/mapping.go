@@ -28,11 +28,9 @@ type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// suspectedMapper is a contextMapper that can be made to discover again.
-type suspectedMapper interface {
-	contextMapper
-	// Suspect says that something contradicts what the mapper knows.
-	Suspect()
+// exactMapper is a contextMapper that can ask the API server, whatever it knows.
+type exactMapper interface {
+	RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error)
 }
 
 // shareFlight returns the result of f. All concurrent callers with the same name share one call of
@@ -69,13 +67,14 @@ func (d *discovery) mapperForgets() bool {
 
 // mappingAnew asks for the resource of a kind, and trusts nothing that was known before.
 func (d *discovery) mappingAnew(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	if !d.mapperForgets() {
-		return d.discover(ctx, gvk)
+	switch mapper, exact := d.mapper.(exactMapper); {
+	case exact:
+		mapping, err := mapper.RESTMappingAnew(ctx, gvk.GroupKind(), gvk.Version)
+		return mapping, displayError(errors.WithStack(err), d.hideText)
+	case d.mapperForgets():
+		return d.mapping(ctx, gvk)
 	}
-	if mapper, ok := d.mapper.(suspectedMapper); ok {
-		mapper.Suspect()
-	}
-	return d.mapping(ctx, gvk)
+	return d.discover(ctx, gvk)
 }
 
 // mapping asks the mapper, until ctx is done.

@@ -71,9 +71,6 @@ func (r *run) discover(ctx context.Context, distrust bool) (*meta.RESTMapping, e
 		find = r.cache.mappingAnew
 	}
 	mapping, err := find(ctx, r.kind.gvk)
-	if err == nil && !distrust && r.contradicts(mapping) {
-		mapping, err = r.cache.mappingAnew(ctx, r.kind.gvk)
-	}
 	if err == nil {
 		r.kind.mapping.Store(mapping)
 	}

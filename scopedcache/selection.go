@@ -42,12 +42,6 @@ func (s *selection) namespaceIn(mapping *meta.RESTMapping) string {
 	return s.namespace(s.configOf(mapping))
 }
 
-// contradicts reports whether the scope makes no sense for that resource: a namespace of a kind that has none. The
-// kind may have been namespaced before, or be so by now.
-func (s *selection) contradicts(mapping *meta.RESTMapping) bool {
-	return s.scope.Namespace != metav1.NamespaceAll && mapping.Scope.Name() == meta.RESTScopeNameRoot
-}
-
 // namespace returns the namespace to list of a namespaced kind: that of the scope, or one that a
 // selector requires.
 func (s *selection) namespace(config cache.Config) string {

@@ -185,12 +185,14 @@ func TestKindComesBackOtherwise(t *testing.T) {
 				watch := c.watch("in "+everywhere, s.object("", ""), everywhere)
 				g.Expect(o.Watch(t.Context(), key("busy"), clustercache.NewWatcher(watch))).To(Succeed())
 			}
+			create(t, s.object(inNamespace(change.scope), "early"))
+			g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create early"))
+			g.Expect(admin.Delete(t.Context(), s.object(inNamespace(change.scope), "early"))).To(Succeed())
 			for _, name := range []string{"busy", "quiet"} {
 				g.Eventually(func() error {
 					return held[name].lifecycle(t.Context(), s, inNamespace(change.scope), "before-"+name)
 				}).WithTimeout(patience).Should(Succeed(), name)
 			}
-			g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create before-busy"))
 			if bound := held["bound"]; bound != nil && change.scope == cluster { // refused
 				g.Expect(bound.live.Create(t.Context(), s.object(inNamespace(change.scope), "bound"))).NotTo(Succeed())
 				g.Expect(bound.cached.List(t.Context(), s.list(), client.InNamespace(ns))).NotTo(Succeed())
@@ -202,7 +204,7 @@ func TestKindComesBackOtherwise(t *testing.T) {
 			for _, name := range names {
 				g.Eventually(func() error {
 					return held[name].lifecycle(t.Context(), s, inNamespace(change.thenScope), "after-"+name)
-				}).WithTimeout(30*time.Second).Should(Succeed(), name)
+				}).WithTimeout(patience).Should(Succeed(), name)
 				t.Logf("%s: after %s", name, time.Since(begun).Round(time.Millisecond))
 			}
 			create(t, s.object(inNamespace(change.thenScope), "seen"))

@@ -29,18 +29,22 @@ func newCluster(c *Connection) (cluster.Cluster, error) {
 		return nil, errors.Wrap(err, "creating a cluster.Cluster")
 	}
 	c.tasks.Start(func() { _ = created.Start(c.life) }) // its event recorders end with the connection
-	return &boundCluster{Cluster: created, conn: c, uncached: h.Uncached}, nil
+	reader, err := newFollowingClient(c, client.Options{HTTPClient: c.streams, Scheme: c.options.Scheme})
+	if err != nil {
+		return nil, errors.Wrap(err, "creating the reader of a cluster.Cluster")
+	}
+	return &boundCluster{Cluster: created, conn: c, reader: struct{ client.Reader }{reader}}, nil
 }
 
 // boundCluster is a cluster.Cluster that runs as long as its connection, independent of Start.
 type boundCluster struct {
 	cluster.Cluster
-	conn     *Connection
-	uncached client.Client
+	conn   *Connection
+	reader client.Reader
 }
 
 // GetAPIReader returns a reader that follows discovery. That of the cluster.Cluster remembers resources.
-func (b *boundCluster) GetAPIReader() client.Reader { return b.uncached }
+func (b *boundCluster) GetAPIReader() client.Reader { return b.reader }
 
 // Start waits until ctx or the connection ends. If the connection ends first, Start returns the
 // reason.

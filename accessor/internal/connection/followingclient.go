@@ -69,8 +69,7 @@ func (p *pins) take(gvk schema.GroupVersionKind, found *targets.Resolved) bool {
 	if !known || earlier == found {
 		return true
 	}
-	mapping := earlier.(*targets.Resolved).Mapping
-	if mapping.Resource != found.Mapping.Resource || mapping.Scope.Name() != found.Mapping.Scope.Name() {
+	if !found.Same(earlier.(*targets.Resolved)) {
 		return false
 	}
 	p.known.CompareAndSwap(gvk, earlier, found) // it is as fresh as this
@@ -145,8 +144,7 @@ func (f *followingClient) clientFor(ctx context.Context, t target) (client.Clien
 		known := current.pins.get(t.gvk)
 		found, err := f.mapper.Resolve(ctx, t.gvk, known)
 		if err == nil && t.contradicts(found.Mapping) {
-			f.mapper.Suspect()
-			found, err = f.mapper.Resolve(ctx, t.gvk, known)
+			found = f.mapper.Doubt(ctx, t.gvk, found)
 		}
 		switch {
 		case err != nil && known != nil:

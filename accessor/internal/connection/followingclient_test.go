@@ -29,7 +29,9 @@ type shapes struct {
 	plural      string   // guarded by mu
 	namespaced  bool     // guarded by mu
 	fails       bool     // guarded by mu; discovery does
-	discoveries int      // guarded by mu
+	hangs       bool     // guarded by mu; discovery does
+	discoveries int      // guarded by mu; of all groups
+	lookups     int      // guarded by mu; of the group alone
 	requests    []string // guarded by mu; others
 }
 
@@ -52,10 +54,16 @@ func (s *shapes) take() (requests []string, discoveries int) {
 // RoundTrip implements http.RoundTripper.
 func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
+	if path := r.URL.Path; s.hangs && (path == "/api" || path == "/apis" || path == "/apis/example.com") {
+		s.discoveries++
+		s.mu.Unlock()
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
 	defer s.mu.Unlock()
 	answer, status := func() (string, int) {
 		switch path := r.URL.Path; {
-		case s.fails && (path == "/api" || path == "/apis"):
+		case s.fails && (path == "/api" || path == "/apis" || path == "/apis/example.com"):
 			return `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500}`, 500
 		case path == "/api":
 			return `{"kind":"APIVersions","versions":[]}`, 200
@@ -64,6 +72,11 @@ func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 			return `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"example.com",` +
 				`"versions":[{"groupVersion":"example.com/v1","version":"v1"}],` +
 				`"preferredVersion":{"groupVersion":"example.com/v1","version":"v1"}}]}`, 200
+		case path == "/apis/example.com":
+			s.lookups++
+			return `{"kind":"APIGroup","apiVersion":"v1","name":"example.com",` +
+				`"versions":[{"groupVersion":"example.com/v1","version":"v1"}],` +
+				`"preferredVersion":{"groupVersion":"example.com/v1","version":"v1"}}`, 200
 		case path == "/apis/example.com/v1":
 			return fmt.Sprintf(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"example.com/v1","resources":[`+
 				`{"name":%q,"singularName":"shape","namespaced":%t,"kind":"Shape","verbs":["get"]}]}`, s.plural, s.namespaced), 200
@@ -102,7 +115,7 @@ func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
 	c := newTestConnection(t)
 	c.options.Scheme = runtime.NewScheme()
 	metav1.AddToGroupVersion(c.options.Scheme, shapeKind.GroupVersion())
-	c.config = &rest.Config{Host: "http://server", QPS: -1}
+	c.config = &rest.Config{Host: "http://server", QPS: -1, Timeout: 10 * time.Second}
 	c.httpClient = &http.Client{Transport: s}
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server"}, nil, &targets.Policy{})
@@ -113,6 +126,14 @@ func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
 	following, err := newFollowingClient(c, options)
 	g.Expect(err).NotTo(HaveOccurred())
 	return s, following
+}
+
+// notice makes a client notice that the kind has changed, as an answer 404 does.
+func notice(t *testing.T, c client.Client) {
+	t.Helper()
+	time.Sleep(5 * time.Second) // a discovery is that old
+	_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), shapeKind.Version)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
 func shapeNamed(namespace, name string) *unstructured.Unstructured {
@@ -228,12 +249,10 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 					expect("", "shapes")
 				}
 				s.set(func(s *shapes) { s.namespaced, s.plural = true, "figures" })
-				time.Sleep(5 * time.Second)
-				c.(*followingClient).mapper.Suspect() // as an answer 404 does
+				notice(t, c)
 				expect("n", "namespaces/n/figures")
 				s.set(func(s *shapes) { s.namespaced = false })
-				time.Sleep(5 * time.Second)
-				c.(*followingClient).mapper.Suspect()
+				notice(t, c)
 				expect("", "figures")
 				s.set(func(s *shapes) { s.namespaced = true })
 				time.Sleep(5 * time.Second)
@@ -243,9 +262,9 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 	}
 }
 
-// While nothing contradicts what is known, there is one discovery. What does contradict it causes one in five
-// seconds at most, and a request whose mistake is the caller's fails as ever.
-func TestSuspicionsAreRare(t *testing.T) {
+// While nothing contradicts what is known, there is one discovery. A request that does contradict it has the kind
+// looked up, more and more rarely, and a request whose mistake is the caller's fails as ever.
+func TestDoubtsAreRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		s, c := newShapes(t, client.Options{})
@@ -253,24 +272,25 @@ func TestSuspicionsAreRare(t *testing.T) {
 			g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 			time.Sleep(time.Second)
 		}
-		_, discoveries := s.take()
-		g.Expect(discoveries).To(Equal(1))
-		for range 100 {
+		for range 10 {
+			g.Expect(c.List(t.Context(), &unstructured.UnstructuredList{Object: map[string]any{
+				"apiVersion": "example.com/v1", "kind": "ShapeList"}})).To(Succeed(), "of all namespaces")
+			g.Expect(c.DeleteAllOf(t.Context(), shapeNamed("", ""))).To(Succeed(), "in all namespaces")
+			time.Sleep(10 * time.Second)
+		}
+		s.set(func(s *shapes) { g.Expect(s.lookups).To(BeZero()) })
+		s.take()
+		for range 600 {
 			g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(MatchError(ContainSubstring("an empty namespace")))
 			time.Sleep(time.Second)
 		}
 		requests, discoveries := s.take()
 		g.Expect(requests).To(BeEmpty())
-		g.Expect(discoveries).To(And(BeNumerically(">", 10), BeNumerically("<=", 1+100/5)))
-		s.set(func(s *shapes) { s.discoveries = 0 })
-		for range 10 {
-			g.Expect(c.List(t.Context(), &unstructured.UnstructuredList{Object: map[string]any{
-				"apiVersion": "example.com/v1", "kind": "ShapeList"}})).To(Succeed())
-			g.Expect(c.DeleteAllOf(t.Context(), shapeNamed("", ""))).NotTo(HaveOccurred())
-			time.Sleep(10 * time.Second)
-		}
-		_, discoveries = s.take()
-		g.Expect(discoveries).To(BeNumerically("<=", 1), "a list for all namespaces is no mistake")
+		g.Expect(discoveries).To(Equal(1))
+		s.set(func(s *shapes) { g.Expect(s.lookups).To(And(BeNumerically(">=", 10), BeNumerically("<=", 5+600/60))) })
+		s.set(func(s *shapes) { s.namespaced = false })
+		time.Sleep(time.Minute)
+		g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed())
 	})
 }
 
@@ -284,19 +304,65 @@ func TestRequestsWhileDiscoveryFails(t *testing.T) {
 		s.set(func(s *shapes) { s.fails = false })
 		time.Sleep(5 * time.Second)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
-		time.Sleep(5 * time.Second)
-		s.set(func(s *shapes) { s.fails, s.namespaced = true, false })
-		c.(*followingClient).mapper.Suspect()
+		s.set(func(s *shapes) { s.namespaced = false })
+		notice(t, c)
+		s.set(func(s *shapes) { s.fails = true })
 		s.take()
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		requests, _ := s.take()
 		g.Expect(requests).To(Equal([]string{"POST namespaces/n/shapes"}))
+		_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), "v1")
+		g.Expect(err).NotTo(HaveOccurred(), "it was found a moment ago")
+		time.Sleep(time.Second)
+		_, err = c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), "v1")
+		g.Expect(err).To(HaveOccurred(), "what is known is no answer")
 
 		unknown := shapeNamed("n", "x")
 		unknown.SetKind("Unknown")
 		g.Expect(c.Create(t.Context(), unknown)).NotTo(Succeed())
 		g.Expect(c.Update(t.Context(), &unstructured.Unstructured{})).NotTo(Succeed())
 		g.Expect(c.Apply(t.Context(), &configuration{}, client.FieldOwner("me"))).NotTo(Succeed())
+	})
+}
+
+// While discovery hangs, one request in five seconds waits for it, for a second, and no other.
+func TestRequestsWhileDiscoveryHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, c := newShapes(t, client.Options{})
+		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
+		s.set(func(s *shapes) { s.namespaced = false })
+		notice(t, c)
+		s.set(func(s *shapes) { s.hangs, s.discoveries = true, 0 })
+		begun := time.Now()
+		var waited sync.Map
+		var writers sync.WaitGroup
+		for range 50 {
+			writers.Go(func() {
+				for range 10 {
+					sent := time.Now()
+					if err := c.Create(t.Context(), shapeNamed("n", "x")); err != nil {
+						t.Error(err)
+					}
+					if wait := time.Since(sent); wait > 0 {
+						waited.Store(sent, wait)
+					}
+					time.Sleep(time.Second)
+				}
+			})
+		}
+		writers.Wait()
+		n := 0
+		waited.Range(func(_, wait any) bool {
+			n++
+			g.Expect(wait).To(BeNumerically("<=", time.Second))
+			return true
+		})
+		g.Expect(n).To(BeNumerically("<=", 3))
+		g.Expect(time.Since(begun)).To(BeNumerically("<=", 13*time.Second))
+		_, discoveries := s.take()
+		g.Expect(discoveries).To(BeNumerically("<=", 6), "/api and /apis for each")
+		time.Sleep(time.Minute)
 	})
 }
 
@@ -368,7 +434,7 @@ func TestManyFollow(t *testing.T) {
 		for i := range 20 {
 			plural := []string{"shapes", "figures"}[i%2]
 			s.set(func(s *shapes) { s.plural = plural })
-			c.(*followingClient).mapper.Suspect()
+			notice(t, c)
 			time.Sleep(6 * time.Second)
 			s.take()
 			time.Sleep(time.Second)

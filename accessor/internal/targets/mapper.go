@@ -34,6 +34,7 @@ type discovered struct {
 	shared sharedDiscovery
 	latest atomic.Pointer[kinds] // nil before the first discovery
 	groups groupwise             // while a whole discovery is too much
+	anew   recent                // the groups that were asked for by themselves
 }
 
 // kinds is the outcome of one discovery.
@@ -233,31 +234,6 @@ func (m *Mapper) RESTMappingWithContext(ctx context.Context, gk schema.GroupKind
 		return mapper.RESTMapping(gk, versions...)
 	})
 }
-
-// Resolved is the resource of a kind, as a discovery found it.
-type Resolved struct {
-	Mapping *meta.RESTMapping
-	from    *kinds // the latest kinds before Mapping was looked up; nil for none
-}
-
-// Resolve returns the resource of a kind. last is what the caller knows of it, nil for nothing: while no
-// other discovery has followed, and no path in it turned out not to exist, Resolve returns it without a
-// lookup.
-func (m *Mapper) Resolve(ctx context.Context, gvk schema.GroupVersionKind, last *Resolved) (*Resolved, error) {
-	latest := m.kinds.latest.Load()
-	if last != nil && latest != nil && last.from == latest && !latest.stale.Load() {
-		return last, nil
-	}
-	mapping, err := m.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version)
-	if err != nil {
-		return nil, err
-	}
-	return &Resolved{mapping, latest}, nil
-}
-
-// Suspect says that something contradicts what is known. The next lookups discover again, unless the
-// last discovery is less than 5 s old.
-func (m *Mapper) Suspect() { m.kinds.forget() }
 
 // RESTMappings implements meta.RESTMapper.
 func (m *Mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {

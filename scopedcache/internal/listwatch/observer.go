@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 )
 
 // Observer learns how watches go that the API server has answered. client-go reports only some of that.
@@ -23,8 +24,9 @@ type Observer interface {
 	// WatchListed is called when the informer has taken the bookmark that ends the list.
 	WatchListed()
 	// WatchEnded is called once for each watch, after it has lasted so long. stopped says that the
-	// informer ended it. Else err is why, nil if client-go takes the end for one without an error.
-	WatchEnded(lasted time.Duration, stopped bool, err error)
+	// informer ended it. Else err is why, nil if client-go takes the end for one without an error, and early
+	// says that the API server was asked to let it last a second longer, or more.
+	WatchEnded(lasted time.Duration, early, stopped bool, err error)
 }
 
 // observedDecoder reports to an Observer what it decodes.
@@ -33,17 +35,19 @@ type observedDecoder struct {
 	observer Observer
 	ctx      context.Context // of the request
 	began    time.Time
-	listed   bool // the event before ended the list
+	asked    time.Duration // how long the watch is to last; 0 if that was not said
+	listed   bool          // the event before ended the list
 	ended    atomic.Bool
 }
 
-// observe returns a decoder that reports to observer.
-func observe(ctx context.Context, decoder watch.Decoder, observer Observer, lists bool) watch.Decoder {
+// observe returns a decoder that reports to observer how a watch with those options goes.
+func observe(ctx context.Context, decoder watch.Decoder, observer Observer, options *metav1.ListOptions) watch.Decoder {
 	if observer == nil {
 		return decoder
 	}
-	observer.WatchBegan(lists)
-	return &observedDecoder{Decoder: decoder, observer: observer, ctx: ctx, began: time.Now()}
+	observer.WatchBegan(ptr.Deref(options.SendInitialEvents, false))
+	return &observedDecoder{Decoder: decoder, observer: observer, ctx: ctx, began: time.Now(),
+		asked: time.Duration(ptr.Deref(options.TimeoutSeconds, 0)) * time.Second}
 }
 
 // Decode implements watch.Decoder.
@@ -74,7 +78,8 @@ func (d *observedDecoder) Close() {
 
 func (d *observedDecoder) end(stopped bool, err error) {
 	if !d.ended.Swap(true) {
-		d.observer.WatchEnded(time.Since(d.began), stopped, err)
+		lasted := time.Since(d.began)
+		d.observer.WatchEnded(lasted, !stopped && lasted+time.Second < d.asked, stopped, err)
 	}
 }
 

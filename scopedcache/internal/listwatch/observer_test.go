@@ -33,8 +33,8 @@ func (r *reports) add(format string, args ...any) {
 
 func (r *reports) WatchBegan(lists bool) { r.add("began, lists %t", lists) }
 func (r *reports) WatchListed()          { r.add("listed") }
-func (r *reports) WatchEnded(lasted time.Duration, stopped bool, err error) {
-	r.add("ended after %s, stopped %t, %v", lasted, stopped, err)
+func (r *reports) WatchEnded(lasted time.Duration, early, stopped bool, err error) {
+	r.add("ended after %s, early %t, stopped %t, %v", lasted, early, stopped, err)
 }
 
 // An Observer learns once how a watch has ended: an error of the API server, an error of the stream, an
@@ -52,22 +52,23 @@ func TestObserver(t *testing.T) {
 			do   func(stream watch.Interface, cancel context.CancelFunc)
 			want []string
 		}{
-			"ends at once": {end: io.EOF, want: []string{"ended after 1s, stopped false, <nil>"}},
+			"ends at once": {end: io.EOF, want: []string{"ended after 1s, early true, stopped false, <nil>"}},
 			"ends after an event": {sent: [][]byte{added, bookmark}, end: io.EOF,
-				want: []string{"ended after 3s, stopped false, <nil>"}},
+				want: []string{"ended after 3s, early false, stopped false, <nil>"}},
 			"ends within an event": {sent: [][]byte{added[:len(added)-2]}, end: io.ErrUnexpectedEOF,
-				want: []string{"ended after 2s, stopped false, <nil>"}},
+				want: []string{"ended after 2s, early true, stopped false, <nil>"}},
 			"fails": {end: io.ErrNoProgress,
-				want: []string{"ended after 1s, stopped false, reading a watch: multiple Read calls return no data or error"}},
+				want: []string{"ended after 1s, early true, stopped false, reading a watch: multiple Read calls return no data " +
+					"or error"}},
 			"list ends": {sent: [][]byte{added, bookmark, encode(t, mediaType, watch.Bookmark, listEnd)}, end: io.EOF,
-				want: []string{"listed", "ended after 4s, stopped false, <nil>"}},
+				want: []string{"listed", "ended after 4s, early false, stopped false, <nil>"}},
 			"an error of the API server": {sent: [][]byte{encode(t, mediaType, watch.Error, &expired)}, end: io.EOF,
-				want: []string{"ended after 1s, stopped false, too old"}},
+				want: []string{"ended after 1s, early true, stopped false, too old"}},
 			"stops": {do: func(stream watch.Interface, _ context.CancelFunc) { stream.Stop() },
-				want: []string{"ended after 10s, stopped true, <nil>"}},
+				want: []string{"ended after 10s, early false, stopped true, <nil>"}},
 			"is cancelled": {end: context.Canceled,
 				do:   func(_ watch.Interface, cancel context.CancelFunc) { cancel() },
-				want: []string{"ended after 1s, stopped true, <nil>"}},
+				want: []string{"ended after 1s, early false, stopped true, <nil>"}},
 		} {
 			t.Run(mediaType+" "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -78,7 +79,8 @@ func TestObserver(t *testing.T) {
 					observed := &reports{}
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
-					stream := watch.NewStreamWatcherWithLogger(klog.Background(), observe(ctx, d, observed, true),
+					stream := watch.NewStreamWatcherWithLogger(klog.Background(), observe(ctx, d, observed,
+						&metav1.ListOptions{SendInitialEvents: new(true), TimeoutSeconds: new(int64(4))}),
 						apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, ""))
 					done := make(chan struct{})
 					go func() {
@@ -120,7 +122,7 @@ func TestNoObserver(t *testing.T) {
 	g := NewWithT(t)
 	d, err := newDecoder(io.NopCloser(&body{end: io.EOF}), runtime.ContentTypeJSON, typed)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(observe(t.Context(), d, nil, true)).To(BeIdenticalTo(d))
+	g.Expect(observe(t.Context(), d, nil, &metav1.ListOptions{})).To(BeIdenticalTo(d))
 	g.Expect(endsList(&corev1.ConfigMap{})).To(BeFalse())
 	g.Expect(endsList(&metav1.Status{})).To(BeFalse(), "an object without metadata")
 }

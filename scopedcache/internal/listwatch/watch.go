@@ -20,7 +20,6 @@ import (
 	restwatch "k8s.io/client-go/rest/watch"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 )
@@ -54,7 +53,7 @@ func watchOf(ctx context.Context, c collection, options metav1.ListOptions,
 		_ = body.Close()
 		return nil, err
 	}
-	decoder = observe(ctx, decoder, observer, ptr.Deref(options.SendInitialEvents, false))
+	decoder = observe(ctx, decoder, observer, &options)
 	return watch.NewStreamWatcherWithLogger(klog.FromContext(ctx), decoder,
 		apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }

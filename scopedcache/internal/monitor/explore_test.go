@@ -68,9 +68,10 @@ var inputs = func() (list []input) {
 		input{name: "the list ends", possible: func(w *world) bool {
 			return watches(w) && w.life.watchLists
 		}, event: WatchListed{Life: lifeID}},
-		input{name: "watch ends at once", possible: watches, event: WatchEnded{Life: lifeID}},
+		input{name: "watch ends at once", possible: watches, event: WatchEnded{Life: lifeID, Early: true}},
 		input{name: "watch ends with an error", possible: watches,
-			event: WatchEnded{Life: lifeID, Lasted: tick, Err: errServer}},
+			event: WatchEnded{Life: lifeID, Lasted: tick, Early: true, Err: errServer}},
+		input{name: "watch ends early", possible: watches, event: WatchEnded{Life: lifeID, Lasted: tick, Early: true}},
 		input{name: "watch ends later", possible: watches, event: WatchEnded{Life: lifeID, Lasted: tick}},
 		input{name: "watch is stopped", possible: watches, event: WatchEnded{Life: lifeID, Stopped: true}},
 		input{name: "stopped informer's watch ends", event: WatchEnded{Life: staleL}},
@@ -183,12 +184,11 @@ var invariants = []struct {
 		before, after := &t.before.life, &t.after.life
 		ended, isEnd := t.event.(WatchEnded)
 		early := isEnd && ended.Life == lifeID && before.id == lifeID && !ended.Stopped &&
-			ended.Lasted < exploreConfig.Timing.WholeWatch
+			ended.Early
 		due := !before.follow.IsZero() || early
 		switch {
 		case after.id == 0 || after.id != before.id:
-			mapped, _ := t.event.(Mapped)
-			return !due || t.after.distrust || t.after.phase == stopped || mapped.Question == questionID
+			return !due || t.after.distrust || t.after.phase == stopped
 		case due && after.follow.IsZero():
 			mapped, isMapped := t.event.(Mapped)
 			return isMapped && mapped.Err == nil && t.before.question.purpose == follow && !before.endedAgain
@@ -196,7 +196,11 @@ var invariants = []struct {
 		if early && after.follow.IsZero() || early && !before.follow.IsZero() && !after.endedAgain {
 			return false
 		}
-		if !after.follow.IsZero() && after.follow.Sub(epoch0) > exploreConfig.Timing.Follow {
+		asked := t.before.question.id == 0 && t.after.question.purpose == follow
+		if asked && (!after.check.After(epoch0) || after.refusal.err != nil) {
+			return false // these come first
+		}
+		if !after.follow.IsZero() && after.follow.Sub(epoch0) > max(exploreConfig.Timing.Follow, exploreConfig.Interval) {
 			return false
 		}
 		deadline := t.after.Deadline()
@@ -465,7 +469,7 @@ var alphabets = map[string]string{
 		"the list ends|watch ends at once|watch ends with an error|watch ends later|watch is stopped|" +
 		"stopped informer's watch ends|tick|stopped|time passes",
 	"watches that end early": "allowed|denied|mapped|mapped otherwise|no match|discovery fails|synced|watch begins|" +
-		"watch ends at once|watch ends later|late discovery|tick|stopped|time passes",
+		"watch ends at once|watch ends early|watch ends later|late discovery|tick|stopped|time passes",
 	"events that are watched": "allowed|denied|no answer|mapped|synced|access may have changed|events are watched|" +
 		"events are watched, and one has just come|events are not watched|tick|stopped|time passes",
 }

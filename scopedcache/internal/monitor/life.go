@@ -52,12 +52,12 @@ func (s informerStep) proceed() {
 	s.judgeStream()
 	switch {
 	case s.question.id != 0:
-	case !s.life.follow.IsZero() && !s.now.Before(s.life.follow):
-		s.emit(AskMapping{Question: s.ask(forMapping, follow, refusal{}), Distrust: true})
 	case !s.now.Before(s.life.check):
 		s.checkAccess()
 	case s.life.refusal.err != nil:
 		s.lookInto()
+	case !s.life.follow.IsZero() && !s.now.Before(s.life.follow):
+		s.emit(AskMapping{Question: s.ask(forMapping, follow, refusal{}), Distrust: true})
 	}
 }
 
@@ -142,10 +142,13 @@ func sameResource(a, b *meta.RESTMapping) bool {
 // followed decides what the kind's resource means that was looked up after the end of a watch. That the
 // kind is not served is left to requests, which are refused then.
 func (s informerStep) followed(e Mapped) {
-	again := e.Err != nil || s.life.endedAgain
+	again := s.life.endedAgain
 	s.life.follow, s.life.endedAgain = time.Time{}, false
 	switch {
-	case e.Err == nil && !sameResource(e.Mapping, s.mapping):
+	case e.Err != nil: // also for an identity that may not ask, so not often
+		s.life.follow = s.now.Add(max(s.config.Timing.Follow, s.interval()))
+	case !sameResource(e.Mapping, s.mapping):
+		s.distrust = true
 		s.lose(Syncing, nil, "")
 	case again:
 		s.life.follow = s.now.Add(s.config.Timing.Follow)

@@ -133,7 +133,7 @@ func (p *player) event(verb, argument string) (Event, error) {
 		return WatchEnded{Life: life, Stopped: true}, nil
 	case "watch-ended", "watch-ended-with-error": // after so long
 		lasted, err := time.ParseDuration(argument)
-		e := WatchEnded{Life: life, Lasted: lasted}
+		e := WatchEnded{Life: life, Lasted: lasted, Early: lasted < 5*time.Minute} // which client-go asked for
 		if verb == "watch-ended-with-error" {
 			e.Err = errors.New("too old")
 		}

@@ -146,6 +146,7 @@ func (s *step) reviewedAtStart(e Reviewed) {
 		s.contradicted = ""
 		s.setState(Forbidden, e.Err)
 		s.denials++
+		s.distrust = true                   // no request shows that the kind has another resource by now
 		s.failing = s.config.Timing.Failing // else a scope that stays Forbidden would add up all outages
 		s.wait(s.untilReview(false), false)
 	case e.Verdict == DeniedUnready, e.Verdict == Unanswered:

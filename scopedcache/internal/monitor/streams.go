@@ -73,7 +73,7 @@ func (s informerStep) watchEnded(e WatchEnded) {
 	was := s.life.stream
 	s.life.stream = stream{}
 	timing := &s.config.Timing
-	if !e.Stopped && e.Lasted < timing.WholeWatch {
+	if !e.Stopped && e.Early {
 		s.endedEarly()
 	}
 	switch {
@@ -112,7 +112,8 @@ func (s informerStep) endedEarly() {
 		s.life.endedAgain = true
 		return
 	}
-	s.life.follow = s.now.Add(s.config.Timing.Follow)
+	follow := s.config.Timing.Follow
+	s.life.follow = s.now.Add(follow + time.Duration(s.jitter*float64(follow)))
 }
 
 // requestFailed begins a row of watches anew that is no failure so far: an API server that goes and

@@ -43,11 +43,11 @@ type Timing struct {
 	AtOnce, Lasts time.Duration
 	// StreamedList is how long a watch may list before the informer lists instead.
 	StreamedList time.Duration
-	// WholeWatch is how long a watch lasts that the API server ends as it was asked to: client-go asks for
-	// that or more. Follow is how long after the end of a shorter one the kind is looked up again. An API
-	// server ends the watches of a kind that is removed. If the kind is soon back, with another resource or
-	// scope, no request need fail: those for all namespaces have the same path.
-	WholeWatch, Follow time.Duration
+	// Follow is how long after the API server has ended a watch early the kind is looked up again, and up to
+	// twice as long, so that the scopes of one server do not ask at once. An API server ends the watches of a
+	// kind that is removed. If the kind is soon back, with another resource or scope, no request need fail:
+	// those for all namespaces have the same path.
+	Follow time.Duration
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration
 	// Failing is the backoff after errors, and Pending while the kind is not served. Their Jitter
@@ -62,7 +62,7 @@ var DefaultTiming = Timing{
 	AfterEvent: 250 * time.Millisecond, EventSpread: time.Second, FirstGap: time.Second, MaxGap: 30 * time.Second,
 	RarerWatched: 10, ExpediteAfter: time.Second,
 	AtOnce: time.Second, Lasts: 5 * time.Second, StreamedList: 10 * time.Second,
-	WholeWatch: 5 * time.Minute, Follow: 8 * time.Second,
+	Follow:  5 * time.Second,
 	Failing: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second},
 	Pending: wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
 }

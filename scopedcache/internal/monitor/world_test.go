@@ -41,7 +41,7 @@ var (
 			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
 			Confirmations: 2,
 			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, RarerWatched: 2, ExpediteAfter: tick,
-			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick, WholeWatch: tick, Follow: tick,
+			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick, Follow: tick,
 			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
 				Duration: tick, Factor: 2, Steps: 1,
 			},
