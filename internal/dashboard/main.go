@@ -109,7 +109,10 @@ func fleet() []panel {
 			queries: []query{{`sum by (cache) (rate(latchkey_fenced_requests_total{` + selector + `}[$__rate_interval]))`,
 				"{{cache}}"}}},
 		{kind: "timeseries", title: "Extensions, by whether the replica serves them", width: 6,
-			description: "Only if replicas share the extensions.", queries: sum("latchkey_ownership_extensions", "owned")},
+			description: "Only if replicas share the extensions. Those without a replica count, even if others have two.",
+			queries: append(sum("latchkey_ownership_extensions", "owned"), query{`sum by (cache) (max by (cache, slice) ` +
+				`(sum without (owned) (latchkey_ownership_slice_extensions{` + selector + `})) - sum by (cache, slice) ` +
+				`(latchkey_ownership_slice_extensions{` + selector + `,owned="true"}) > 0)`, "{{cache}}: no replica"})},
 		{kind: "timeseries", title: "Moves per second, by direction", width: 6,
 			queries: rate("latchkey_ownership_moves_total", "direction")},
 		{kind: "timeseries", title: "Duration of moves", width: 6, unit: "s",
