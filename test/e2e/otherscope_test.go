@@ -185,9 +185,11 @@ func TestKindComesBackOtherwise(t *testing.T) {
 				watch := c.watch("in "+everywhere, s.object("", ""), everywhere)
 				g.Expect(o.Watch(t.Context(), key("busy"), clustercache.NewWatcher(watch))).To(Succeed())
 			}
-			create(t, s.object(inNamespace(change.scope), "early"))
+			early := s.object(inNamespace(change.scope), "early") // not by admin, a client that would remember the resource
+			g.Eventually(func() error { return held["busy"].live.Create(t.Context(), early) }).WithTimeout(patience).
+				Should(Succeed())
 			g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create early"))
-			g.Expect(admin.Delete(t.Context(), s.object(inNamespace(change.scope), "early"))).To(Succeed())
+			g.Expect(held["busy"].live.Delete(t.Context(), early)).To(Succeed())
 			for _, name := range []string{"busy", "quiet"} {
 				g.Eventually(func() error {
 					return held[name].lifecycle(t.Context(), s, inNamespace(change.scope), "before-"+name)
