@@ -79,10 +79,10 @@ type ClientOptions struct {
 	// UserAgent names the host operator to API servers. UserAgent is required. Each connection
 	// appends the key of its extension.
 	UserAgent string
-	// MaxDiscoveryBytes bounds the memory that one discovery of the kinds of an API server takes: the
-	// texts of its answers, 500 bytes for each JSON object in them, and 40 for each other value.
-	// Defaults to 64 MiB, which is enough for about 15,000 kinds. Where an API server serves more,
-	// each group that is asked for is discovered by itself.
+	// MaxDiscoveryBytes bounds the memory that one discovery of the kinds of an API server takes:
+	// the texts of its answers, 500 bytes for each JSON object in them, and 40 for each other
+	// value. Defaults to 64 MiB, which is enough for about 15,000 kinds. Where an API server serves
+	// more, each group that is asked for is discovered by itself.
 	MaxDiscoveryBytes int64
 	// Cache configures which reads bypass the cache.
 	Cache ClientCacheOptions

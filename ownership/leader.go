@@ -25,9 +25,9 @@ import (
 type LeaderOptions struct {
 	// Lease is that of the leader election.
 	Lease types.NamespacedName
-	// Holder is what the Lease has as its holder while replicas share. It is the same for all replicas that
-	// share in one way, such as "replicas that share by 64 buckets", and differs from the identities of
-	// leaders, and from what replicas have that share in another way.
+	// Holder is what the Lease has as its holder while replicas share. It is the same for all
+	// replicas that share in one way, such as "replicas that share by 64 buckets", and differs from
+	// the identities of leaders, and from what replicas have that share in another way.
 	Holder string
 	// LeaseDuration is that of the engine. Defaults to 15 s.
 	LeaseDuration time.Duration
@@ -117,8 +117,8 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) 
 	return err
 }
 
-// fits returns an error if the engine knows that other replicas divide the extensions in another way: they may
-// hold the Lease for good.
+// fits returns an error if the engine knows that other replicas divide the extensions in another
+// way: they may hold the Lease for good.
 func (e *insteadOfLeader) fits(ctx context.Context) error {
 	if engine, ok := e.Engine.(Fitter); ok {
 		return engine.Fits(ctx)
@@ -126,8 +126,8 @@ func (e *insteadOfLeader) fits(ctx context.Context) error {
 	return nil
 }
 
-// askWhileItWaits calls fits now and then, until stop is called, which returns its error. After an error, refuse is
-// called.
+// askWhileItWaits calls fits now and then, until stop is called, which returns its error. After an
+// error, refuse is called.
 func (e *insteadOfLeader) askWhileItWaits(ctx context.Context, refuse func()) (stop func() error) {
 	asking, cancel := context.WithCancel(ctx)
 	misfit := make(chan error, 1)

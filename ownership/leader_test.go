@@ -221,8 +221,8 @@ func (f *fitting) Fits(context.Context) error {
 	return nil
 }
 
-// A replica that divides the extensions in another way than those that hold the Lease ends, before it has
-// written the Lease, and while it waits for it.
+// A replica that divides the extensions in another way than those that hold the Lease ends, before
+// it has written the Lease, and while it waits for it.
 func TestInsteadOfLeaderDoesNotFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

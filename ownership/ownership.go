@@ -30,12 +30,13 @@ type Engine interface {
 }
 
 // Fitter is an Engine that knows whether other replicas divide the extensions in another way.
-// InsteadOfLeader ends with the error of Fits, which it asks before it takes the leader's Lease, and while it waits
-// for it: those other replicas may hold it for good. An Engine that wraps a Fitter should be one.
+// InsteadOfLeader ends with the error of Fits, which it asks before it takes the leader's Lease,
+// and while it waits for it: those other replicas may hold it for good. An Engine that wraps a
+// Fitter should be one.
 type Fitter interface {
 	Engine
-	// Fits returns an error if other replicas divide the extensions in another way, nil if they do not, or if
-	// that is not known. It may send requests.
+	// Fits returns an error if other replicas divide the extensions in another way, nil if they do
+	// not, or if that is not known. It may send requests.
 	Fits(ctx context.Context) error
 }
 

@@ -11,10 +11,10 @@ import (
 // sliceBits is how many bits of a hash number a slice.
 const sliceBits = 6
 
-// Division counts the extensions that this replica serves, and those that it leaves to others, by slices of
-// the hash of their UIDs: that of Kubernetes' sharded list and watch (KEP-5866), whose ranges buckets are.
-// The sums over all replicas tell that each extension has one replica, where the sum over all extensions
-// could have as many too few as too many.
+// Division counts the extensions that this replica serves, and those that it leaves to others, by
+// slices of the hash of their UIDs: that of Kubernetes' sharded list and watch (KEP-5866), whose
+// ranges buckets are. The sums over all replicas tell that each extension has one replica, where
+// the sum over all extensions could have as many too few as too many.
 type Division struct {
 	owned, notOwned [1 << sliceBits]int
 }

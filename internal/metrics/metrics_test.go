@@ -77,8 +77,8 @@ func TestCollect(t *testing.T) {
 	g.Expect(gather()).To(BeEmpty())
 }
 
-// Extensions that are divided are counted by slices, and in all. The slices are ranges that Kubernetes' sharded
-// list and watch can select, and caches of one name add up.
+// Extensions that are divided are counted by slices, and in all. The slices are ranges that
+// Kubernetes' sharded list and watch can select, and caches of one name add up.
 func TestDivision(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{exported: map[int]exported{}, announced: map[string]int{}}

@@ -41,13 +41,13 @@ func (l limited) WrappedRoundTripper() http.RoundTripper { return l.next }
 // Budget bounds several answers together.
 type Budget struct {
 	Requests int64
-	// Bytes bounds the memory for the answers: their texts, 500 bytes for each JSON object in them, and
-	// 40 for each other value, because a short text may hold many.
+	// Bytes bounds the memory for the answers: their texts, 500 bytes for each JSON object in them,
+	// and 40 for each other value, because a short text may hold many.
 	Bytes int64
 }
 
-// objectBytes and valueBytes are about how much memory an object of a discovery, and any other value,
-// take beside their text while a list of them grows.
+// objectBytes and valueBytes are about how much memory an object of a discovery, and any other
+// value, take beside their text while a list of them grows.
 const (
 	objectBytes = 500
 	valueBytes  = 40
@@ -70,8 +70,9 @@ func LimitAll(next http.RoundTripper, limit Budget) *LimitedRoundTripper {
 	return l
 }
 
-// Exceeded returns the error of the first request or read that was beyond the limit; nil if none was.
-// Callers of the RoundTripper need not return it: client-go leaves out groups whose discovery fails.
+// Exceeded returns the error of the first request or read that was beyond the limit; nil if none
+// was. Callers of the RoundTripper need not return it: client-go leaves out groups whose discovery
+// fails.
 func (l *LimitedRoundTripper) Exceeded() error {
 	if exceeded := l.exceeded.Load(); exceeded != nil {
 		return *exceeded

@@ -75,7 +75,8 @@ func (d *divisions) join(name string, buckets int) *divider {
 	return r
 }
 
-// served counts the extensions that each replica serves, and fails if one has two with an open fence.
+// served counts the extensions that each replica serves, and fails if one has two with an open
+// fence.
 func (d *divisions) served() map[string]int {
 	d.t.Helper()
 	served := map[string]int{}
@@ -126,8 +127,9 @@ func (d *divisions) refused(r *divider, others, own string) {
 	d.g.Expect(r.err).To(MatchError(ContainSubstring("%s, and this replica has %s", others, own)))
 }
 
-// A fleet is divided in one way at a time, whoever deletes its Leases, and when. Each extension has a replica again
-// soon. The replicas that divide it in the way that is not recorded end, with an error.
+// A fleet is divided in one way at a time, whatever of its Leases is deleted, and when. Each
+// extension has a replica again soon. The replicas that divide it in the way that is not recorded
+// end, with an error.
 func TestTwoDivisions(t *testing.T) {
 	const toWait = 15*time.Second + 15*time.Second // of a Lease that is new: its duration, and some retries
 	run := func(name string, test func(*divisions)) {
@@ -262,8 +264,8 @@ func TestTwoDivisions(t *testing.T) {
 	})
 }
 
-// Whatever is deleted, changed and cut off in whatever order, each extension has one replica at most, and one
-// again when that ends.
+// Whatever is deleted, changed and cut off in whatever order, each extension has one replica at
+// most, and one again when that ends.
 func TestRandomDivisions(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -319,8 +321,8 @@ func TestRandomDivisions(t *testing.T) {
 	}
 }
 
-// What is under way for a bucket ends with the Lease of the fleet, although that of the bucket is still held: its
-// extensions cannot be given up yet.
+// What is under way for a bucket ends with the Lease of the fleet, although that of the bucket is
+// still held: its extensions cannot be given up yet.
 func TestFenceOfTheFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDivisions(t)
@@ -345,7 +347,8 @@ func TestFenceOfTheFleet(t *testing.T) {
 	})
 }
 
-// A replica asks whether it fits without a write, and a server that does not answer is none that says no.
+// A replica asks whether it fits without a write, and a server that does not answer is none that
+// says no.
 func TestFits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDivisions(t)

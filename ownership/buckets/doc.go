@@ -18,11 +18,11 @@
 // or ends moves no more than its part. A bucket moves when its replica has given it up: at most two at a
 // time for each replica, and the next ones when the extensions of the former are connected again.
 //
-// Replicas divide a fleet in one way: all hold the Lease of the fleet together, whose holder is that way, such
-// as "64 buckets of ClusterExtension.latchkey.dev". The fence of each bucket is within that of the fleet
-// (fence.Fence.Within), so that no replica with another number of buckets acts beside them, also when Leases
-// are deleted. Run ends with an error if the fleet is divided in another way, or if an annotation of that Lease
-// is changed to say so.
+// Replicas divide a fleet in one way: all hold the Lease of the fleet together, whose holder is
+// that way, such as "64 buckets of ClusterExtension.latchkey.dev". The fence of each bucket is
+// within that of the fleet (fence.Fence.Within), so that no replica with another number of buckets
+// acts beside them, also when Leases are deleted. Run ends with an error if the fleet is divided in
+// another way, or if an annotation of that Lease is changed to say so.
 //
 // Buckets are ranges of the hash that Kubernetes' sharded list and watch (KEP-5866) uses.
 //

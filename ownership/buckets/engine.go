@@ -111,8 +111,8 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	return e.runInFleet(ctx, replica)
 }
 
-// divide serves this replica's buckets until ctx is done. Their requests pass the fence of the fleet, too.
-// ends reports whether that is for good.
+// divide serves this replica's buckets until ctx is done. Their requests pass the fence of the
+// fleet, too. ends reports whether that is for good.
 func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Fence, ends func() bool) {
 	stopRenewing := e.announce(context.WithoutCancel(ctx))
 	e.awaitOthers(ctx)

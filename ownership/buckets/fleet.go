@@ -20,20 +20,23 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
-// before is the holder of a fleet's Lease that is new: of replicas that shared before, under a Lease that is
-// gone, and may not know that yet. Such a Lease has to expire before replicas hold it.
+// before is the holder of a fleet's Lease that is new: of replicas that shared before, under a
+// Lease that is gone, and may not know that yet. Such a Lease has to expire before replicas hold
+// it.
 const before = "replicas from before, if there are any"
 
-// division is how replicas of this one's kind divide the fleet. It is what they hold the fleet's Lease as.
+// division is how replicas of this one's kind divide the fleet. It is what they hold the fleet's
+// Lease as.
 func (e *Engine) division() string { return fmt.Sprintf("%d buckets of %s", len(e.buckets), e.kind) }
 
-// sameSecond is how much longer the Lease of the fleet lasts than a fence. Replicas that hold it together may write
-// the same record in one second, and others then see the first of these writes only.
+// sameSecond is how much longer the Lease of the fleet lasts than a fence. Replicas that hold it
+// together may write the same record in one second, and others then see the first of these writes
+// only.
 const sameSecond = 2 * time.Second
 
-// runInFleet divides the fleet whenever this replica holds the fleet's Lease, until ctx is done. All
-// replicas that divide it in the same way hold it together. It excludes those that divide it in another way,
-// whose Leases for buckets exclude nothing: they are for other extensions.
+// runInFleet divides the fleet whenever this replica holds the fleet's Lease, until ctx is done.
+// All replicas that divide it in the same way hold it together. It excludes those that divide it in
+// another way, whose Leases for buckets exclude nothing: they are for other extensions.
 func (e *Engine) runInFleet(ctx context.Context, replica ownership.Replica) error {
 	ctx, refuse := context.WithCancelCause(ctx)
 	defer refuse(nil)
@@ -71,8 +74,8 @@ var (
 	errNoFleet = errors.New("it is not that of a fleet: choose another Options.Name")
 )
 
-// Fits returns an error if the fleet is divided into another number of buckets, or is one of another kind,
-// as far as the API server can be asked now. Fits implements ownership.Fitter.
+// Fits returns an error if the fleet is divided into another number of buckets, or is one of
+// another kind, as far as the API server can be asked now. Fits implements ownership.Fitter.
 func (e *Engine) Fits(ctx context.Context) error {
 	fleet, err := e.leases.Leases(e.options.Namespace).Get(ctx, e.options.fleetLease(), metav1.GetOptions{})
 	if err != nil {
@@ -81,8 +84,8 @@ func (e *Engine) Fits(ctx context.Context) error {
 	return e.compareFleet(fleet)
 }
 
-// joinFleet creates the Lease of the fleet, or compares it. It tries again until the API server answers,
-// or ctx is done.
+// joinFleet creates the Lease of the fleet, or compares it. It tries again until the API server
+// answers, or ctx is done.
 func (e *Engine) joinFleet(ctx context.Context) error {
 	leases := e.leases.Leases(e.options.Namespace)
 	for {
@@ -110,8 +113,8 @@ func (e *Engine) joinFleet(ctx context.Context) error {
 	}
 }
 
-// createFleet creates the Lease of the fleet, which no replica holds before it expires: it may have been
-// deleted while replicas run that divide the fleet in another way.
+// createFleet creates the Lease of the fleet, which no replica holds before it expires: it may have
+// been deleted while replicas run that divide the fleet in another way.
 func (e *Engine) createFleet(ctx context.Context, leases coordinationclient.LeaseInterface,
 	options metav1.CreateOptions) (*coordinationv1.Lease, error) {
 	now := metav1.NowMicro()
@@ -146,8 +149,8 @@ func (e *Engine) compareFleet(fleet *coordinationv1.Lease) error {
 	return nil
 }
 
-// fleetLock returns the lock of the fleet's Lease. refuse is called with the error if the fleet is divided
-// in another way.
+// fleetLock returns the lock of the fleet's Lease. refuse is called with the error if the fleet is
+// divided in another way.
 func (e *Engine) fleetLock(refuse context.CancelCauseFunc) resourcelock.Interface {
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Namespace, Name: e.options.fleetLease()},
@@ -157,8 +160,8 @@ func (e *Engine) fleetLock(refuse context.CancelCauseFunc) resourcelock.Interfac
 	}
 }
 
-// fleetLeases is a client for the Lease of a fleet. It compares what it reads, and creates it as a Lease that
-// has to expire before it is held.
+// fleetLeases is a client for the Lease of a fleet. It compares what it reads, and creates it as a
+// Lease that has to expire before it is held.
 type fleetLeases struct {
 	coordinationclient.LeasesGetter
 	engine *Engine
@@ -176,8 +179,8 @@ type fleetLease struct {
 	refuse context.CancelCauseFunc
 }
 
-// Get implements coordinationclient.LeaseInterface. A Lease without a holder is one that is new: a person, or a
-// replica of another version, may have written it while others act.
+// Get implements coordinationclient.LeaseInterface. A Lease without a holder is one that is new: a
+// person, or a replica of another version, may have written it while others act.
 func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
 	lease, err := l.LeaseInterface.Get(ctx, name, options)
 	if err != nil {
@@ -193,8 +196,8 @@ func (l fleetLease) Get(ctx context.Context, name string, options metav1.GetOpti
 	return lease, nil // what its holder says about the fence holds all the same
 }
 
-// Create implements coordinationclient.LeaseInterface. A LeaderElector would take a Lease that it has
-// created for held. This one exists from then on, and is held by those before.
+// Create implements coordinationclient.LeaseInterface. A LeaderElector would take a Lease that it
+// has created for held. This one exists from then on, and is held by those before.
 func (l fleetLease) Create(ctx context.Context, lease *coordinationv1.Lease,
 	options metav1.CreateOptions) (*coordinationv1.Lease, error) {
 	if _, err := l.engine.createFleet(ctx, l.LeaseInterface, options); err != nil {

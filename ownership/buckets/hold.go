@@ -25,8 +25,8 @@ const (
 	servePatience = 10 * time.Second
 )
 
-// serve holds a bucket whenever this replica is to have it, until ctx is done. Requests pass the bucket's
-// fence within that of the fleet.
+// serve holds a bucket whenever this replica is to have it, until ctx is done. Requests pass the
+// bucket's fence within that of the fleet.
 func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) {
 	mayTake := func(p *plan) bool {
 		return p.owners[b] == e.options.Identity && (p.holders[b] == "" || p.holders[b] == e.options.Identity)

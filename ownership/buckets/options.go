@@ -19,17 +19,18 @@ import (
 // maxBuckets is the largest number of buckets.
 const maxBuckets = 1024
 
-// Options configure New. Name and Namespace are required. Replicas that share a fleet have the same Name, Namespace,
-// Buckets and LeaseDuration.
+// Options configure New. Name and Namespace are required. Replicas that share a fleet have the same
+// Name, Namespace, Buckets and LeaseDuration.
 type Options struct {
 	// Name of the fleet: of the host operator, and of the ClusterCache if it has several. The names of its
 	// Leases begin with it. Two fleets of one name in a namespace would be one.
 	Name string
 	// Namespace of the Leases.
 	Namespace string
-	// Buckets is the number of buckets, and of Leases. It is the same for the whole life of a fleet: the
-	// first replica records it, and one with another number ends with an error. Take a number that is large
-	// beside that of the replicas: with 64, three replicas get 22, 22 and 20. Defaults to 64.
+	// Buckets is the number of buckets, and of Leases. It is the same for the whole life of a
+	// fleet: the first replica records it, and one with another number ends with an error. Take a
+	// number that is large beside that of the replicas: with 64, three replicas get 22, 22 and 20.
+	// Defaults to 64.
 	Buckets int
 	// Identity of this replica, unique to the process. Defaults to the host's name and a random suffix.
 	Identity string

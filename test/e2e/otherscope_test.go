@@ -134,8 +134,9 @@ func (c *shapeClients) lifecycle(ctx context.Context, s shape, namespace, name s
 	return nil
 }
 
-// A kind comes back with another scope, or another resource. Clients, caches and watches that a controller has
-// had since before follow within seconds, also where no request was sent meanwhile that could have been refused.
+// A kind comes back with another scope, or another resource. Clients, caches and watches that a
+// controller has had since before follow within seconds, also where no request was sent meanwhile
+// that could have been refused.
 func TestKindComesBackOtherwise(t *testing.T) {
 	const namespaced, cluster = "Namespaced", "Cluster"
 	for i, change := range []struct{ name, plural, scope, thenPlural, thenScope string }{
@@ -227,8 +228,9 @@ func TestKindComesBackOtherwise(t *testing.T) {
 	}
 }
 
-// A scope is Forbidden because its kind is cluster-scoped, and the identity has a Role in a namespace only. The kind
-// comes back namespaced, and nothing is sent that could show it: no informer runs, and no path is refused.
+// A scope is Forbidden because its kind is cluster-scoped, and the identity has a Role in a
+// namespace only. The kind comes back namespaced, and nothing is sent that could show it: no
+// informer runs, and no path is refused.
 func TestForbiddenScopeFollowsItsKind(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)

@@ -43,7 +43,8 @@ type boundCluster struct {
 	reader client.Reader
 }
 
-// GetAPIReader returns a reader that follows discovery. That of the cluster.Cluster remembers resources.
+// GetAPIReader returns a reader that follows discovery. That of the cluster.Cluster remembers
+// resources.
 func (b *boundCluster) GetAPIReader() client.Reader { return b.reader }
 
 // Start waits until ctx or the connection ends. If the connection ends first, Start returns the

@@ -17,10 +17,10 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 )
 
-// followingClient is a client.Client that sends each request to the resource that discovery names now. A
-// client of controller-runtime remembers the resource and scope of a kind for good. followingClient makes
-// another one when a kind has another resource or scope: a CustomResourceDefinition can be deleted and
-// created again with another one.
+// followingClient is a client.Client that sends each request to the resource that discovery names
+// now. A client of controller-runtime remembers the resource and scope of a kind for good.
+// followingClient makes another one when a kind has another resource or scope: a
+// CustomResourceDefinition can be deleted and created again with another one.
 type followingClient struct {
 	mapper *targets.Mapper
 	scheme *runtime.Scheme
@@ -39,8 +39,8 @@ type pinnedClient struct {
 	pins *pins
 }
 
-// pins is a meta.RESTMapper that answers at once for the kinds that were looked up before. controller-runtime's
-// clients hold a lock while they ask.
+// pins is a meta.RESTMapper that answers at once for the kinds that were looked up before.
+// controller-runtime's clients hold a lock while they ask.
 type pins struct {
 	meta.RESTMapper
 	known sync.Map // from schema.GroupVersionKind to *targets.Resolved
@@ -128,7 +128,8 @@ type target struct {
 	many      bool // the request may be for all namespaces
 }
 
-// contradicts reports whether a request makes no sense for that resource: its scope may have changed.
+// contradicts reports whether a request makes no sense for that resource: its scope may have
+// changed.
 func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
 		return t.namespace != ""
@@ -136,8 +137,8 @@ func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 	return t.namespace == "" && !t.many
 }
 
-// clientFor returns a client that knows the resource of a kind as discovery has it now. If discovery fails,
-// and the last client knows one, that is returned.
+// clientFor returns a client that knows the resource of a kind as discovery has it now. If
+// discovery fails, and the last client knows one, that is returned.
 func (f *followingClient) clientFor(ctx context.Context, t target) (client.Client, error) {
 	for {
 		current := f.current.Load()

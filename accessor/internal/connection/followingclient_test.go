@@ -158,7 +158,8 @@ func (c *configuration) GetNamespace() *string  { return c.Metadata["namespace"]
 func (c *configuration) GetKind() *string       { return c.Kind }
 func (c *configuration) GetAPIVersion() *string { return c.APIVersion }
 
-// Every request that is not for a cache goes to the resource that discovery names now, in each representation.
+// Every request that is not for a cache goes to the resource that discovery names now, in each
+// representation.
 func TestRequestsFollowDiscovery(t *testing.T) {
 	merge := client.RawPatch("application/merge-patch+json", []byte(`{}`))
 	metadata := func(ns string) *metav1.PartialObjectMetadata {
@@ -262,8 +263,9 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 	}
 }
 
-// While nothing contradicts what is known, there is one discovery. A request that does contradict it has the kind
-// looked up, more and more rarely, and a request whose mistake is the caller's fails as ever.
+// While nothing contradicts what is known, there is one discovery. A request that does contradict
+// it has the kind looked up, more and more rarely, and a request whose mistake is the caller's
+// fails as ever.
 func TestDoubtsAreRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -294,7 +296,8 @@ func TestDoubtsAreRare(t *testing.T) {
 	})
 }
 
-// While discovery fails, requests go where they went before, and a kind that is not known fails with the reason.
+// While discovery fails, requests go where they went before, and a kind that is not known fails
+// with the reason.
 func TestRequestsWhileDiscoveryFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -409,7 +412,8 @@ func TestReadsOfACache(t *testing.T) {
 	})
 }
 
-// Callers at the same time, while the kind changes, each use one resource or the other, and in the end the last.
+// Callers at the same time, while the kind changes, each use one resource or the other, and in the
+// end the last.
 func TestManyFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// tooMuchFor is how long a server whose discovery was too much is asked for single groups only. What
-// was read until then was in vain, and more than anything else that members read.
+// tooMuchFor is how long a server whose discovery was too much is asked for single groups only.
+// What was read until then was in vain, and more than anything else that members read.
 const tooMuchFor = 5 * time.Minute
 
 // tooMuchError says that a whole discovery is too much.
@@ -22,8 +22,8 @@ type tooMuchError struct{ error }
 // Unwrap returns the reason.
 func (e *tooMuchError) Unwrap() error { return e.error }
 
-// groupwise holds the kinds of single groups, of a server whose whole discovery is too much. The zero
-// value is ready to use.
+// groupwise holds the kinds of single groups, of a server whose whole discovery is too much. The
+// zero value is ready to use.
 type groupwise struct {
 	mu     sync.Mutex
 	reason *tooMuchError     // guarded by mu; of the latest discovery that was too much; nil for none
@@ -75,8 +75,8 @@ func (g *groupwise) forget() {
 	}
 }
 
-// lookupGroup is lookup where a whole discovery is too much, for a reason. Each member asks for itself,
-// within its own rate limit, and all use what is found.
+// lookupGroup is lookup where a whole discovery is too much, for a reason. Each member asks for
+// itself, within its own rate limit, and all use what is found.
 func lookupGroup[T any](ctx context.Context, m *Mapper, group string, reason error,
 	ask func(meta.RESTMapper) (T, error)) (T, error) {
 	explain := func(result T, err error) (T, error) {

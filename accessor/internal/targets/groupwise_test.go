@@ -17,7 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// crowded is an API server with many kinds, as CustomResourceDefinitions have them: 100 in each group.
+// crowded is an API server with many kinds, as CustomResourceDefinitions have them: 100 in each
+// group.
 type crowded struct {
 	*httptest.Server
 	groups     int

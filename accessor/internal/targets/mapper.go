@@ -23,7 +23,8 @@ const rediscoverAfter = 5 * time.Second
 
 // maxRequests bounds the requests of one discovery, and MaxDiscoveryBytes its memory, as
 // untrusted.Budget counts it. A server that a kubeconfig names may answer anything. A thousand
-// CustomResourceDefinitions take 4 MB, and cost one request or two, or one for each group and version.
+// CustomResourceDefinitions take 4 MB, and cost one request or two, or one for each group and
+// version.
 const (
 	maxRequests       = 10_000
 	MaxDiscoveryBytes = 64 << 20
@@ -71,7 +72,8 @@ type Mapper struct {
 var _ meta.RESTMapper = (*Mapper)(nil)
 
 // Mapper returns a mapper that discovers through client, which authenticates, with the limits of
-// config, which holds no credential. maxBytes bounds the memory of one discovery; 0 for the default.
+// config, which holds no credential. maxBytes bounds the memory of one discovery; 0 for the
+// default.
 func (t *Target) Mapper(config *rest.Config, client *http.Client, maxBytes int64) *Mapper {
 	return &Mapper{kinds: &t.kinds, config: config, client: client, maxBytes: cmp.Or(maxBytes, MaxDiscoveryBytes)}
 }

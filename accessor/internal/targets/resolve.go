@@ -18,7 +18,8 @@ const (
 	longestTrust = time.Minute
 )
 
-// recent has the groups that were asked for by themselves in the last moments. The zero value is ready to use.
+// recent has the groups that were asked for by themselves in the last moments. The zero value is
+// ready to use.
 type recent struct {
 	mu     sync.Mutex
 	groups map[string]*kinds // guarded by mu
@@ -49,7 +50,8 @@ func (r *recent) set(group string, found *kinds) {
 	r.groups[group] = found
 }
 
-// mayTry reports whether a request may wait for a discovery: once in rediscoverAfter, whether it fails or not.
+// mayTry reports whether a request may wait for a discovery: once in rediscoverAfter, whether it
+// fails or not.
 func (r *recent) mayTry() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,9 +62,9 @@ func (r *recent) mayTry() bool {
 	return false
 }
 
-// RESTMappingAnew returns the resource of a kind as the API server names it now, by a discovery of its group. A
-// discovery that fails is an error, whatever is known. If the answer differs from what is known, the next lookups
-// discover again.
+// RESTMappingAnew returns the resource of a kind as the API server names it now, by a discovery of
+// its group. A discovery that fails is an error, whatever is known. If the answer differs from what
+// is known, the next lookups discover again.
 func (m *Mapper) RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error) {
 	found := m.kinds.anew.get(gk.Group)
 	if found == nil {
@@ -111,9 +113,10 @@ func (r *Resolved) Same(other *Resolved) bool {
 	return sameResource(r.Mapping, nil, other.Mapping, nil)
 }
 
-// Resolve returns the resource of a kind. last is what the caller knows of it, nil for nothing. Resolve returns it
-// without a lookup while no other discovery has followed, and no path turned out not to exist. Else one caller in
-// five seconds waits for a discovery, for a second at most, and the others get what is known.
+// Resolve returns the resource of a kind. last is what the caller knows of it, nil for nothing.
+// Resolve returns it without a lookup while no other discovery has followed, and no path turned out
+// not to exist. Else one caller in five seconds waits for a discovery, for a second at most, and
+// the others get what is known.
 func (m *Mapper) Resolve(ctx context.Context, gvk schema.GroupVersionKind, last *Resolved) (*Resolved, error) {
 	current := m.current(gvk.Group)
 	if last == nil {
@@ -142,8 +145,9 @@ func (m *Mapper) Resolve(ctx context.Context, gvk schema.GroupVersionKind, last 
 	return &Resolved{Mapping: mapping, from: current, trusted: last.trusted, trust: last.trust}, nil
 }
 
-// Doubt is Resolve for a request that makes no sense for last: it looks the kind up, unless that was done a short
-// time ago. The time grows while nothing has changed, because some callers always send such requests.
+// Doubt is Resolve for a request that makes no sense for last: it looks the kind up, unless that
+// was done a short time ago. The time grows while nothing has changed, because some callers always
+// send such requests.
 func (m *Mapper) Doubt(ctx context.Context, gvk schema.GroupVersionKind, last *Resolved) *Resolved {
 	now := time.Now()
 	if now.Before(last.trusted) {

@@ -215,8 +215,8 @@ func (*found) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, 
 	return &resourcelock.LeaderElectionRecord{HolderIdentity: "another"}, nil, nil
 }
 
-// A Lease that was gone, and that another replica has created, is not updated before it was read: a LeaderElector
-// that still holds the one before would take it.
+// A Lease that was gone, and that another replica has created, is not updated before it was read: a
+// LeaderElector that still holds the one before would take it.
 func TestTogetherReadsWhatItFinds(t *testing.T) {
 	g := NewWithT(t)
 	inner := &found{}

@@ -9,9 +9,9 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Together wraps a lock that replicas hold together, all with one identity: each renewal of one makes the
-// version that the others know an old one. Use it with KeepAlways. It logs why the Lease cannot be read or
-// written, which a LeaderElector does at a verbosity only.
+// Together wraps a lock that replicas hold together, all with one identity: each renewal of one
+// makes the version that the others know an old one. Use it with KeepAlways. It logs why the Lease
+// cannot be read or written, which a LeaderElector does at a verbosity only.
 func Together(lock resourcelock.Interface, logger logr.Logger) resourcelock.Interface {
 	return &together{Interface: lock, logger: logger}
 }
@@ -42,8 +42,8 @@ func (l *together) Create(ctx context.Context, record resourcelock.LeaderElectio
 	return l.report(err)
 }
 
-// Update implements resourcelock.Interface. A LeaderElector that holds a Lease by what it remembers updates it
-// without a look; a Lease that was gone may be another's.
+// Update implements resourcelock.Interface. A LeaderElector that holds a Lease by what it remembers
+// updates it without a look; a Lease that was gone may be another's.
 func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.unread {
 		return errUnread

@@ -24,8 +24,8 @@ type Observer interface {
 	// WatchListed is called when the informer has taken the bookmark that ends the list.
 	WatchListed()
 	// WatchEnded is called once for each watch, after it has lasted so long. stopped says that the
-	// informer ended it. Else err is why, nil if client-go takes the end for one without an error, and early
-	// says that the API server was asked to let it last a second longer, or more.
+	// informer ended it. Else err is why, nil if client-go takes the end for one without an error,
+	// and early says that the API server was asked to let it last a second longer, or more.
 	WatchEnded(lasted time.Duration, early, stopped bool, err error)
 }
 

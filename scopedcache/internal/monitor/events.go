@@ -57,9 +57,9 @@ type (
 	}
 	// WatchListed reports that the API server has marked the end of the list in a watch.
 	WatchListed struct{ Life LifeID }
-	// WatchEnded reports that a watch has ended after Lasted. Stopped says that the informer ended it.
-	// Else Err is why, nil if the API server ended it without an error, and Early says that it was asked to
-	// let the watch last longer.
+	// WatchEnded reports that a watch has ended after Lasted. Stopped says that the informer ended
+	// it. Else Err is why, nil if the API server ended it without an error, and Early says that it
+	// was asked to let the watch last longer.
 	WatchEnded struct {
 		Life    LifeID
 		Lasted  time.Duration

@@ -139,8 +139,8 @@ func sameResource(a, b *meta.RESTMapping) bool {
 	return a.Resource == b.Resource && a.Scope.Name() == b.Scope.Name()
 }
 
-// followed decides what the kind's resource means that was looked up after the end of a watch. That the
-// kind is not served is left to requests, which are refused then.
+// followed decides what the kind's resource means that was looked up after the end of a watch. That
+// the kind is not served is left to requests, which are refused then.
 func (s informerStep) followed(e Mapped) {
 	again := s.life.endedAgain
 	s.life.follow, s.life.endedAgain = time.Time{}, false

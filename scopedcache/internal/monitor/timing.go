@@ -43,10 +43,10 @@ type Timing struct {
 	AtOnce, Lasts time.Duration
 	// StreamedList is how long a watch may list before the informer lists instead.
 	StreamedList time.Duration
-	// Follow is how long after the API server has ended a watch early the kind is looked up again, and up to
-	// twice as long, so that the scopes of one server do not ask at once. An API server ends the watches of a
-	// kind that is removed. If the kind is soon back, with another resource or scope, no request need fail:
-	// those for all namespaces have the same path.
+	// Follow is how long after the API server has ended a watch early the kind is looked up again,
+	// and up to twice as long, so that the scopes of one server do not ask at once. An API server
+	// ends the watches of a kind that is removed. If the kind is soon back, with another resource
+	// or scope, no request need fail: those for all namespaces have the same path.
 	Follow time.Duration
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration

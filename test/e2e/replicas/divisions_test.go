@@ -10,8 +10,9 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// The Leases of a fleet are deleted while a replica is suspended, and one with another number of buckets starts.
-// It acts when the Leases of the former have ended, the former never again, and says why.
+// The Leases of a fleet are deleted while a replica is suspended, and one with another number of
+// buckets starts. It acts when the Leases of the former have ended, the former never again, and
+// says why.
 func TestTwoDivisions(t *testing.T) {
 	g := NewWithT(t)
 	name := fmt.Sprint("divisions-", time.Now().UnixMilli()) // which no other run of the test has in the audit log
