@@ -59,18 +59,21 @@ func (r *run) startSpan(ctx context.Context, name string) (context.Context, trac
 }
 
 // discover returns the kind's resource. discover sends a request if the resource is not known, or
-// if distrust is set. A mapper that forgets knows better than this cache.
-func (r *run) discover(ctx context.Context, distrust bool) (*meta.RESTMapping, error) {
-	if known := r.kind.mapping.Load(); known != nil && !distrust && !r.cache.mapperForgets() {
+// if e.Distrust is set. A mapper that forgets knows better than this cache.
+func (r *run) discover(ctx context.Context, e monitor.AskMapping) (*meta.RESTMapping, error) {
+	if known := r.kind.mapping.Load(); known != nil && !e.Distrust && !r.cache.mapperForgets() {
 		return known, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, discoveryTimeout, errDiscovery)
 	defer cancel()
 	find := r.cache.mapping
-	if distrust {
+	if e.Distrust {
 		find = r.cache.mappingAnew
 	}
 	mapping, err := find(ctx, r.kind.gvk)
+	if err != nil && !meta.IsNoMatchError(err) && e.Distrust && !e.Sure && r.cache.mapperForgets() {
+		mapping, err = r.cache.mapping(ctx, r.kind.gvk) // of other members, if this identity may not discover
+	}
 	if err == nil {
 		r.kind.mapping.Store(mapping)
 	}

@@ -142,7 +142,7 @@ func (r *run) do(effects []monitor.Effect) {
 		switch e := effect.(type) {
 		case monitor.AskMapping:
 			r.ask(func(ctx context.Context) monitor.Event {
-				mapping, err := r.discover(ctx, e.Distrust)
+				mapping, err := r.discover(ctx, e)
 				return monitor.Mapped{Question: e.Question, Mapping: mapping, Err: err}
 			})
 		case monitor.AskReview:

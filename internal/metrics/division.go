@@ -8,6 +8,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+var (
+	owned = gauge("latchkey_ownership_extensions",
+		"Extensions by whether this replica serves them: true or false. Only with Options.Ownership.", "owned")
+	ownedBySlice = gauge("latchkey_ownership_slice_extensions",
+		"The same, by slice: the first 6 bits of the FNV-1a hash (64 bits) of the UID. Where extensions have two replicas, "+
+			"and as many others none, the sums of slices differ, though not that of all. Slices without an extension are "+
+			"left out.", "slice", "owned")
+)
+
 // sliceBits is how many bits of a hash number a slice.
 const sliceBits = 6
 

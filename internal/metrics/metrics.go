@@ -63,12 +63,6 @@ var (
 	informers = gauge("latchkey_informers",
 		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", "state")
 	objects = gauge("latchkey_objects", "Objects in the caches.")
-	owned   = gauge("latchkey_ownership_extensions",
-		"Extensions by whether this replica serves them: true or false. Only with Options.Ownership.", "owned")
-	ownedBySlice = gauge("latchkey_ownership_slice_extensions",
-		"The same, by slice: the first 6 bits of the FNV-1a hash (64 bits) of the UID. Where extensions have two replicas, "+
-			"and as many others none, the sums of slices differ, though not that of all. Slices without an extension are "+
-			"left out.", "slice", "owned")
 
 	extensionConnected = gauge("latchkey_extension_connected",
 		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")

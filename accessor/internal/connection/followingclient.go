@@ -148,8 +148,6 @@ func (f *followingClient) clientFor(ctx context.Context, t target) (client.Clien
 			found = f.mapper.Doubt(ctx, t.gvk, found)
 		}
 		switch {
-		case err != nil && known != nil:
-			return current, nil // the request says what is wrong
 		case err != nil:
 			return nil, err
 		case current.pins.take(t.gvk, found):

@@ -17,6 +17,8 @@ type (
 	AskMapping struct {
 		Question QuestionID
 		Distrust bool
+		// Sure means that an error is a better answer than what was known before.
+		Sure bool
 	}
 	// AskReview asks whether the identity has access with all Verbs. With OrListOnly, if it does
 	// not, the driver asks whether the identity may list.

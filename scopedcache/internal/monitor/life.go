@@ -57,7 +57,7 @@ func (s informerStep) proceed() {
 	case s.life.refusal.err != nil:
 		s.lookInto()
 	case !s.life.follow.IsZero() && !s.now.Before(s.life.follow):
-		s.emit(AskMapping{Question: s.ask(forMapping, follow, refusal{}), Distrust: true})
+		s.emit(AskMapping{Question: s.ask(forMapping, follow, refusal{}), Distrust: true, Sure: true})
 	}
 }
 
