@@ -17,7 +17,7 @@ DURATION ?= 10m
 DEMO_FLAGS := $(if $(ONCE),--once) $(if $(BREAK),--break=$(BREAK))
 
 # what VERSIONING.md promises
-PUBLIC := clustercache credential scopedcache healthprobe fence ownership ownership/buckets ownership/controllersharding fake config stateapi stateapi/v1alpha1 stateapi/extension statuspage \
+PUBLIC := clustercache credential scopedcache healthprobe fence ownership ownership/buckets ownership/controllersharding fake config stateapi stateapi/v1alpha1 stateapi/apiserver statuspage \
 	serviceprovider serviceprovider/clustersv1alpha1
 MODULE := github.com/latchkey-dev/latchkey
 
@@ -27,15 +27,15 @@ help: ## this list
 
 .PHONY: controlplane
 controlplane: ## kube-apiserver, etcd and kubectl, downloaded or else built, and kube-controller-manager; up to 5 minutes once
-	@go run ./internal/controlplane/ensure -controller-manager
+	@go run ./hack/controlplane -controller-manager
 
 .PHONY: run
 run: bin/latchkey ## the demo; ONCE=1 ends after the tour, BREAK=connect, repair, recreate, grant or restart makes that step fail
-	@assets=$$(go run ./internal/controlplane/ensure) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
+	@assets=$$(go run ./hack/controlplane) && KUBEBUILDER_ASSETS="$$assets" exec bin/latchkey demo $(DEMO_FLAGS)
 
 .PHONY: run-serviceprovider
 run-serviceprovider: ## a service provider on three control planes; ONCE=1 ends after the tour
-	@assets=$$(go run ./internal/controlplane/ensure) && go build -o bin/serviceprovider-demo ./examples/serviceprovider/cmd/demo && \
+	@assets=$$(go run ./hack/controlplane) && go build -o bin/serviceprovider-demo ./examples/serviceprovider/cmd/demo && \
 		KUBEBUILDER_ASSETS="$$assets" exec bin/serviceprovider-demo $(if $(ONCE),--once)
 
 .PHONY: generate
@@ -50,7 +50,7 @@ generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from
 			--output-file zz_generated.openapi.go --output-model-name-file zz_generated.model_name.go ./$$p || exit 1; \
 	done
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
-	go run ./internal/reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
+	go run ./hack/reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
 # render,<folder of deploy/kustomize>,<flags of helm template>
 render = bin/helm template latchkey deploy/helm/latchkey --namespace latchkey-system --kube-version 1.36 \
@@ -61,7 +61,7 @@ deploy: bin/helm ## the chart's copies of config/, and deploy/kustomize from the
 	cp config/crd/clusterextensions.yaml config/stateapi/state-api.yaml deploy/helm/latchkey/files/
 	cp config/admission/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission.yaml
 	cp config/admission-olm/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission-olm.yaml
-	go run ./internal/dashboard > deploy/observability/dashboard.json
+	go run ./hack/dashboard > deploy/observability/dashboard.json
 	cp deploy/observability/rules.yaml deploy/observability/dashboard.json deploy/helm/latchkey/files/
 	@$(call render,default)
 	@$(call render,state-api,--set stateAPI.enabled=true)
@@ -108,7 +108,7 @@ site: ## the documentation as a static site, in dist/site
 
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
-	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./internal/terminalpicture < .picture.log > docs/run.svg; \
+	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./hack/terminalpicture < .picture.log > docs/run.svg; \
 		failed=$$?; rm -f .picture.log; exit $$failed
 
 .PHONY: bin/latchkey
@@ -122,7 +122,7 @@ test: controlplane ## all tests of all modules, race detector on
 	go test -p 1 -run Explore ./accessor/internal/lifecycle ./scopedcache/internal/monitor # to the end, which the race detector is too slow for
 	go test -race -timeout 40m ./test/e2e/scopedcache # not beside the others: both keep two cores busy
 	go test -C $(CONTROLPLANE) -race .
-	go run ./internal/conformance
+	go run ./hack/conformance
 
 .PHONY: test-docs
 test-docs: controlplane ## the commands of the documentation that "make test" does not run, and the programs of the migration pages; in a clean tree
@@ -168,11 +168,11 @@ test-kubernetes: ## the end-to-end tests on other versions of Kubernetes: KUBERN
 
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache
-	go run ./internal/conformance
+	go run ./hack/conformance
 
 .PHONY: mutants
 mutants: ## break the pure machines, and guards against rare interleavings, in ways that tests must notice; 30 minutes
-	go run ./internal/mutants
+	go run ./hack/mutants
 
 .PHONY: fuzz-rbac
 fuzz-rbac: controlplane ## random permissions, objects, reads and restarts against a model, and 10,000 edits of RBAC; DURATION=1h, SEED=n for one sequence
@@ -201,7 +201,7 @@ bench: bench-peers controlplane ## the benchmarks, with allocations, and the com
 .PHONY: bench-peers
 bench-peers: controlplane ## compares with Cluster API's clustercache and plain caches: 70 minutes, and continues where it was interrupted; QUICK=1: 5 minutes; SCENARIO=name: only that (idle_100k runs only so); PROFILES=folder: also heap profiles; REPORT=1: only reports
 	@go build -C $(BENCH) -buildvcs=auto -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
-		KUBEBUILDER_ASSETS="$$(cd .. && go run ./internal/controlplane/ensure)" \
+		KUBEBUILDER_ASSETS="$$(cd .. && go run ./hack/controlplane)" \
 		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report) \
 		$(if $(PROFILES),-profiles $(abspath $(PROFILES)))
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // ownerOf returns the user of a token: token "red-2" belongs to user "red".

@@ -16,7 +16,7 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // credentials returns one credential of each kind, and the headers that its requests must carry at

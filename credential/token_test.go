@@ -28,7 +28,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 var red = tokenID{serviceAccount: types.NamespacedName{Namespace: "team", Name: "red"}, uid: "1"}

@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
-	"github.com/latchkey-dev/latchkey/internal/contract"
+	"github.com/latchkey-dev/latchkey/test/support/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

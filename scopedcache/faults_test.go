@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // answers sets a function that responds to each request for which it returns true.

@@ -27,7 +27,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 )
 
 // benchConnections is how many connections the benchmarks have, each with two scopes and a watch.
@@ -120,7 +120,7 @@ func startServed(b *testing.B) *served {
 	must(b, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
-	options := extension.ExtensionAPIServerOptions{Certificate: content, Listener: listener,
+	options := apiserver.ExtensionAPIServerOptions{Certificate: content, Listener: listener,
 		Authorizer: authorizerfactory.NewAlwaysAllowAuthorizer(),
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return &authenticator.Response{User: &user.DefaultInfo{Name: "bench"}}, true, nil

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/aggregation"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
@@ -40,7 +40,7 @@ type Options struct {
 	Service ServiceOptions
 	// Server configures the server. GetOpenAPIDefinitions must not be set. Certificate is not needed
 	// with a Service.
-	Server extension.ExtensionAPIServerOptions
+	Server apiserver.ExtensionAPIServerOptions
 }
 
 // ServiceOptions name the Service by which the API server in front reaches the leader. The leader
@@ -58,10 +58,10 @@ type ServiceOptions struct {
 // StateAPI serves the connections of a ClusterCache. Add it to the manager of the ClusterCache.
 type StateAPI struct {
 	connections clustercache.ClusterCache
-	server      *extension.ExtensionAPIServer
+	server      *apiserver.ExtensionAPIServer
 	publisher   *aggregation.Publisher // nil without a Service
-	states      *extension.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
-	scopes      *extension.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
+	states      *apiserver.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
+	scopes      *apiserver.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
 	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber only
 }
 
@@ -86,10 +86,10 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 		return nil, err
 	}
 	scheme := runtime.NewScheme()
-	if err := extension.AddToScheme(scheme); err != nil {
+	if err := apiserver.AddToScheme(scheme); err != nil {
 		return nil, errors.Wrap(err, "preparing the scheme")
 	}
-	server, err := extension.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options.Server)
+	server, err := apiserver.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options.Server)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Server")
 	}
@@ -150,27 +150,27 @@ const defaultBindAddress = ":6443"
 
 // install creates the stores and their resources.
 func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
-	s.states = extension.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
-		extension.MemoryStoreOptions[*v1alpha1.Connection]{
+	s.states = apiserver.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
+		apiserver.MemoryStoreOptions[*v1alpha1.Connection]{
 			Resource: version.WithResource("connections").GroupResource(), Fields: connectionFields,
 			OnRead: s.refresh, OnGet: s.refreshAndCount,
 		})
-	s.scopes = extension.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
-		extension.MemoryStoreOptions[*v1alpha1.Scope]{
+	s.scopes = apiserver.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
+		apiserver.MemoryStoreOptions[*v1alpha1.Scope]{
 			Resource: version.WithResource("scopes").GroupResource(), Fields: scopeFields, OnGet: s.countObjects,
 		})
-	var both []extension.StoreOption
+	var both []apiserver.StoreOption
 	if namespaced {
-		both = append(both, extension.Namespaced())
+		both = append(both, apiserver.Namespaced())
 	}
-	if err := extension.InstallStore(s.server, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{}, "connections",
-		"connection", version.WithKind("Connection"), s.states, append(both, extension.ShortNames("conn"),
-			extension.FieldSelectors("status.state", "status.reason"), connectionColumns())...); err != nil {
+	if err := apiserver.InstallStore(s.server, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{}, "connections",
+		"connection", version.WithKind("Connection"), s.states, append(both, apiserver.ShortNames("conn"),
+			apiserver.FieldSelectors("status.state", "status.reason"), connectionColumns())...); err != nil {
 		return err
 	}
-	return extension.InstallStore(s.server, &v1alpha1.Scope{}, &v1alpha1.ScopeList{}, "scopes", "scope",
+	return apiserver.InstallStore(s.server, &v1alpha1.Scope{}, &v1alpha1.ScopeList{}, "scopes", "scope",
 		version.WithKind("Scope"), s.scopes, append(both,
-			extension.FieldSelectors("status.state", "status.reason", "status.extension"), scopeColumns())...)
+			apiserver.FieldSelectors("status.state", "status.reason", "status.extension"), scopeColumns())...)
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
@@ -301,10 +301,10 @@ var scopeFields = map[string]func(*v1alpha1.Scope) string{
 	"status.extension": func(s *v1alpha1.Scope) string { return s.Status.Extension },
 }
 
-type connectionColumn = extension.Column[*v1alpha1.Connection]
+type connectionColumn = apiserver.Column[*v1alpha1.Connection]
 
-func connectionColumns() extension.StoreOption {
-	return extension.Columns(
+func connectionColumns() apiserver.StoreOption {
+	return apiserver.Columns(
 		connectionColumn{Name: "Identity", Cell: func(c *v1alpha1.Connection) any { return identityText(c) },
 			Description: "The user of the connection or, while there is none, whom the extension names."},
 		connectionColumn{Name: "State", Cell: func(c *v1alpha1.Connection) any { return c.Status.State }},
@@ -328,10 +328,10 @@ func connectionColumns() extension.StoreOption {
 	)
 }
 
-type scopeColumn = extension.Column[*v1alpha1.Scope]
+type scopeColumn = apiserver.Column[*v1alpha1.Scope]
 
-func scopeColumns() extension.StoreOption {
-	return extension.Columns(
+func scopeColumns() apiserver.StoreOption {
+	return apiserver.Columns(
 		scopeColumn{Name: "Extension", Cell: func(s *v1alpha1.Scope) any { return s.Status.Extension }},
 		scopeColumn{Name: "Kind", Cell: func(s *v1alpha1.Scope) any { return s.Status.Kind }},
 		scopeColumn{Name: "In", Description: "The namespace; empty for all.",

@@ -26,7 +26,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/fake"
 	"github.com/latchkey-dev/latchkey/internal/certs"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -177,7 +177,7 @@ func newStateAPI(t *testing.T, connections clustercache.ClusterCache) *StateAPI 
 	g.Expect(err).NotTo(HaveOccurred())
 	content, err := dynamiccertificates.NewStaticCertKeyContent("test", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
-	server := extension.ExtensionAPIServerOptions{Certificate: content,
+	server := apiserver.ExtensionAPIServerOptions{Certificate: content,
 		Authorizer: authorizerfactory.NewAlwaysAllowAuthorizer(),
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return nil, false, nil
@@ -199,7 +199,7 @@ func TestUpdate(t *testing.T) {
 	cache := fake.NewFakeCache(fakeclient.NewClientBuilder().Build(), key)
 	t.Cleanup(cache.Close)
 	s := newStateAPI(t, cache)
-	ctx := extension.Context{Context: t.Context()}
+	ctx := apiserver.Context{Context: t.Context()}
 	list := func() *v1alpha1.ConnectionList {
 		found, err := s.states.List(ctx, &metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())

@@ -28,7 +28,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 const patience = 3 * time.Minute // a safety bound: informers of client-go wait up to a minute between tries

@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/latchkey-dev/latchkey/examples/extensionapi/v1alpha1"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 )
 
 // Store keeps reservations.
 type Store struct {
-	*extension.MemoryStore[*v1alpha1.Reservation, *v1alpha1.ReservationList]
+	*apiserver.MemoryStore[*v1alpha1.Reservation, *v1alpha1.ReservationList]
 }
 
-var _ extension.Store[*v1alpha1.Reservation, *v1alpha1.ReservationList] = Store{}
+var _ apiserver.Store[*v1alpha1.Reservation, *v1alpha1.ReservationList] = Store{}
 
 var resource = v1alpha1.GroupVersion.WithResource("reservations").GroupResource()
 
 // NewStore returns an empty store.
 func NewStore() Store {
-	return Store{extension.NewMemoryStore[*v1alpha1.Reservation, *v1alpha1.ReservationList](
-		extension.MemoryStoreOptions[*v1alpha1.Reservation]{
+	return Store{apiserver.NewMemoryStore[*v1alpha1.Reservation, *v1alpha1.ReservationList](
+		apiserver.MemoryStoreOptions[*v1alpha1.Reservation]{
 			Resource: resource,
 			Fields: map[string]func(*v1alpha1.Reservation) string{
 				"spec.room": func(r *v1alpha1.Reservation) string { return r.Spec.Room },
@@ -33,8 +33,8 @@ func NewStore() Store {
 		})}
 }
 
-// Create implements extension.Creater.
-func (s Store) Create(ctx extension.Context, r *v1alpha1.Reservation, options *metav1.CreateOptions) (
+// Create implements apiserver.Creater.
+func (s Store) Create(ctx apiserver.Context, r *v1alpha1.Reservation, options *metav1.CreateOptions) (
 	*v1alpha1.Reservation, error) {
 	if r.Spec.Room == "" {
 		return nil, apierrors.NewBadRequest("spec.room is empty")
@@ -54,8 +54,8 @@ func (s Store) Create(ctx extension.Context, r *v1alpha1.Reservation, options *m
 	return result(stored, dryRun, err)
 }
 
-// Update implements extension.Updater.
-func (s Store) Update(ctx extension.Context, r *v1alpha1.Reservation, options *metav1.UpdateOptions) (
+// Update implements apiserver.Updater.
+func (s Store) Update(ctx apiserver.Context, r *v1alpha1.Reservation, options *metav1.UpdateOptions) (
 	*v1alpha1.Reservation, error) {
 	var dryRun *v1alpha1.Reservation
 	stored, err := s.Modify(ctx.Namespace, r.Name, func(current *v1alpha1.Reservation, found bool) (
@@ -74,8 +74,8 @@ func (s Store) Update(ctx extension.Context, r *v1alpha1.Reservation, options *m
 	return result(stored, dryRun, err)
 }
 
-// Delete implements extension.Deleter.
-func (s Store) Delete(ctx extension.Context, name string, options *metav1.DeleteOptions) error {
+// Delete implements apiserver.Deleter.
+func (s Store) Delete(ctx apiserver.Context, name string, options *metav1.DeleteOptions) error {
 	_, err := s.Modify(ctx.Namespace, name, func(current *v1alpha1.Reservation, found bool) (
 		*v1alpha1.Reservation, bool, error) {
 		switch p := options.Preconditions; {
@@ -108,22 +108,22 @@ func result(stored, dryRun *v1alpha1.Reservation, err error) (*v1alpha1.Reservat
 }
 
 // NewServer returns a server that serves the store's reservations.
-func NewServer(store any, options extension.ExtensionAPIServerOptions) (*extension.ExtensionAPIServer, error) {
+func NewServer(store any, options apiserver.ExtensionAPIServerOptions) (*apiserver.ExtensionAPIServer, error) {
 	scheme := runtime.NewScheme()
-	if err := extension.AddToScheme(scheme); err != nil {
+	if err := apiserver.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	options.GetOpenAPIDefinitions = v1alpha1.GetOpenAPIDefinitions
-	server, err := extension.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options)
+	server, err := apiserver.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options)
 	if err != nil {
 		return nil, err
 	}
-	return server, extension.InstallStore(server, &v1alpha1.Reservation{}, &v1alpha1.ReservationList{}, "reservations",
-		"reservation", v1alpha1.GroupVersion.WithKind("Reservation"), store, extension.Namespaced(),
-		extension.ShortNames("rsv"), extension.FieldSelectors("spec.room"), extension.Columns(
-			extension.Column[*v1alpha1.Reservation]{Name: "Room",
+	return server, apiserver.InstallStore(server, &v1alpha1.Reservation{}, &v1alpha1.ReservationList{}, "reservations",
+		"reservation", v1alpha1.GroupVersion.WithKind("Reservation"), store, apiserver.Namespaced(),
+		apiserver.ShortNames("rsv"), apiserver.FieldSelectors("spec.room"), apiserver.Columns(
+			apiserver.Column[*v1alpha1.Reservation]{Name: "Room",
 				Cell: func(r *v1alpha1.Reservation) any { return r.Spec.Room }},
-			extension.Column[*v1alpha1.Reservation]{Name: "Seats", Type: "integer",
+			apiserver.Column[*v1alpha1.Reservation]{Name: "Seats", Type: "integer",
 				Cell: func(r *v1alpha1.Reservation) any { return int64(r.Spec.Seats) }},
 		))
 }

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // replica notes which of two extensions an engine gives up.

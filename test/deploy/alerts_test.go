@@ -35,7 +35,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
 const observability = "../../deploy/observability"

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latchkey-dev/latchkey/internal/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
 var (

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
 // patience bounds waits on a loaded machine.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/latchkey-dev/latchkey/internal/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
 // policyOf returns the rendered policy, and the Pods that it is for.

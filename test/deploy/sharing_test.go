@@ -6,7 +6,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
-	"github.com/latchkey-dev/latchkey/internal/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
 // The permissions of a shard suffice: for its Lease, and to remove the sharder's labels.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/contract"
+	"github.com/latchkey-dev/latchkey/test/support/contract"
 )
 
 // world is a contract.World with a real API server.

@@ -20,8 +20,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/fence"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 var _ ownership.Engine = (*handEngine)(nil)

@@ -33,8 +33,8 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
 	"github.com/latchkey-dev/latchkey/statuspage"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // capture records log lines while it is on.

@@ -36,7 +36,7 @@ import (
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/testenv"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 const (

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
-	"github.com/latchkey-dev/latchkey/internal/statediagram"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/statediagram"
 )
 
 //go:generate go test -run TestDiagram -update .

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 // evidenceWorld is a world that remembers what the API server has really proved, whatever the driver

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 // invariants must hold for every step, in every state. holds reports whether the invariant holds.

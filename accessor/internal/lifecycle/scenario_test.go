@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 // TestScenarios replays the scenarios under testdata. A line that begins with ">" is an event. The

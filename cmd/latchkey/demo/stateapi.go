@@ -13,7 +13,7 @@ import (
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 	"github.com/latchkey-dev/latchkey/stateapi"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 )
 
 const (
@@ -25,7 +25,7 @@ const (
 func addStateAPI(mgr manager.Manager, connections clustercache.ClusterCache, listener net.Listener) error {
 	api, err := stateapi.New(connections, stateapi.Options{Config: mgr.GetConfig(),
 		Service: stateapi.ServiceOptions{Namespace: stateNamespace, Name: stateService},
-		Server:  extension.ExtensionAPIServerOptions{Listener: listener}})
+		Server:  apiserver.ExtensionAPIServerOptions{Listener: listener}})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 // input is an event or change that is possible in a world.

@@ -11,7 +11,7 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/latchkey-dev/latchkey/internal/machinetest"
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 // TestScenarios replays the scenarios under testdata. A line that begins with ">" is an event. The

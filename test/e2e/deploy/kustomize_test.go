@@ -10,8 +10,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/deployment"
-	"github.com/latchkey-dev/latchkey/internal/testenv"
+	"github.com/latchkey-dev/latchkey/test/support/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // kustomize returns the manifests of a folder of deploy/kustomize.

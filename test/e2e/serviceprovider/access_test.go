@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/examples/serviceprovider/platformactor"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
-	"github.com/latchkey-dev/latchkey/internal/platformactor"
 	sp "github.com/latchkey-dev/latchkey/serviceprovider"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )

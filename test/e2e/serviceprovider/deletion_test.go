@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/examples/serviceprovider/platformactor"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
-	"github.com/latchkey-dev/latchkey/internal/platformactor"
 	sp "github.com/latchkey-dev/latchkey/serviceprovider"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )

@@ -31,9 +31,9 @@ import (
 
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
 	"github.com/latchkey-dev/latchkey/healthprobe"
-	"github.com/latchkey-dev/latchkey/internal/testenv"
 	sp "github.com/latchkey-dev/latchkey/serviceprovider"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // domainNamespace is where the tests' services are, on the remote cluster.

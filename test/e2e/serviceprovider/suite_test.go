@@ -20,11 +20,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/examples/serviceprovider/platformactor"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/platformactor"
-	"github.com/latchkey-dev/latchkey/internal/testenv"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 const patience = testenv.Patience

@@ -31,7 +31,7 @@ import (
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/stateapi"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -68,7 +68,7 @@ func startOperator(t *testing.T, changes ...func(*clustercache.Options)) *operat
 	content, err := dynamiccertificates.NewStaticCertKeyContent("state", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
 	api, err := stateapi.New(connections, stateapi.Options{
-		Server: extension.ExtensionAPIServerOptions{Client: clients, Listener: s.listener, Certificate: content}})
+		Server: apiserver.ExtensionAPIServerOptions{Client: clients, Listener: s.listener, Certificate: content}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(mgr.Add(api)).To(Succeed())
 	ctx, cancel := context.WithCancel(context.Background())

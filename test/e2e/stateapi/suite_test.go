@@ -38,9 +38,9 @@ import (
 	"github.com/latchkey-dev/latchkey/examples/extensionapi/v1alpha1"
 	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/testenv"
-	"github.com/latchkey-dev/latchkey/internal/testutil"
-	"github.com/latchkey-dev/latchkey/stateapi/extension"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 const patience = testenv.Patience
@@ -80,7 +80,7 @@ type served struct {
 	stop      func() // ends the server, and returns when Run has
 	ended     chan struct{}
 	err       error // of Run; read it after ended is closed
-	server    *extension.ExtensionAPIServer
+	server    *apiserver.ExtensionAPIServer
 	watches   atomic.Int32 // begun
 	service   string       // name of the APIService
 	group     string
@@ -92,8 +92,8 @@ type watched struct {
 	watches *atomic.Int32
 }
 
-func (w watched) Watch(ctx extension.Context, options *metav1.ListOptions) (
-	<-chan extension.WatchEvent[*v1alpha1.Reservation], error) {
+func (w watched) Watch(ctx apiserver.Context, options *metav1.ListOptions) (
+	<-chan apiserver.WatchEvent[*v1alpha1.Reservation], error) {
 	w.watches.Add(1)
 	return w.Store.Watch(ctx, options)
 }
@@ -140,7 +140,7 @@ func (s *served) run(t *testing.T, store any) {
 	g.Expect(err).NotTo(HaveOccurred())
 	content, err := dynamiccertificates.NewStaticCertKeyContent("rooms", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
-	s.server, err = extensionapi.NewServer(store, extension.ExtensionAPIServerOptions{Client: clients,
+	s.server, err = extensionapi.NewServer(store, apiserver.ExtensionAPIServerOptions{Client: clients,
 		Listener: s.listener, Certificate: content})
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())

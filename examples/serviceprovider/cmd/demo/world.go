@@ -20,9 +20,9 @@ import (
 
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/config"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/mailbox"
+	"github.com/latchkey-dev/latchkey/examples/serviceprovider/platformactor"
 	"github.com/latchkey-dev/latchkey/examples/serviceprovider/v1alpha1"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
-	"github.com/latchkey-dev/latchkey/internal/platformactor"
 	"github.com/latchkey-dev/latchkey/serviceprovider/clustersv1alpha1"
 )
 

@@ -1,0 +1,390 @@
+package apiserver
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/rest"
+	apistorage "k8s.io/apiserver/pkg/storage"
+)
+
+// MemoryStoreOptions configure a MemoryStore.
+type MemoryStoreOptions[T runtime.Object] struct {
+	// Resource is the resource, for errors.
+	Resource schema.GroupResource
+	// Fields are the fields that clients may select by, beyond metadata.name and
+	// metadata.namespace. Pass their names to FieldSelectors, too.
+	Fields map[string]func(T) string
+	// OnGet, if not nil, fills in what changes all the time and is no reason for another version.
+	// OnGet gets a copy, which it may change.
+	OnGet func(T)
+	// OnRead is OnGet for each object of a list and of a watch. Objects share what they point to
+	// with the store, so OnRead may only assign to fields of the object itself and of the structs
+	// in it. OnRead must be fast, and must not call the store.
+	OnRead func(T)
+	// History is how many changes are kept, at least, for watches that resume, or twice the number
+	// of objects if that is more. At most twice as many are kept. Defaults to 1000.
+	History int
+	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
+	BookmarkInterval time.Duration
+	// WatchPatience is how long a client may take to read one event of a watch before the watch ends.
+	// A watch that is late by less goes on from History: it has no buffer of its own. Defaults to 30 s.
+	WatchPatience time.Duration
+}
+
+// MemoryStore is a store in memory, which NewMemoryStore creates: a Lister, Getter and Watcher of
+// objects that its owner puts and removes. Embed a pointer to it in a store of your own to add verbs.
+// Its methods may be called from any goroutine.
+//
+// Each change has a resourceVersion, which is at least the time in microseconds when the store
+// began to serve, see BeginServing. So versions from before that, of another process too, are too
+// old: clients list again.
+type MemoryStore[T, TList runtime.Object] struct {
+	options MemoryStoreOptions[T]
+
+	mu      sync.RWMutex
+	version int64         // guarded by mu; of the last change
+	began   int64         // guarded by mu; the version when the store began to serve
+	objects map[string]T  // guarded by mu; by key; never changed in place
+	keys    []string      // guarded by mu; of objects, sorted
+	history []change[T]   // guarded by mu; the last changes, in order
+	oldest  int64         // guarded by mu; history has all changes since this version
+	changed chan struct{} // guarded by mu; closed at the next change, for the watches that wait for one
+}
+
+// change is a change of one object.
+type change[T runtime.Object] struct {
+	kind     watch.EventType
+	object   T // as of this version; for a deletion the last state
+	previous T // nil for a creation
+	version  int64
+}
+
+// NewMemoryStore returns an empty store.
+func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *MemoryStore[T, TList] {
+	options.History = cmp.Or(options.History, 1000)
+	options.BookmarkInterval = cmp.Or(options.BookmarkInterval, time.Minute)
+	options.WatchPatience = cmp.Or(options.WatchPatience, 30*time.Second)
+	now := time.Now().UnixMicro()
+	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, began: now, objects: map[string]T{},
+		changed: make(chan struct{})}
+}
+
+// clockTolerance is how much the clocks of two processes may differ that serve the same objects one
+// after the other, if the first one serves for longer than they differ.
+const clockTolerance = time.Minute
+
+// BeginServing implements Starter. It makes all versions before the call too old: watches end, and
+// watches and lists that go on from such a version get status 410. Until the server starts, another
+// process may have served: the leader before this one. The clocks of the two may differ by up to a
+// minute, and by less than the time for which the other one served.
+func (m *MemoryStore[T, TList]) BeginServing() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.version = max(time.Now().Add(clockTolerance).UnixMicro(), m.version+1)
+	m.began, m.oldest, m.history = m.version, m.version, nil
+	m.wakeWatchesLocked()
+}
+
+func (m *MemoryStore[T, TList]) wakeWatchesLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// keyOf returns the key of an object: a key sorts by namespace, then by name.
+func keyOf(namespace, name string) string { return namespace + "\x00" + name }
+
+// Put stores an object, unless it equals the stored one. Put sets the resourceVersion of object,
+// clears its TypeMeta, and keeps object: do not change it any more. An object without a UID gets UID
+// and creationTimestamp of the stored object, or new ones. An object of another UID than the stored
+// one replaces it, which watches see as a deletion and a creation.
+func (m *MemoryStore[T, TList]) Put(object T) {
+	metadata := accessorOf(object)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.replaceLocked(keyOf(metadata.GetNamespace(), metadata.GetName()), object)
+}
+
+// Remove removes an object, and reports whether there was one.
+func (m *MemoryStore[T, TList]) Remove(namespace, name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.removeLocked(keyOf(namespace, name))
+}
+
+// Modify changes, creates or removes an object as modify returns: next is stored, unless it equals
+// the stored object, or removed if keep is false. No other call changes the object meanwhile. modify
+// gets a copy, or nil if there is no object, and must not call the store. Modify returns a copy of
+// what is stored, or an error of modify, which changes nothing.
+func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(current T, found bool) (next T, keep bool,
+	err error)) (stored T, err error) {
+	key := keyOf(namespace, name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	current, found := m.objects[key]
+	if found {
+		current = current.DeepCopyObject().(T)
+	}
+	next, keep, err := modify(current, found)
+	switch {
+	case err != nil:
+		return stored, err
+	case !keep:
+		m.removeLocked(key)
+		return next, nil
+	}
+	if metadata := accessorOf(next); keyOf(metadata.GetNamespace(), metadata.GetName()) != key {
+		return stored, errors.Errorf("the object has another name than %s", name)
+	}
+	m.replaceLocked(key, next)
+	return next.DeepCopyObject().(T), nil
+}
+
+// replaceLocked stores an object, unless it equals the stored one.
+func (m *MemoryStore[T, TList]) replaceLocked(key string, object T) {
+	object.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the encoder sets it
+	metadata := accessorOf(object)
+	existing, found := m.objects[key]
+	switch {
+	case metadata.GetUID() != "":
+	case found:
+		metadata.SetUID(accessorOf(existing).GetUID())
+		metadata.SetCreationTimestamp(accessorOf(existing).GetCreationTimestamp())
+	default:
+		rest.FillObjectMetaSystemFields(metadata)
+	}
+	if found && accessorOf(existing).GetUID() != metadata.GetUID() {
+		m.removeLocked(key)
+		found = false
+	}
+	if found {
+		metadata.SetResourceVersion(accessorOf(existing).GetResourceVersion())
+		if equality.Semantic.DeepEqual(existing, object) {
+			return
+		}
+	}
+	m.putLocked(key, object)
+}
+
+func (m *MemoryStore[T, TList]) putLocked(key string, object T) {
+	existing, found := m.objects[key]
+	c := change[T]{kind: watch.Modified, object: object, previous: existing, version: m.nextVersionLocked()}
+	accessorOf(object).SetResourceVersion(strconv.FormatInt(c.version, 10))
+	if !found {
+		c.kind = watch.Added
+		at, _ := slices.BinarySearch(m.keys, key)
+		m.keys = slices.Insert(m.keys, at, key)
+	}
+	m.objects[key] = object
+	m.recordLocked(c)
+}
+
+func (m *MemoryStore[T, TList]) removeLocked(key string) bool {
+	existing, found := m.objects[key]
+	if !found {
+		return false
+	}
+	delete(m.objects, key)
+	if at, ok := slices.BinarySearch(m.keys, key); ok {
+		m.keys = slices.Delete(m.keys, at, at+1)
+	}
+	m.recordLocked(change[T]{kind: watch.Deleted, object: existing, previous: existing, version: m.nextVersionLocked()})
+	return true
+}
+
+func (m *MemoryStore[T, TList]) nextVersionLocked() int64 {
+	m.version = max(time.Now().UnixMicro(), m.version+1)
+	return m.version
+}
+
+// recordLocked keeps a change, and wakes the watches.
+func (m *MemoryStore[T, TList]) recordLocked(c change[T]) {
+	m.history = append(m.history, c)
+	if limit := max(m.options.History, 2*len(m.objects)); len(m.history) > 2*limit { // seldom, because it copies
+		drop := len(m.history) - limit
+		m.oldest = m.history[drop-1].version
+		m.history = slices.Clone(m.history[drop:])
+	}
+	m.wakeWatchesLocked()
+}
+
+// Get implements Getter.
+func (m *MemoryStore[T, TList]) Get(ctx Context, name string, _ *metav1.GetOptions) (T, error) {
+	m.mu.RLock()
+	found, ok := m.objects[keyOf(ctx.Namespace, name)]
+	m.mu.RUnlock()
+	if !ok {
+		return found, apierrors.NewNotFound(m.options.Resource, name)
+	}
+	copied := found.DeepCopyObject().(T)
+	if m.options.OnGet != nil {
+		m.options.OnGet(copied)
+	}
+	return copied, nil
+}
+
+// position is a continue token: where the next page begins, and the version of the first page. The
+// later pages have the objects as they are then. A watch from the version of the first page has
+// every change since, or cannot begin, so a list and a watch together miss nothing.
+type position struct {
+	After   string `json:"after"`
+	Version int64  `json:"version"`
+}
+
+func (p position) token() string {
+	data, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // a string and a number
+	}
+	return base64.RawURLEncoding.EncodeToString(data)
+}
+
+func parsePosition(token string) (p position, err error) {
+	data, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		err = json.Unmarshal(data, &p)
+	}
+	if err != nil || p.Version <= 0 || p.After == "" {
+		return p, apierrors.NewBadRequest("the continue token is invalid")
+	}
+	return p, nil
+}
+
+// List implements Lister.
+func (m *MemoryStore[T, TList]) List(ctx Context, options *metav1.ListOptions) (list TList, err error) {
+	selection, err := m.newSelection(ctx.Namespace, options)
+	if err != nil {
+		return list, err
+	}
+	var from position
+	if options.Continue != "" {
+		if from, err = parsePosition(options.Continue); err != nil {
+			return list, err
+		}
+	}
+	items, next, remaining, err := m.page(selection, &from, options)
+	if err != nil {
+		return list, err
+	}
+	list = newObject[TList]()
+	if err := meta.SetList(list, m.forList(list, items)); err != nil {
+		return list, errors.Wrap(err, "filling the list")
+	}
+	if m.options.OnRead != nil {
+		_ = meta.EachListItem(list, func(item runtime.Object) error { // fails only if the function does
+			m.options.OnRead(item.(T))
+			return nil
+		})
+	}
+	metadata := any(list).(metav1.ListInterface)
+	metadata.SetResourceVersion(strconv.FormatInt(from.Version, 10))
+	if next != "" {
+		metadata.SetContinue(position{After: next, Version: from.Version}.token())
+		if selection.isAll() {
+			metadata.SetRemainingItemCount(&remaining)
+		}
+	}
+	return list, nil
+}
+
+// page returns the objects of a page, and sets the version of the first page.
+func (m *MemoryStore[T, TList]) page(s selection[T], from *position, options *metav1.ListOptions) (items []T,
+	next string, remaining int64, err error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock() // also if a function of Fields panics
+	switch {
+	case options.Continue == "":
+		from.Version = m.version
+		err = m.checkListVersionLocked(options)
+	case from.Version > m.version:
+		err = apierrors.NewBadRequest("the continue token is invalid")
+	case from.Version < m.began:
+		err = apierrors.NewResourceExpired("the continue token is of another process: list from the beginning")
+	}
+	if err != nil {
+		return nil, "", 0, err
+	}
+	items, next, remaining = m.pageLocked(s, from.After, options.Limit)
+	return items, next, remaining, err
+}
+
+// forList returns the objects for SetList, which copies structs. A list of pointers gets copies.
+func (*MemoryStore[T, TList]) forList(list TList, objects []T) []runtime.Object {
+	pointers := false
+	if items, err := meta.GetItemsPtr(list); err == nil {
+		pointers = reflect.TypeOf(items).Elem().Elem().Kind() == reflect.Pointer
+	}
+	result := make([]runtime.Object, len(objects))
+	for i, object := range objects {
+		if result[i] = object; pointers {
+			result[i] = object.DeepCopyObject()
+		}
+	}
+	return result
+}
+
+// pageLocked returns at most limit selected objects after a key. next is the last key of the page
+// if there are more.
+func (m *MemoryStore[T, TList]) pageLocked(s selection[T], after string, limit int64) (page []T, next string,
+	remaining int64) {
+	start, found := slices.BinarySearch(m.keys, after)
+	if found {
+		start++
+	}
+	last := ""
+	for _, key := range m.keys[start:] {
+		if !s.hasKey(key) || !s.matches(m.objects[key]) {
+			continue
+		}
+		if limit > 0 && int64(len(page)) >= limit {
+			next = last
+			remaining++
+			if !s.isAll() { // the rest is not counted
+				break
+			}
+			continue
+		}
+		page, last = append(page, m.objects[key]), key
+	}
+	return page, next, remaining
+}
+
+// checkListVersionLocked checks the version that a list asks for.
+func (m *MemoryStore[T, TList]) checkListVersionLocked(options *metav1.ListOptions) error {
+	wanted, err := parseVersion(options.ResourceVersion)
+	switch {
+	case err != nil:
+		return err
+	case wanted > m.version:
+		return apistorage.NewTooLargeResourceVersionError(uint64(wanted), uint64(m.version), 1)
+	case options.ResourceVersionMatch == metav1.ResourceVersionMatchExact && wanted != m.version:
+		return apierrors.NewResourceExpired("only the newest resourceVersion can be listed, which is " +
+			strconv.FormatInt(m.version, 10))
+	}
+	return nil
+}
+
+func parseVersion(version string) (int64, error) {
+	if version == "" {
+		return 0, nil
+	}
+	parsed, err := strconv.ParseInt(version, 10, 64)
+	if err != nil || parsed < 0 {
+		return 0, apierrors.NewBadRequest("resourceVersion " + strconv.Quote(version) + " is invalid")
+	}
+	return parsed, nil
+}
