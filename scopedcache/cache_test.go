@@ -74,10 +74,10 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	denied, end, answer := a.denied, a.end, a.answer
 	review := strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews")
 	whoami := strings.HasSuffix(req.URL.Path, "/selfsubjectreviews")
-	readyz := req.URL.Path == "/readyz"
+	readyz, discovery := req.URL.Path == "/readyz", req.URL.Path == "/api/v1"
 	if review {
 		a.reviewCount++
-	} else if !whoami && !readyz {
+	} else if !whoami && !readyz && !discovery {
 		a.paths[req.URL.Path] = true
 	}
 	a.mu.Unlock()
@@ -88,6 +88,11 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case readyz:
 		_, _ = w.Write([]byte("ok"))
+		return
+	case discovery:
+		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{GroupVersion: "v1",
+			TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{
+				{Name: "configmaps", Kind: "ConfigMap", Namespaced: true, Verbs: metav1.Verbs{"get", "list", "watch"}}}})
 		return
 	case whoami:
 		w.WriteHeader(http.StatusCreated)

@@ -22,13 +22,13 @@ const discoveryTimeout = 30 * time.Second
 // errDiscovery is the cause when the discovery of a kind times out.
 var errDiscovery = errors.WithMessage(context.DeadlineExceeded, "discovering the kind")
 
-// contextMapper is a RESTMapper that accepts a context, and that forgets kinds that are not served
-// any more.
+// contextMapper is a RESTMapper that accepts a context.
 type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// exactMapper is a contextMapper that can ask the API server, whatever it knows.
+// exactMapper is a RESTMapper that forgets kinds that are not served any more, and that can ask the API
+// server, whatever it knows. RESTMappers of client-go do neither.
 type exactMapper interface {
 	RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error)
 }
@@ -61,18 +61,15 @@ type discovery struct {
 
 // mapperForgets reports whether the mapper notices that a kind was removed or has changed.
 func (d *discovery) mapperForgets() bool {
-	_, ok := d.mapper.(contextMapper)
+	_, ok := d.mapper.(exactMapper)
 	return ok
 }
 
 // mappingAnew asks for the resource of a kind, and trusts nothing that was known before.
 func (d *discovery) mappingAnew(ctx context.Context, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
-	switch mapper, exact := d.mapper.(exactMapper); {
-	case exact:
+	if mapper, ok := d.mapper.(exactMapper); ok {
 		mapping, err := mapper.RESTMappingAnew(ctx, gvk.GroupKind(), gvk.Version)
 		return mapping, displayError(errors.WithStack(err), d.hideText)
-	case d.mapperForgets():
-		return d.mapping(ctx, gvk)
 	}
 	return d.discover(ctx, gvk)
 }

@@ -2,10 +2,10 @@ package scopedcache
 
 import (
 	"context"
-	"errors"
 	"testing"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -23,15 +23,22 @@ func (s sharing) RESTMappingWithContext(context.Context, schema.GroupKind, ...st
 	return s.known, nil
 }
 
+// withContext is a mapper as client-go has them.
+type withContext struct {
+	meta.RESTMapper
+	contextMapper
+}
+
 func (s sharing) RESTMappingAnew(context.Context, schema.GroupKind, string) (*meta.RESTMapping, error) {
 	return nil, s.anew
 }
 
-// An identity that may not discover uses what others have found, except where an error is the better answer, or
-// where the kind is gone.
+// An identity that may not discover uses what others have found, except where an error is the better
+// answer. A discovery that fails is an error.
 func TestDiscoveryThatIsDenied(t *testing.T) {
 	g := NewWithT(t)
-	errDenied, known := errors.New("denied"), &meta.RESTMapping{}
+	known := &meta.RESTMapping{}
+	errDenied, errDown := apierrors.NewForbidden(schema.GroupResource{}, "", nil), apierrors.NewServiceUnavailable("down")
 	ask := func(anew error, e monitor.AskMapping) (*meta.RESTMapping, error) {
 		c := &scopedCache{}
 		c.mapper = sharing{known: known, anew: anew}
@@ -45,6 +52,13 @@ func TestDiscoveryThatIsDenied(t *testing.T) {
 	}
 	_, err := ask(errDenied, monitor.AskMapping{Distrust: true, Sure: true})
 	g.Expect(err).To(MatchError(errDenied))
-	_, err = ask(&meta.NoKindMatchError{}, monitor.AskMapping{Distrust: true})
-	g.Expect(meta.IsNoMatchError(err)).To(BeTrue())
+	mapping, err := ask(apierrors.NewUnauthorized("denied"), monitor.AskMapping{Distrust: true})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(mapping).To(BeIdenticalTo(known))
+	for _, failure := range []error{errDown, context.DeadlineExceeded, &meta.NoKindMatchError{}} {
+		_, err = ask(failure, monitor.AskMapping{Distrust: true})
+		g.Expect(err).To(MatchError(failure))
+	}
+	g.Expect((&discovery{mapper: sharing{}}).mapperForgets()).To(BeTrue())
+	g.Expect((&discovery{mapper: withContext{}}).mapperForgets()).To(BeFalse(), "client-go's keep what they found")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"go.opentelemetry.io/otel/trace"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/latchkey-dev/latchkey/internal/tracing"
@@ -71,8 +72,9 @@ func (r *run) discover(ctx context.Context, e monitor.AskMapping) (*meta.RESTMap
 		find = r.cache.mappingAnew
 	}
 	mapping, err := find(ctx, r.kind.gvk)
-	if err != nil && !meta.IsNoMatchError(err) && e.Distrust && !e.Sure && r.cache.mapperForgets() {
-		mapping, err = r.cache.mapping(ctx, r.kind.gvk) // of other members, if this identity may not discover
+	denied := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	if denied && e.Distrust && !e.Sure {
+		mapping, err = r.cache.mapping(ctx, r.kind.gvk) // as others found it, or as it was
 	}
 	if err == nil {
 		r.kind.mapping.Store(mapping)

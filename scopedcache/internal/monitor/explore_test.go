@@ -180,7 +180,7 @@ var invariants = []struct {
 		judged, due := t.after.life.streamDue(&exploreConfig.Timing), t.after.Deadline()
 		return judged.IsZero() || !due.IsZero() && !due.After(judged)
 	}},
-	{"after a watch that ended early the kind is looked up, or nothing of it is trusted", func(t *transition) bool {
+	{"after a watch that ended early, or without one, the kind is looked up, or is not trusted", func(t *transition) bool {
 		before, after := &t.before.life, &t.after.life
 		ended, isEnd := t.event.(WatchEnded)
 		early := isEnd && ended.Life == lifeID && before.id == lifeID && !ended.Stopped &&
@@ -193,6 +193,9 @@ var invariants = []struct {
 			mapped, isMapped := t.event.(Mapped)
 			return isMapped && mapped.Err == nil && t.before.question.purpose == follow && !before.endedAgain
 		}
+		if after.verb == "list" && after.follow.IsZero() {
+			return false // no watch shows that the kind was removed
+		}
 		if early && after.follow.IsZero() || early && !before.follow.IsZero() && !after.endedAgain {
 			return false
 		}
@@ -200,7 +203,7 @@ var invariants = []struct {
 		if asked && (!after.check.After(epoch0) || after.refusal.err != nil) {
 			return false // these come first
 		}
-		if !after.follow.IsZero() && after.follow.Sub(epoch0) > max(exploreConfig.Timing.Follow, exploreConfig.Interval) {
+		if !after.follow.IsZero() && after.follow.Sub(epoch0) > exploreConfig.Timing.Follow+exploreConfig.Interval {
 			return false
 		}
 		deadline := t.after.Deadline()

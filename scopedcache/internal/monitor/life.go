@@ -145,14 +145,29 @@ func (s informerStep) followed(e Mapped) {
 	again := s.life.endedAgain
 	s.life.follow, s.life.endedAgain = time.Time{}, false
 	switch {
-	case e.Err != nil: // also for an identity that may not ask, so not often
-		s.life.follow = s.now.Add(max(s.config.Timing.Follow, s.interval()))
+	case meta.IsNoMatchError(e.Err), apierrors.IsForbidden(e.Err), apierrors.IsUnauthorized(e.Err):
+		s.followLater()
+	case e.Err != nil:
+		s.follow()
 	case !sameResource(e.Mapping, s.mapping):
 		s.distrust = true
 		s.lose(Syncing, nil, "")
 	case again:
 		s.life.follow = s.now.Add(s.config.Timing.Follow)
+	case s.life.verb == "list": // no watch ends early
+		s.followLater()
 	}
+}
+
+// follow has the kind looked up soon.
+func (s informerStep) follow() {
+	follow := s.config.Timing.Follow
+	s.life.follow = s.now.Add(follow + time.Duration(s.jitter*float64(follow)))
+}
+
+// followLater has the kind looked up a while after the next review.
+func (s informerStep) followLater() {
+	s.life.follow = s.now.Add(s.config.Timing.Follow + s.shortInterval())
 }
 
 // contradict handles a refusal that reviews or discovery contradict. The refusal counts at once if

@@ -185,6 +185,7 @@ func (s *step) startInformer(e Reviewed) {
 	var poll time.Duration
 	if e.ListOnly {
 		s.life.verb, poll = "list", s.shortInterval()
+		informerStep{s}.followLater()
 	} // else review watch alone: only reviews notice its revocation, and lists are not needed any more
 	s.emit(StartInformer{Life: s.life.id, Mapping: s.mapping, Poll: poll})
 	s.acceptAccess()

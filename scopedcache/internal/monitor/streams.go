@@ -112,8 +112,7 @@ func (s informerStep) endedEarly() {
 		s.life.endedAgain = true
 		return
 	}
-	follow := s.config.Timing.Follow
-	s.life.follow = s.now.Add(follow + time.Duration(s.jitter*float64(follow)))
+	s.follow()
 }
 
 // requestFailed begins a row of watches anew that is no failure so far: an API server that goes and

@@ -46,7 +46,8 @@ type Timing struct {
 	// Follow is how long after the API server has ended a watch early the kind is looked up again,
 	// and up to twice as long, so that the scopes of one server do not ask at once. An API server
 	// ends the watches of a kind that is removed. If the kind is soon back, with another resource
-	// or scope, no request need fail: those for all namespaces have the same path.
+	// or scope, no request need fail: those for all namespaces have the same path. The kind of an
+	// informer without a watch is looked up about as often as access is reviewed.
 	Follow time.Duration
 	// ExpediteAfter is the minimum duration of a wait that a reader can shorten.
 	ExpediteAfter time.Duration
