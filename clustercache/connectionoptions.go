@@ -80,9 +80,10 @@ type ClientOptions struct {
 	// appends the key of its extension.
 	UserAgent string
 	// MaxDiscoveryBytes bounds the memory that one discovery of the kinds of an API server takes:
-	// the texts of its answers, 500 bytes for each JSON object in them, and 40 for each other
-	// value. Defaults to 64 MiB, which is enough for about 15,000 kinds. Where an API server serves
-	// more, each group that is asked for is discovered by itself.
+	// the texts of its answers, 500 bytes for each JSON object in them, 2,000 for each group and
+	// version, and 40 for each other value. Defaults to 64 MiB, which is enough for about 15,000 kinds
+	// of one version each. Where an API server serves more, each group that is asked for is
+	// discovered by itself. At least 1 MiB, because core kinds are a group, too.
 	MaxDiscoveryBytes int64
 	// Cache configures which reads bypass the cache.
 	Cache ClientCacheOptions

@@ -31,6 +31,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		"UserAgent must be set": {},
 		"must be one line":      {Client: ClientOptions{UserAgent: "x\ny"}},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
+		"the least is 1 MiB":    {Client: ClientOptions{UserAgent: "x", MaxDiscoveryBytes: 64}},
 		"exclude each other":    {Client: ClientOptions{UserAgent: "x"}, Fence: &fence.Fence{}, Ownership: anEngine{}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
 		"there is an index": {Scheme: scheme.Scheme,

@@ -1,11 +1,14 @@
 package untrusted
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
@@ -21,52 +24,170 @@ func TestQuote(t *testing.T) {
 		To(Equal(`"` + strings.Repeat("x", 63) + `…" (81 bytes)`))
 }
 
-func TestLimitAll(t *testing.T) {
-	g := NewWithT(t)
+// answers returns a server that answers text.
+func answers(t *testing.T, status int, mediaType, text string) *httptest.Server {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(make([]byte, 600))
+		w.Header().Set("Content-Type", mediaType)
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(text))
 	}))
-	defer server.Close()
-	limited := &http.Client{
-		Transport: LimitAll(server.Client().Transport, Budget{Requests: 100, Bytes: 1000}),
+	t.Cleanup(server.Close)
+	return server
+}
+
+// read returns the answer to a request through l.
+func read(t *testing.T, l *LimitedRoundTripper, server *httptest.Server) (string, error) {
+	t.Helper()
+	resp, err := (&http.Client{Transport: l}).Get(server.URL)
+	if err != nil {
+		return "", err
 	}
-	read := func() (int, error) {
-		resp, err := limited.Get(server.URL)
-		g.Expect(err).NotTo(HaveOccurred())
-		defer resp.Body.Close()
-		content, err := io.ReadAll(resp.Body)
-		return len(content), err
-	}
-	g.Expect(read()).To(Equal(600))
-	n, err := read()
-	g.Expect(n).To(BeNumerically("<=", 600))
+	content, err := io.ReadAll(resp.Body)
+	NewWithT(t).Expect(resp.Body.Close()).To(Succeed())
+	return string(content), err
+}
+
+func TestLimitAllBytes(t *testing.T) {
+	g := NewWithT(t)
+	text := `{"a":"` + strings.Repeat("x", 600) + `"}`
+	server := answers(t, http.StatusOK, "application/json; charset=utf-8", text)
+	limited := LimitAll(server.Client().Transport, Budget{Requests: 100, AtOnce: 1, Bytes: 2000})
+	g.Expect(read(t, limited, server)).To(Equal(text))
+	g.Expect(limited.Used()).To(BeEquivalentTo(len(text) + 540))
+	g.Expect(limited.Exceeded()).NotTo(HaveOccurred())
+	_, err := read(t, limited, server)
 	if err == nil { // the second answer ended within a single Read; for the third no bytes are left
-		_, err = read()
+		_, err = read(t, limited, server)
 	}
-	g.Expect(err).To(MatchError(ContainSubstring("exceed 1000 bytes of memory")))
+	g.Expect(err).To(MatchError(ContainSubstring("exceed 2000 bytes of memory")))
+	g.Expect(limited.Exceeded()).To(MatchError(ContainSubstring("exceed 2000 bytes of memory")))
 }
 
 func TestLimitAllByRequestsAndValues(t *testing.T) {
 	g := NewWithT(t)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte(strings.Repeat("{},", 100)))
-	}))
-	defer server.Close()
-	limited := &http.Client{
-		Transport: LimitAll(server.Client().Transport, Budget{Requests: 3, Bytes: 100_000}),
+	server := answers(t, http.StatusOK, "application/json", `{"items":[`+strings.Repeat("{},", 100))
+	limited := LimitAll(server.Client().Transport, Budget{Requests: 3, AtOnce: 1, Bytes: 100_000})
+	_, _ = read(t, limited, server)
+	_, _ = read(t, limited, server)
+	_, err := read(t, limited, server)
+	g.Expect(err).To(MatchError(ContainSubstring("exceed 100000 bytes of memory")))
+	_, err = read(t, limited, server)
+	g.Expect(err).To(MatchError(ContainSubstring("more than 3 requests")))
+}
+
+// A decoder that goes by the first bytes of an answer would take protobuf and YAML, too, in which a
+// short text may hold much.
+func TestLimitAllTakesJSONOnly(t *testing.T) {
+	for _, tc := range []struct {
+		status                   int
+		mediaType, text, problem string
+	}{
+		{http.StatusOK, "application/json", "\n\t {}", ""},
+		{http.StatusOK, "application/json", "", ""},
+		{http.StatusOK, "application/vnd.kubernetes.protobuf", "k8s\x00\x0a", "application/vnd.kubernetes.protobuf"},
+		{http.StatusOK, "application/json", "k8s\x00\x0a", "not a JSON object"},
+		{http.StatusOK, "application/json", "kind: APIResourceList", "not a JSON object"},
+		{http.StatusOK, "application/json", "[{}]", "not a JSON object"},
+		{http.StatusOK, "application/yaml", "{}", "application/yaml"},
+		{http.StatusOK, "a\u202eb", "{}", `media type is "a\u202eb"`},
+		{http.StatusNotFound, "text/plain", "404 page not found", ""},
+	} {
+		t.Run(tc.mediaType+" "+tc.text, func(t *testing.T) {
+			g := NewWithT(t)
+			server := answers(t, tc.status, tc.mediaType, tc.text)
+			limited := LimitAll(server.Client().Transport, Budget{Requests: 10, AtOnce: 1, Bytes: 10_000})
+			for range 2 { // the first has freed its place
+				got, err := read(t, limited, server)
+				if tc.problem != "" {
+					g.Expect(err).To(MatchError(ContainSubstring(tc.problem)))
+					continue
+				}
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(got).To(Equal(tc.text))
+			}
+			g.Expect(limited.Exceeded()).NotTo(HaveOccurred())
+		})
 	}
-	read := func() error {
-		resp, err := limited.Get(server.URL)
-		if err != nil {
-			return err
+}
+
+// At most AtOnce requests are under way, until their bodies are closed, or their contexts end.
+func TestLimitAllAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		underWay := 0
+		limited := LimitAll(roundTripper(func(*http.Request) (*http.Response, error) {
+			underWay++
+			return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}, nil
+		}), Budget{Requests: 100, AtOnce: 2, Bytes: 1000})
+		send := func(ctx context.Context) (*http.Response, error) {
+			return limited.RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil).WithContext(ctx))
 		}
-		defer resp.Body.Close()
-		_, err = io.ReadAll(resp.Body)
-		return err
+		first, err := send(t.Context())
+		g.Expect(err).NotTo(HaveOccurred())
+		second, err := send(t.Context())
+		g.Expect(err).NotTo(HaveOccurred())
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = send(short) //nolint:bodyclose // there is none
+		g.Expect(err).To(MatchError(context.DeadlineExceeded))
+		g.Expect(underWay).To(Equal(2))
+		done := make(chan error)
+		go func() {
+			third, err := send(t.Context())
+			if err == nil {
+				err = third.Body.Close()
+			}
+			done <- err
+		}()
+		synctest.Wait()
+		g.Expect(underWay).To(Equal(2))
+		g.Expect(first.Body.Close()).To(Succeed())
+		g.Expect(<-done).To(Succeed())
+		g.Expect(underWay).To(Equal(3))
+		g.Expect(first.Body.Close()).To(Succeed(), "again, which frees nothing")
+		g.Expect(second.Body.Close()).To(Succeed())
+		g.Expect(limited.underWay).To(BeEmpty())
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func TestJSONMemory(t *testing.T) {
+	for text, want := range map[string]int64{
+		``:                               0,
+		`{}`:                             500,
+		`{"a":1}`:                        540,
+		`{"a" : [ ] , "b" : "," }`:       580,
+		`{"a":"\\\"[{,","b":null}`:       580,
+		`{"items":[{},{}]}`:              4540,
+		`{"items":[null,null]}`:          4540,
+		`{"items":["",""]}`:              4540,
+		`{"items":[0, -1.5e3, true]}`:    6540,
+		`{"items":[[],[]]}`:              4540,
+		`{"resources":[{"a":{}},null]}`:  2040,
+		`{"subresources":[{}]}`:          1040,
+		`{"verbs":["get","list"]}`:       620,
+		`{"verbs":[{}]}`:                 1040,
+		`{"shortNames":["get"]}`:         580,
+		`{"subresourcesX":["get"]}`:      2540,
+		`{"Verbs":["get"]}`:              2540,
+		`{"verbs":{"verbs":[]},"a":[1]}`: 3080,
+		`{"verbs":[[1]]}`:                2580,
+		`]]]}`:                           0,
+	} {
+		t.Run(text, func(t *testing.T) {
+			g := NewWithT(t)
+			var whole, parts jsonMemory
+			g.Expect(whole.add([]byte(text))).To(Equal(want))
+			var sum int64
+			for i := range len(text) {
+				sum += parts.add([]byte(text[i : i+1]))
+			}
+			g.Expect(sum).To(Equal(want), "byte by byte")
+		})
 	}
-	_, _ = read(), read()
-	g.Expect(read()).To(MatchError(ContainSubstring("exceed 100000 bytes of memory")))
-	g.Expect(read()).To(MatchError(ContainSubstring("more than 3 requests")))
 }
 
 func TestShow(t *testing.T) {

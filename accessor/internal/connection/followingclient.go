@@ -93,22 +93,35 @@ func newFollowingClient(c *Connection, options client.Options) (*followingClient
 			f.uncached[gvk] = struct{}{}
 		}
 	}
-	return f, f.renew(nil)
+	first, err := f.newClient(&pins{RESTMapper: f.mapper})
+	f.current.Store(first)
+	return f, err
 }
 
-// renew replaces the client, unless another caller has done so.
-func (f *followingClient) renew(last *pinnedClient) error {
+func (f *followingClient) newClient(pins *pins) (*pinnedClient, error) {
+	built, err := f.build(pins)
+	return &pinnedClient{built, pins}, err
+}
+
+// renew replaces the client by one for which a kind has another resource, unless another caller has
+// done so. The new client knows the other kinds as the last one did.
+func (f *followingClient) renew(last *pinnedClient, gvk schema.GroupVersionKind, found *targets.Resolved) error {
 	f.building.Lock()
 	defer f.building.Unlock()
 	if f.current.Load() != last {
 		return nil
 	}
 	pins := &pins{RESTMapper: f.mapper}
-	built, err := f.build(pins)
+	last.pins.known.Range(func(gvk, known any) bool {
+		pins.known.Store(gvk, known)
+		return true
+	})
+	pins.known.Store(gvk, found)
+	next, err := f.newClient(pins)
 	if err != nil {
 		return err
 	}
-	f.current.Store(&pinnedClient{built, pins})
+	f.current.Store(next)
 	return nil
 }
 
@@ -153,7 +166,7 @@ func (f *followingClient) clientFor(ctx context.Context, t target) (client.Clien
 		case current.pins.take(t.gvk, found):
 			return current, nil
 		}
-		if err := f.renew(current); err != nil {
+		if err := f.renew(current, t.gvk, found); err != nil {
 			return nil, errors.WithMessagef(err, "creating a client because %s has another resource", t.gvk)
 		}
 	}

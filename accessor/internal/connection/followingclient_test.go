@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,13 +27,17 @@ import (
 // shapes is an API server with one kind, whose resource and scope change.
 type shapes struct {
 	mu          sync.Mutex
-	plural      string   // guarded by mu
-	namespaced  bool     // guarded by mu
-	fails       bool     // guarded by mu; discovery does
-	hangs       bool     // guarded by mu; discovery does
-	discoveries int      // guarded by mu; of all groups
-	lookups     int      // guarded by mu; of the group alone
-	requests    []string // guarded by mu; others
+	plural      string        // guarded by mu
+	namespaced  bool          // guarded by mu
+	fails       bool          // guarded by mu; discovery does
+	hangs       bool          // guarded by mu; discovery does
+	wholeHangs  bool          // guarded by mu; discovery of all groups does
+	lookupTakes time.Duration // guarded by mu
+	discoveries int           // guarded by mu; of all groups
+	lookups     int           // guarded by mu; of the group alone
+	requests    []string      // guarded by mu; others
+
+	client *http.Client // of the connection
 }
 
 var shapeKind = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Shape"}
@@ -60,6 +65,20 @@ func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}
+	if path := r.URL.Path; s.wholeHangs && (path == "/api" || path == "/apis") {
+		s.mu.Unlock()
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	} else if path == "/apis/example.com" && s.lookupTakes > 0 {
+		takes := s.lookupTakes
+		s.mu.Unlock()
+		select {
+		case <-time.After(takes):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+		s.mu.Lock()
+	}
 	defer s.mu.Unlock()
 	answer, status := func() (string, int) {
 		switch path := r.URL.Path; {
@@ -80,6 +99,8 @@ func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 		case path == "/apis/example.com/v1":
 			return fmt.Sprintf(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"example.com/v1","resources":[`+
 				`{"name":%q,"singularName":"shape","namespaced":%t,"kind":"Shape","verbs":["get"]}]}`, s.plural, s.namespaced), 200
+		case path == "/gone":
+			return "404 page not found", 404
 		default:
 			s.requests = append(s.requests, r.Method+" "+strings.TrimPrefix(path, "/apis/example.com/v1/"))
 			kind := "Shape"
@@ -89,8 +110,12 @@ func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 			return fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":%q,"metadata":{"name":"x"},"items":[]}`, kind), 200
 		}
 	}()
+	mediaType := "application/json"
+	if status == http.StatusNotFound {
+		mediaType = "text/plain"
+	}
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(answer)), Request: r,
-		Header: http.Header{"Content-Type": {"application/json"}}}, nil
+		Header: http.Header{"Content-Type": {mediaType}}}, nil
 }
 
 // reads is a cache that has nothing, and counts.
@@ -116,11 +141,12 @@ func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
 	c.options.Scheme = runtime.NewScheme()
 	metav1.AddToGroupVersion(c.options.Scheme, shapeKind.GroupVersion())
 	c.config = &rest.Config{Host: "http://server", QPS: -1, Timeout: 10 * time.Second}
-	c.httpClient = &http.Client{Transport: s}
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
+	c.httpClient = &http.Client{Transport: target.Observe(s)}
+	s.client = c.httpClient
 	c.mapper = target.Mapper(c.config, c.httpClient, 0)
 	options.HTTPClient, options.Scheme = c.httpClient, c.options.Scheme
 	following, err := newFollowingClient(c, options)
@@ -128,12 +154,19 @@ func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
 	return s, following
 }
 
-// notice makes a client notice that the kind has changed, as an answer 404 does.
-func notice(t *testing.T, c client.Client) {
+// notice makes the connection notice that a path is gone.
+func (s *shapes) notice(t *testing.T) {
 	t.Helper()
 	time.Sleep(5 * time.Second) // a discovery is that old
-	_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), shapeKind.Version)
+	resp, err := s.client.Get("http://server/gone")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(resp.Body.Close()).To(Succeed())
+}
+
+// anew looks the kind up as a scope does.
+func anew(t *testing.T, c client.Client) error {
+	_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), shapeKind.Version)
+	return err
 }
 
 func shapeNamed(namespace, name string) *unstructured.Unstructured {
@@ -250,10 +283,10 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 					expect("", "shapes")
 				}
 				s.set(func(s *shapes) { s.namespaced, s.plural = true, "figures" })
-				notice(t, c)
+				s.notice(t)
 				expect("n", "namespaces/n/figures")
 				s.set(func(s *shapes) { s.namespaced = false })
-				notice(t, c)
+				s.notice(t)
 				expect("", "figures")
 				s.set(func(s *shapes) { s.namespaced = true })
 				time.Sleep(5 * time.Second)
@@ -289,7 +322,7 @@ func TestDoubtsAreRare(t *testing.T) {
 		requests, discoveries := s.take()
 		g.Expect(requests).To(BeEmpty())
 		g.Expect(discoveries).To(Equal(1))
-		s.set(func(s *shapes) { g.Expect(s.lookups).To(And(BeNumerically(">=", 10), BeNumerically("<=", 5+600/60))) })
+		s.set(func(s *shapes) { g.Expect(s.lookups).To(And(BeNumerically(">=", 10), BeNumerically("<=", 5+600/10))) })
 		s.set(func(s *shapes) { s.namespaced = false })
 		time.Sleep(time.Minute)
 		g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed())
@@ -308,17 +341,22 @@ func TestRequestsWhileDiscoveryFails(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		s.set(func(s *shapes) { s.namespaced = false })
-		notice(t, c)
+		s.notice(t)
 		s.set(func(s *shapes) { s.fails = true })
 		s.take()
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		requests, _ := s.take()
 		g.Expect(requests).To(Equal([]string{"POST namespaces/n/shapes"}))
-		_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), "v1")
-		g.Expect(err).NotTo(HaveOccurred(), "it was found a moment ago")
+		g.Expect(anew(t, c)).NotTo(Succeed(), "what is known is no answer")
+		s.set(func(s *shapes) { s.fails = false })
+		g.Expect(anew(t, c)).To(Succeed())
+		s.set(func(s *shapes) { s.fails = true })
+		g.Expect(anew(t, c)).To(Succeed(), "it was found a moment ago")
+		g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed())
+		requests, _ = s.take()
+		g.Expect(requests).To(Equal([]string{"POST shapes"}), "a lookup of the group is enough")
 		time.Sleep(time.Second)
-		_, err = c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), "v1")
-		g.Expect(err).To(HaveOccurred(), "what is known is no answer")
+		g.Expect(anew(t, c)).NotTo(Succeed())
 
 		unknown := shapeNamed("n", "x")
 		unknown.SetKind("Unknown")
@@ -335,10 +373,10 @@ func TestRequestsWhileDiscoveryHangs(t *testing.T) {
 		s, c := newShapes(t, client.Options{})
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		s.set(func(s *shapes) { s.namespaced = false })
-		notice(t, c)
+		s.notice(t)
 		s.set(func(s *shapes) { s.hangs, s.discoveries = true, 0 })
 		begun := time.Now()
-		var waited sync.Map
+		var waited atomic.Int32
 		var writers sync.WaitGroup
 		for range 50 {
 			writers.Go(func() {
@@ -348,23 +386,65 @@ func TestRequestsWhileDiscoveryHangs(t *testing.T) {
 						t.Error(err)
 					}
 					if wait := time.Since(sent); wait > 0 {
-						waited.Store(sent, wait)
+						waited.Add(1)
+						if wait > time.Second {
+							t.Errorf("a request waited %s", wait)
+						}
 					}
 					time.Sleep(time.Second)
 				}
 			})
 		}
 		writers.Wait()
-		n := 0
-		waited.Range(func(_, wait any) bool {
-			n++
-			g.Expect(wait).To(BeNumerically("<=", time.Second))
-			return true
-		})
-		g.Expect(n).To(BeNumerically("<=", 3))
+		g.Expect(waited.Load()).To(BeNumerically("<=", 3))
 		g.Expect(time.Since(begun)).To(BeNumerically("<=", 13*time.Second))
 		_, discoveries := s.take()
 		g.Expect(discoveries).To(BeNumerically("<=", 6), "/api and /apis for each")
+		time.Sleep(time.Minute)
+	})
+}
+
+// What a lookup of the group finds is used while the discovery of all groups hangs, and other kinds
+// stay known.
+func TestLookupIsEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, c := newShapes(t, client.Options{})
+		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
+		following := c.(*followingClient)
+		known := following.current.Load().pins.get(shapeKind)
+		otherKind := schema.GroupVersionKind{Version: "v1", Kind: "Other"}
+		following.current.Load().pins.known.Store(otherKind, known)
+		s.set(func(s *shapes) { s.namespaced, s.wholeHangs = false, true })
+		time.Sleep(10 * time.Second)
+		s.take()
+		begun := time.Now()
+		for range 5 {
+			g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed())
+		}
+		requests, _ := s.take()
+		g.Expect(requests).To(HaveEach("POST shapes"))
+		g.Expect(time.Since(begun)).To(BeZero())
+		g.Expect(following.current.Load().pins.get(otherKind)).To(BeIdenticalTo(known), "also in another client")
+		time.Sleep(time.Minute)
+	})
+}
+
+// A lookup that takes longer than a request waits for is used by a later one.
+func TestSlowLookupIsUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, c := newShapes(t, client.Options{})
+		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
+		s.set(func(s *shapes) { s.namespaced, s.wholeHangs, s.lookupTakes = false, true, 3*time.Second })
+		time.Sleep(10 * time.Second)
+		begun, failed := time.Now(), 0
+		for c.Create(t.Context(), shapeNamed("", "x")) != nil {
+			failed++
+			g.Expect(time.Since(begun)).To(BeNumerically("<", 10*time.Second))
+			time.Sleep(500 * time.Millisecond)
+		}
+		g.Expect(failed).To(BeNumerically(">", 0))
 		time.Sleep(time.Minute)
 	})
 }
@@ -438,7 +518,7 @@ func TestManyFollow(t *testing.T) {
 		for i := range 20 {
 			plural := []string{"shapes", "figures"}[i%2]
 			s.set(func(s *shapes) { s.plural = plural })
-			notice(t, c)
+			s.notice(t)
 			time.Sleep(6 * time.Second)
 			s.take()
 			time.Sleep(time.Second)

@@ -19,7 +19,8 @@ const (
 	aloneInterval = 100 * time.Millisecond
 )
 
-// sharedDiscovery is how the members of a target discover together. The zero value is ready to use.
+// sharedDiscovery is how the members of a target discover together: all kinds, or those of one group.
+// The zero value is ready to use.
 type sharedDiscovery struct {
 	flight singleflight.Group
 
@@ -60,16 +61,22 @@ func (s *sharedDiscovery) turn(now time.Time) time.Duration {
 	return wait
 }
 
-// discover asks the server, in one flight with other callers. A member asks alone if the flight failed
-// with another member's credential, or if it takes longer than followerTimeout. The first success
-// frees all. discover returns when ctx is done; what it has begun goes on for the others.
-func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
-	shared, start := &m.kinds.shared, time.Now()
-	success := shared.success() // before the flight, so that none is missed
+// discover calls ask, which asks the server with the caller's own credential, in one flight with other
+// callers. A caller asks alone if the flight failed with another member's credential, or if it takes
+// longer than followerTimeout. The first success frees all: latest returns it, and ask has called
+// publish. That a discovery is too much is an answer, too. discover returns when ctx is done; what it
+// has begun goes on for the others.
+func (s *sharedDiscovery) discover(ctx context.Context, ask func() (*kinds, error), latest func() *kinds) (
+	*kinds, error) {
+	start := time.Now()
+	success := s.success() // before the flight, so that none is missed
+	askAlone := func() <-chan singleflight.Result {
+		return new(singleflight.Group).DoChan("", func() (any, error) { return ask() })
+	}
 	var leads atomic.Bool
-	flight := shared.flight.DoChan("", func() (any, error) {
+	flight := s.flight.DoChan("", func() (any, error) {
 		leads.Store(true)
-		return m.ask()
+		return ask()
 	})
 	var alone <-chan singleflight.Result
 	timer := time.NewTimer(followerTimeout)
@@ -78,40 +85,35 @@ func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
 	for {
 		select {
 		case result := <-flight:
-			if result.Err == nil || leads.Load() {
+			if result.Err == nil || leads.Load() || isTooMuch(result.Err) {
 				return found(result)
 			}
 			if flight = nil; alone == nil {
-				alone = m.askAlone()
+				alone = askAlone()
 			}
 		case result := <-alone:
-			if result.Err == nil || flight == nil {
+			if result.Err == nil || flight == nil || isTooMuch(result.Err) {
 				return found(result)
 			}
 			alone = nil // ours failed; the other may succeed
 		case <-success:
-			if latest := m.kinds.latest.Load(); latest != nil && !latest.at.Before(start) {
+			if latest := latest(); latest != nil && !latest.at.Before(start) {
 				return latest, nil
 			}
-			success = shared.success()
+			success = s.success()
 		case now := <-timer.C:
 			switch {
 			case leads.Load() || alone != nil:
 			case !hasTurn:
 				hasTurn = true
-				timer.Reset(shared.turn(now))
+				timer.Reset(s.turn(now))
 			default:
-				alone = m.askAlone()
+				alone = askAlone()
 			}
 		case <-ctx.Done():
 			return nil, errors.Wrap(context.Cause(ctx), "waiting for discovery")
 		}
 	}
-}
-
-// askAlone asks beside the flight of others.
-func (m *Mapper) askAlone() <-chan singleflight.Result {
-	return new(singleflight.Group).DoChan("", func() (any, error) { return m.ask() })
 }
 
 func found(result singleflight.Result) (*kinds, error) {

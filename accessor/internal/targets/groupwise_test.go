@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	apidiscovery "k8s.io/api/apidiscovery/v2"
@@ -23,6 +24,7 @@ type crowded struct {
 	*httptest.Server
 	groups     int
 	aggregated bool         // serves all of them in one answer
+	stale      bool         // the last group's own API server is down
 	whole      atomic.Int64 // requests for all groups
 	alone      atomic.Int64 // requests for a group, or the versions of one
 }
@@ -76,6 +78,9 @@ func (c *crowded) discovery() apidiscovery.APIGroupDiscoveryList {
 				Subresources: []apidiscovery.APISubresourceDiscovery{{Subresource: "status", ResponseKind: gvk,
 					Verbs: []string{"get", "patch", "update"}}}})
 		}
+		if c.stale && n == c.groups-1 {
+			version = apidiscovery.APIVersionDiscovery{Version: "v1", Freshness: apidiscovery.DiscoveryFreshnessStale}
+		}
 		all.Items = append(all.Items, apidiscovery.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: groupName(n)},
 			Versions: []apidiscovery.APIVersionDiscovery{version}})
 	}
@@ -119,6 +124,9 @@ func (c *crowded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case len(path) == 2:
 		c.alone.Add(1)
 		answer = c.description(n)
+	case c.stale && n == c.groups-1:
+		http.Error(w, "the backend is down", http.StatusServiceUnavailable)
+		return
 	default:
 		c.alone.Add(1)
 		answer = c.resources(n)
@@ -126,12 +134,14 @@ func (c *crowded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// An API server with 10,000 kinds is within the default bound, in both forms of discovery.
+// An API server with 10,000 kinds is within the default bound, in both forms of discovery, and also
+// while the API server of one more group is down.
 func TestTenThousandKinds(t *testing.T) {
 	for _, aggregated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("aggregated %t", aggregated), func(t *testing.T) {
 			g := NewWithT(t)
-			server := newCrowded(t, 100, aggregated)
+			server := newCrowded(t, 101, aggregated)
+			server.stale = true
 			var s Set
 			target, err := s.Join(&rest.Config{Host: server.URL}, nil, &Policy{})
 			g.Expect(err).NotTo(HaveOccurred())
@@ -143,6 +153,10 @@ func TestTenThousandKinds(t *testing.T) {
 				g.Expect(mapping.Resource.Resource).To(Equal(strings.ToLower(kind.Kind) + "s"))
 			}
 			g.Expect(server.whole.Load()).To(BeEquivalentTo(1))
+			latest := target.kinds.latest.Load()
+			g.Expect(latest.failed).To(HaveKey(groupName(100)))
+			t.Logf("%d bytes of the budget", latest.memory)
+			g.Expect(latest.memory).To(BeNumerically("<", MaxDiscoveryBytes*3/4), "a reserve for those who have more")
 		})
 	}
 }
@@ -189,6 +203,9 @@ func TestGroupBeyondTheBound(t *testing.T) {
 				target.kinds.forget()
 				for _, k := range target.kinds.groups.kinds {
 					k.at = k.at.Add(-rediscoverAfter)
+				}
+				for _, group := range target.kinds.anew.groups {
+					group.foundAt = time.Time{}
 				}
 			}
 			forget()

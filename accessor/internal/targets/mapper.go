@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -21,29 +23,35 @@ import (
 // two discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxRequests bounds the requests of one discovery, and MaxDiscoveryBytes its memory, as
-// untrusted.Budget counts it. A server that a kubeconfig names may answer anything. A thousand
-// CustomResourceDefinitions take 4 MB, and cost one request or two, or one for each group and
-// version.
+// maxRequests bounds the requests of one discovery, atOnce how many of them are under way at a time,
+// and MaxDiscoveryBytes the memory, as untrusted.Budget counts it. A server that a kubeconfig names
+// may answer anything. A thousand CustomResourceDefinitions take 4 MB, and cost one request or two,
+// or one for each group and version.
 const (
 	maxRequests       = 10_000
+	atOnce            = 50
 	MaxDiscoveryBytes = 64 << 20
 )
+
+// numbers counts the discoveries of this process.
+var numbers atomic.Uint64
 
 // discovered holds the kinds that a target serves, as its members discovered them.
 type discovered struct {
 	shared sharedDiscovery
 	latest atomic.Pointer[kinds] // nil before the first discovery
-	groups groupwise             // while a whole discovery is too much
-	anew   recent                // the groups that were asked for by themselves
+	groups groupwise             // groups that were asked for alone since
+	anew   recent                // the discoveries of single groups that members share
 }
 
 // kinds is the outcome of one discovery.
 type kinds struct {
+	number uint64 // of the discovery
 	mapper meta.RESTMapper
 	groups []*restmapper.APIGroupResources // what mapper is made of
 	failed map[string]error                // why a group's kinds are not known, by group
 	at     time.Time                       // start of the discovery
+	memory int64                           // how much of the budget the discovery took
 	stale  atomic.Bool                     // a path in the result turned out not to exist
 }
 
@@ -63,6 +71,7 @@ func (d *discovered) forget() {
 // "No such kind" stays cached for 5 s, so a kind that was just installed is found within that time.
 // Where a whole discovery is too much, Mapper asks for the group that a lookup names.
 type Mapper struct {
+	tries    tries
 	kinds    *discovered
 	config   *rest.Config
 	client   *http.Client
@@ -84,6 +93,9 @@ func (t *Target) Mapper(config *rest.Config, client *http.Client, maxBytes int64
 // discovery is too much.
 func lookup[T any](ctx context.Context, m *Mapper, group string, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	cached := m.kinds.latest.Load()
+	if group != "" { // without a group, a resource may be in any
+		cached = m.current(group)
+	}
 	if cached != nil {
 		result, err := ask(cached.mapper)
 		if cached.fresh() || (!meta.IsNoMatchError(err) && !cached.stale.Load()) {
@@ -91,17 +103,27 @@ func lookup[T any](ctx context.Context, m *Mapper, group string, ask func(meta.R
 		}
 	}
 	newKinds, err := m.discover(ctx)
-	switch {
-	case err == nil:
+	if err == nil {
 		return answer(newKinds, ask)
-	case errors.As(err, new(*tooMuchError)):
-		return lookupGroup(ctx, m, group, err, ask)
-	case cached != nil && cached.stale.Load():
-		return answer(cached, ask) // stale kinds are better than none
-	default:
-		var none T
-		return none, err
 	}
+	if isTooMuch(err) {
+		var result T
+		if result, err = lookupGroup(ctx, m, group, err, ask); err == nil || meta.IsNoMatchError(err) {
+			return result, err
+		}
+	}
+	if cached != nil {
+		if result, known := answer(cached, ask); known == nil {
+			return result, nil // stale kinds are better than none
+		}
+	}
+	var none T
+	return none, err
+}
+
+// discover returns all kinds, by a discovery that the members share.
+func (m *Mapper) discover(ctx context.Context) (*kinds, error) {
+	return m.kinds.shared.discover(ctx, m.ask, m.kinds.latest.Load)
 }
 
 // answer answers from the kinds. A kind of a group whose discovery failed may exist.
@@ -131,21 +153,21 @@ func (k *kinds) explain(err error) error {
 	return err
 }
 
-// ask runs a discovery with our own credential, within the timeout of our config. The discovery is
-// not subject to our rate limit, because other members may wait for it.
+// newKinds returns the kinds of a discovery that begins now.
+func newKinds() *kinds { return &kinds{number: numbers.Add(1), at: time.Now()} }
+
+// ask runs a discovery with our own credential, within the timeout of our config.
 func (m *Mapper) ask() (*kinds, error) {
 	if err := m.kinds.groups.tooMuch(time.Now()); err != nil {
 		return nil, err
 	}
-	config := rest.CopyConfig(m.config)
-	config.RateLimiter, config.QPS = nil, -1
 	ctx, cancel := m.bounded(context.Background())
 	defer cancel()
-	client, limit, err := m.discoveryClient(config)
+	client, limit, err := m.discoveryClient()
 	if err != nil {
 		return nil, err
 	}
-	result := &kinds{at: time.Now()}
+	result := newKinds()
 	partial := &partialDiscovery{DiscoveryInterfaceWithContext: discovery.ToDiscoveryInterfaceWithContext(client)}
 	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, partial)
 	if exceeded := limit.Exceeded(); exceeded != nil { // err may be nil, and groups not all
@@ -164,9 +186,10 @@ func (m *Mapper) ask() (*kinds, error) {
 		result.groups, result.failed = carryOver(last, groups, partial.failed)
 	}
 	for group, failure := range result.failed {
-		result.failed[group] = errors.WithMessagef(failure, "discovering the kinds that %s serves in group %q",
+		result.failed[group] = errors.WithMessagef(forOthers(failure), "discovering the kinds that %s serves in group %q",
 			m.config.Host, group)
 	}
+	result.memory = limit.Used()
 	result.mapper = restmapper.NewDiscoveryRESTMapper(result.groups)
 	for {
 		latest := m.kinds.latest.Load()
@@ -174,6 +197,7 @@ func (m *Mapper) ask() (*kinds, error) {
 			return latest, nil // a later discovery was faster
 		}
 		if m.kinds.latest.CompareAndSwap(latest, result) {
+			m.kinds.groups.replaced(result.at)
 			m.kinds.shared.publish()
 			return result, nil
 		}
@@ -188,10 +212,26 @@ func (m *Mapper) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithCancel(ctx)
 }
 
-// discoveryClient returns a client for one discovery, with its limit.
-func (m *Mapper) discoveryClient(config *rest.Config) (*discovery.DiscoveryClient,
-	*untrusted.LimitedRoundTripper, error) {
-	limit := untrusted.LimitAll(m.client.Transport, untrusted.Budget{Requests: maxRequests, Bytes: m.maxBytes})
+// forOthers returns a failure as other members may see it: the API server's text about a request that
+// it denies has the name of the user.
+func forOthers(failure error) error {
+	if status, ok := untrusted.StatusText(failure); ok && isDenied(failure) {
+		return untrusted.Show("the API server answered "+status, failure)
+	}
+	return failure
+}
+
+// isDenied reports whether an identity may not discover.
+func isDenied(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
+
+// discoveryClient returns a client for one discovery, with its limit. The discovery is not subject to
+// our rate limit, because other members may wait for it.
+func (m *Mapper) discoveryClient() (*discovery.DiscoveryClient, *untrusted.LimitedRoundTripper, error) {
+	config := rest.CopyConfig(m.config)
+	config.RateLimiter, config.QPS = nil, -1
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	limit := untrusted.LimitAll(m.client.Transport,
+		untrusted.Budget{Requests: maxRequests, AtOnce: atOnce, Bytes: m.maxBytes})
 	limited := *m.client
 	limited.Transport = limit
 	client, err := discovery.NewDiscoveryClientForConfigAndClient(config, &limited)

@@ -19,7 +19,8 @@ type partialDiscovery struct {
 // ServerGroupsAndResourcesWithContext implements discovery.DiscoveryInterfaceWithContext.
 func (p *partialDiscovery) ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*v1.APIGroup,
 	[]*v1.APIResourceList, error) {
-	groups, resources, err := p.DiscoveryInterfaceWithContext.ServerGroupsAndResourcesWithContext(ctx)
+	// The client's method of this name would ask for everything again because of one group.
+	groups, resources, err := discovery.ServerGroupsAndResourcesWithContext(ctx, p.DiscoveryInterfaceWithContext)
 	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok {
 		p.failed = failed
 	}

@@ -15,72 +15,159 @@ const (
 	// renewTimeout is how long a request whose kind is known waits for what discovery says now.
 	renewTimeout = time.Second
 	// longestTrust is the longest time between two looks at a kind that requests contradict.
-	longestTrust = time.Minute
+	longestTrust = 10 * time.Second
+	// deniedFor is how long an identity that may not discover leaves that to others.
+	deniedFor = time.Minute
 )
 
-// recent has the groups that were asked for by themselves in the last moments. The zero value is
-// ready to use.
+// recent has the groups that are asked for by themselves, and those that were in the last moments.
+// The zero value is ready to use.
 type recent struct {
 	mu     sync.Mutex
-	groups map[string]*kinds // guarded by mu
-	tried  time.Time         // guarded by mu; when a request last waited for a discovery of kinds that are known
+	groups map[string]*recentGroup // guarded by mu
+	tried  time.Time               // guarded by mu; when a request last waited for a discovery of kinds that are known
 }
 
-// get returns what was found of a group, nil if that is too long ago.
-func (r *recent) get(group string) *kinds {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if found := r.groups[group]; found != nil && time.Since(found.at) < anewFor {
-		return found
-	}
-	return nil
+// recentGroup is how the members of a target discover a group. The mu of recent guards its fields,
+// except shared.
+type recentGroup struct {
+	shared  sharedDiscovery
+	callers int
+	found   *kinds    // nil for none
+	foundAt time.Time // when it was found
 }
 
-func (r *recent) set(group string, found *kinds) {
+// begin returns the group, and what was found of it, nil if that is too long ago. The caller calls
+// end with the group.
+func (r *recent) begin(name string) (*recentGroup, *kinds) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.groups == nil {
-		r.groups = map[string]*kinds{}
+	group := r.groups[name]
+	if group == nil {
+		if r.groups == nil {
+			r.groups = map[string]*recentGroup{}
+		}
+		group = &recentGroup{}
+		r.groups[name] = group
 	}
-	for name, earlier := range r.groups {
-		if time.Since(earlier.at) >= anewFor {
+	if group.callers++; group.found != nil && time.Since(group.foundAt) < anewFor {
+		return group, group.found
+	}
+	return group, nil
+}
+
+// hold keeps the group until end is called.
+func (r *recent) hold(group *recentGroup) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	group.callers++
+}
+
+// end drops the groups that were found too long ago and that no caller asks for.
+func (r *recent) end(group *recentGroup) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	group.callers--
+	for name, g := range r.groups {
+		if g.callers == 0 && time.Since(g.foundAt) >= anewFor {
 			delete(r.groups, name)
 		}
 	}
-	r.groups[group] = found
 }
 
-// mayTry reports whether a request may wait for a discovery: once in rediscoverAfter, whether it
-// fails or not.
-func (r *recent) mayTry() bool {
+// found returns the latest that was found of the group.
+func (r *recent) found(group *recentGroup) *kinds {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := time.Now(); r.tried.IsZero() || now.Sub(r.tried) >= rediscoverAfter {
-		r.tried = now
-		return true
+	return group.found
+}
+
+// publish notes what was found of the group, and returns the latest.
+func (r *recent) publish(group *recentGroup, found *kinds) *kinds {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if group.found == nil || group.found.at.Before(found.at) {
+		group.found, group.foundAt = found, time.Now()
 	}
-	return false
+	group.shared.publish()
+	return group.found
+}
+
+// mayTry reports whether a request may wait for a discovery: one of all members in rediscoverAfter,
+// whether it fails or not.
+func (r *recent) mayTry(of *tries) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if now.Before(of.deniedUntil) || !r.tried.IsZero() && now.Sub(r.tried) < rediscoverAfter {
+		return false
+	}
+	r.tried = now
+	return true
+}
+
+// denied notes that a member whose request has waited may not discover: another one may try.
+func (r *recent) denied(of *tries) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of.deniedUntil, r.tried = time.Now().Add(deniedFor), time.Time{}
+}
+
+// tries is what is known of a member's discoveries.
+type tries struct {
+	deniedUntil time.Time // guarded by the mu of recent
+}
+
+// discoverGroup returns the kinds of a group, by a discovery that the members share. compare is
+// called with them, also if ctx is done before; nil for nothing to do.
+func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*kinds)) (*kinds, error) {
+	group, found := m.kinds.anew.begin(name)
+	defer m.kinds.anew.end(group)
+	if found != nil {
+		return found, nil
+	}
+	return group.shared.discover(ctx, func() (*kinds, error) {
+		m.kinds.anew.hold(group)
+		defer m.kinds.anew.end(group)
+		found, err := m.askGroup(name)
+		if err != nil {
+			return nil, err
+		}
+		if compare != nil {
+			compare(found)
+		}
+		return m.kinds.anew.publish(group, found), nil
+	}, func() *kinds { return m.kinds.anew.found(group) })
 }
 
 // RESTMappingAnew returns the resource of a kind as the API server names it now, by a discovery of
-// its group. A discovery that fails is an error, whatever is known. If the answer differs from what
-// is known, the next lookups discover again.
+// its group, a second old at most. A discovery that fails is an error, whatever is known. If the
+// answer differs from what is known, lookups of the group use it from now on, and those in other
+// groups discover again.
 func (m *Mapper) RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error) {
-	found := m.kinds.anew.get(gk.Group)
-	if found == nil {
-		var err error
-		if found, err = m.askGroup(ctx, gk.Group); err != nil {
-			return nil, err
+	ask := func(mapper meta.RESTMapper) (*meta.RESTMapping, error) { return mapper.RESTMapping(gk, version) }
+	compare := func(found *kinds) {
+		current := m.current(gk.Group)
+		if current == nil || !current.at.Before(found.at) {
+			return
 		}
-		m.kinds.anew.set(gk.Group, found)
-	}
-	mapping, err := found.mapper.RESTMapping(gk, version)
-	if current := m.current(gk.Group); current != nil && current.at.Before(found.at) {
-		if known, knownErr := current.mapper.RESTMapping(gk, version); !sameResource(mapping, err, known, knownErr) {
+		mapping, err := answer(found, ask)
+		if err != nil && !meta.IsNoMatchError(err) {
+			return // this version's discovery failed
+		}
+		if known, knownErr := answer(current, ask); !sameResource(mapping, err, known, knownErr) {
 			m.kinds.forget()
+			if len(found.failed) == 0 {
+				m.kinds.groups.set(gk.Group, found, m.maxBytes)
+			}
 		}
 	}
-	return mapping, err
+	found, err := m.discoverGroup(ctx, gk.Group, compare)
+	if err != nil {
+		return nil, err
+	}
+	compare(found) // another caller may have asked, for another kind
+	return answer(found, ask)
 }
 
 // sameResource compares two answers.
@@ -103,7 +190,7 @@ func (m *Mapper) current(group string) *kinds {
 // Resolved is the resource of a kind, as a discovery found it.
 type Resolved struct {
 	Mapping *meta.RESTMapping
-	from    *kinds        // the current kinds before Mapping was looked up; nil for none
+	from    uint64        // the number of the current kinds before Mapping was looked up; 0 for none
 	trusted time.Time     // until when requests that contradict Mapping are no reason to look it up
 	trust   time.Duration // how long the latest such time was
 }
@@ -124,25 +211,43 @@ func (m *Mapper) Resolve(ctx context.Context, gvk schema.GroupVersionKind, last 
 		if err != nil {
 			return nil, err
 		}
-		return &Resolved{Mapping: mapping, from: current}, nil
+		return &Resolved{Mapping: mapping, from: current.generation()}, nil
 	}
 	if current == nil {
 		return last, nil
 	}
-	if current.stale.Load() && m.kinds.anew.mayTry() {
-		ctx, cancel := context.WithTimeout(ctx, renewTimeout)
-		defer cancel()
-		_, _ = m.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version) // what it finds is current then
+	if current.stale.Load() && m.kinds.anew.mayTry(&m.tries) {
+		m.refresh(ctx, gvk)
 		current = m.current(gvk.Group)
 	}
-	if last.from == current {
+	if last.from == current.generation() {
 		return last, nil
 	}
 	mapping, err := current.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		return last, nil // the kind is gone, and the request says so
 	}
-	return &Resolved{Mapping: mapping, from: current, trusted: last.trusted, trust: last.trust}, nil
+	return &Resolved{Mapping: mapping, from: current.number, trusted: last.trusted, trust: last.trust}, nil
+}
+
+// generation returns the number of the discovery, 0 for none.
+func (k *kinds) generation() uint64 {
+	if k == nil {
+		return 0
+	}
+	return k.number
+}
+
+// refresh runs a discovery, for a second at most. What it finds is current then.
+func (m *Mapper) refresh(ctx context.Context, gvk schema.GroupVersionKind) {
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	switch _, err := m.discover(ctx); {
+	case isTooMuch(err):
+		_, _ = m.RESTMappingWithContext(ctx, gvk.GroupKind(), gvk.Version) // of the group alone
+	case isDenied(err):
+		m.kinds.anew.denied(&m.tries)
+	}
 }
 
 // Doubt is Resolve for a request that makes no sense for last: it looks the kind up, unless that
@@ -158,10 +263,14 @@ func (m *Mapper) Doubt(ctx context.Context, gvk schema.GroupVersionKind, last *R
 	current := m.current(gvk.Group)
 	mapping, err := m.RESTMappingAnew(ctx, gvk.GroupKind(), gvk.Version)
 	next := *last
-	next.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
-	next.trusted = now.Add(next.trust)
-	if err == nil && !sameResource(mapping, nil, last.Mapping, nil) {
-		next = Resolved{Mapping: mapping, from: current}
+	switch {
+	case err == nil && !sameResource(mapping, nil, last.Mapping, nil):
+		return &Resolved{Mapping: mapping, from: current.generation()}
+	case err != nil: // nothing is confirmed; what was begun goes on, and the next lookup finds it
+		next.trusted = now.Add(rediscoverAfter)
+	default:
+		next.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
+		next.trusted = now.Add(next.trust)
 	}
 	return &next
 }

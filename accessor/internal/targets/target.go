@@ -201,7 +201,8 @@ func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
 	o.target.lastAnswer.Store(&now)
 	// The API server answers with a Status if the object does not exist, and with plain text if the
 	// resource does not exist.
-	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") &&
+		req.Context().Value(namesMayNotExist{}) == nil {
 		o.target.kinds.forget()
 	}
 	return resp, nil
