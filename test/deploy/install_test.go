@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -337,11 +338,16 @@ func TestUpgrade(t *testing.T) {
 	g.Expect(uids()).To(Equal(extensions), "tenants' objects are kept")
 }
 
+// takeOver are the flags of docs/install.md for what was applied by hand before.
+var takeOver = []string{"--create-namespace", "--take-ownership", "--server-side=true", "--force-conflicts"}
+
 // What was applied by hand before belongs to the release after one command, also when an install has
-// failed half-way because of it. Tenants' objects stay, and later upgrades need no flag.
+// failed half-way because of it, and whatever way Helm applied it. Tenants' objects stay. Upgrades
+// that change what was applied need the flags, too, and others do not.
 func TestTakeOwnership(t *testing.T) {
 	for name, flags := range map[string][]string{"kubectl apply": nil,
 		"kubectl apply --server-side": {"--server-side"}} {
+		halfWay := flags == nil
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -362,23 +368,59 @@ func TestTakeOwnership(t *testing.T) {
 				return out
 			}
 			extensions := uids()
-			_, err := run(append([]string{"install"}, release...)...)
+			page, err := os.ReadFile("../../docs/install.md")
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(string(page)).To(ContainSubstring(strings.Join(takeOver, " ") + "\n"))
+			_, err = cp.Kubectl(t.Context(), "delete", "namespace", namespace) // as the page has not created it
+			g.Expect(err).NotTo(HaveOccurred())
+			_, err = run(append([]string{"install", "--create-namespace"}, release...)...)
 			g.Expect(err).To(MatchError(ContainSubstring("invalid ownership metadata")))
-			_, _ = run(append([]string{"install", "--take-ownership"}, release...)...) // fails in Helm 4, half-way
+			if halfWay {
+				_, err = run(append([]string{"install", "--create-namespace", "--take-ownership"}, release...)...)
+				g.Expect(err).To(MatchError(ContainSubstring("conflict")), "half-way")
+			}
 
-			_, err = run(append([]string{"upgrade", "--install", "--take-ownership", "--force-conflicts"}, release...)...)
+			_, err = run(slices.Concat([]string{"upgrade", "--install"}, takeOver, release)...)
 			g.Expect(err).NotTo(HaveOccurred())
 			for _, object := range []string{"customresourcedefinition/clusterextensions.latchkey.dev",
-				"deployment/latchkey"} {
+				"validatingadmissionpolicy/latchkey-dev-clusterextension-serviceaccount",
+				"validatingadmissionpolicybinding/latchkey-dev-clusterextension-serviceaccount", "deployment/latchkey"} {
 				out, err := cp.Kubectl(t.Context(), "get", object, "-n", namespace, "-o", "jsonpath={.metadata.annotations}")
 				g.Expect(err).NotTo(HaveOccurred())
 				g.Expect(out).To(ContainSubstring(`"meta.helm.sh/release-name":"latchkey"`))
 			}
 			_, err = run(append([]string{"upgrade", "--set", "replicas=3"}, release...)...)
 			g.Expect(err).NotTo(HaveOccurred(), "without the flags")
+			release[1] = changedChart(t)
+			_, err = run(append([]string{"upgrade"}, release...)...)
+			g.Expect(err).To(MatchError(ContainSubstring("conflict")))
+			_, err = run(slices.Concat([]string{"upgrade"}, takeOver[1:], release)...)
+			g.Expect(err).NotTo(HaveOccurred())
+			out, err := cp.Kubectl(t.Context(), "get", "crd", "clusterextensions.latchkey.dev", "-o", "jsonpath={.spec.names}")
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(out).To(ContainSubstring("lkext"))
 			g.Expect(uids()).To(Equal(extensions))
 		})
 	}
+}
+
+// changedChart returns a chart whose definition and policy are those of a later version.
+func changedChart(t *testing.T) string {
+	t.Helper()
+	g := NewWithT(t)
+	dir := filepath.Join(t.TempDir(), "latchkey")
+	g.Expect(os.CopyFS(dir, os.DirFS(chart))).To(Succeed())
+	for file, change := range map[string][2]string{
+		"files/clusterextensions.yaml": {"    plural: clusterextensions\n", "    plural: clusterextensions\n    shortNames: [lkext]\n"},
+		"files/admission.yaml":         {"failurePolicy: Fail", "failurePolicy: Ignore"},
+	} {
+		content, err := os.ReadFile(filepath.Join(dir, file))
+		g.Expect(err).NotTo(HaveOccurred())
+		changed := strings.Replace(string(content), change[0], change[1], 1)
+		g.Expect(changed).NotTo(Equal(string(content)), file)
+		g.Expect(os.WriteFile(filepath.Join(dir, file), []byte(changed), 0o600)).To(Succeed())
+	}
+	return dir
 }
 
 // chartBefore returns the chart of the last tag before this commit, or else this chart with an earlier version.
