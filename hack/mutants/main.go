@@ -19,8 +19,8 @@ import (
 var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/monitor"}
 
 // guarded are packages whose mutants break guards against rare interleavings.
-var guarded = []string{"accessor/internal/connection", "accessor/internal/targets", "clustercache", "credential",
-	"scopedcache", "scopedcache/internal/lightinformer"}
+var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/targets",
+	"clustercache", "credential", "scopedcache", "scopedcache/internal/lightinformer"}
 
 func main() {
 	only := flag.String("only", "", "run only the mutants whose names contain this text")

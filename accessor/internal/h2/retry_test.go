@@ -1,4 +1,4 @@
-package targets
+package h2
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"k8s.io/client-go/rest"
 )
 
 // The HTTP/2 frame types and codes that the tests use (RFC 9113, sections 6 and 7).
@@ -129,14 +128,9 @@ func (s *rawH2) serve(c *rawConn, n int32) {
 	}
 }
 
-func (s *rawH2) target(t *testing.T) *Target {
+func (s *rawH2) transport(t *testing.T) *Transport {
 	t.Helper()
-	var set Set
-	target, err := set.Join(&rest.Config{Host: s.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
-	return target.Target
+	return newTransport(t, s.url)
 }
 
 // receivedBodies returns the bodies that arrived.
@@ -149,13 +143,13 @@ func (s *rawH2) receivedBodies() (bodies []string) {
 	return bodies
 }
 
-func post(t *testing.T, target *Target, url string, body io.Reader) error {
+func post(t *testing.T, transport *Transport, url string, body io.Reader) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	resp, err := target.RoundTripper().RoundTrip(req)
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return err
 	}
@@ -181,7 +175,7 @@ func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 					c.ok(stream)
 				}
 			})
-			g.Expect(post(t, s.target(t), s.url, strings.NewReader("body"))).To(Succeed())
+			g.Expect(post(t, s.transport(t), s.url, strings.NewReader("body"))).To(Succeed())
 			g.Expect(s.requests.Load()).To(BeEquivalentTo(2))
 			g.Expect(s.conns.Load()).To(Equal(tc.conns))
 			g.Expect(s.receivedBodies()).To(Equal([]string{"body", "body"}))
@@ -207,7 +201,7 @@ func TestRequestsThatAreNotSentAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { tc.decline(c, stream) })
-			g.Expect(post(t, s.target(t), s.url, tc.body)).NotTo(Succeed())
+			g.Expect(post(t, s.transport(t), s.url, tc.body)).NotTo(Succeed())
 			g.Expect(s.requests.Load()).To(BeEquivalentTo(1))
 		})
 	}
@@ -243,15 +237,15 @@ func TestUnreadBody(t *testing.T) {
 func TestInvalidRequests(t *testing.T) {
 	g := NewWithT(t)
 	s := newRawH2(t, func(c *rawConn, stream uint32, _ int32) { c.ok(stream) })
-	target := s.target(t)
-	g.Expect(post(t, target, s.url, http.NoBody)).To(Succeed())
+	transport := s.transport(t)
+	g.Expect(post(t, transport, s.url, http.NoBody)).To(Succeed())
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url, nil)
 	req.Header.Set("Authorization", "line\nbreak")
 	failed := make(chan error, 1)
-	go func() { _, err := target.RoundTripper().RoundTrip(req); failed <- err }()
+	go func() { _, err := transport.RoundTrip(req); failed <- err }()
 	g.Eventually(failed).WithTimeout(time.Second / 2).
 		Should(Receive(MatchError(ContainSubstring("invalid header field value"))))
-	g.Expect(post(t, target, s.url, http.NoBody)).To(Succeed())
+	g.Expect(post(t, transport, s.url, http.NoBody)).To(Succeed())
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(1))
 }
 
@@ -262,8 +256,8 @@ func TestRefusedForEver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	done := make(chan error, 1)
-	target := s.target(t)
-	go func() { _, err := target.RoundTripper().RoundTrip(req); done <- err }()
+	transport := s.transport(t)
+	go func() { _, err := transport.RoundTrip(req); done <- err }()
 	g.Eventually(s.requests.Load).Should(BeNumerically(">=", 2))
 	cancel()
 	g.Eventually(done).Should(Receive(MatchError(context.Canceled)),
@@ -279,9 +273,9 @@ func TestRequestsAfterGoAway(t *testing.T) {
 			c.frame(frameGoAway, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
 		}
 	})
-	target := s.target(t)
+	transport := s.transport(t)
 	for range 20 {
-		g.Expect(post(t, target, s.url, strings.NewReader("body"))).To(Succeed())
+		g.Expect(post(t, transport, s.url, strings.NewReader("body"))).To(Succeed())
 	}
 	g.Expect(s.conns.Load()).To(BeEquivalentTo(20))
 }
@@ -305,14 +299,14 @@ func TestFewStreamsPerConnection(t *testing.T) {
 				s.delay = make(chan struct{})
 				time.AfterFunc(300*time.Millisecond, func() { close(s.delay) })
 			}
-			target := s.target(t)
+			transport := s.transport(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			var asking, open sync.WaitGroup
 			for range 40 {
 				open.Add(1)
 				asking.Go(func() {
 					req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
-					resp, err := target.RoundTripper().RoundTrip(req)
+					resp, err := transport.RoundTrip(req)
 					open.Done()
 					if err != nil {
 						t.Error(err)
@@ -343,11 +337,7 @@ func TestRequestsThatAreGivenUp(t *testing.T) {
 	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 4}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport := newTransport(t, server.URL)
 	var asking sync.WaitGroup
 	for worker := range 20 {
 		asking.Go(func() {
@@ -357,7 +347,7 @@ func TestRequestsThatAreGivenUp(t *testing.T) {
 					time.AfterFunc(time.Duration(n)*10*time.Microsecond, cancel)
 				}
 				req, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, bytes.NewReader([]byte("body")))
-				if resp, err := target.RoundTripper().RoundTrip(req); err == nil {
+				if resp, err := transport.RoundTrip(req); err == nil {
 					_, _ = io.Copy(io.Discard, resp.Body)
 					_ = resp.Body.Close()
 				} else if ctx.Err() == nil {
@@ -368,7 +358,7 @@ func TestRequestsThatAreGivenUp(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	pool := target.transport.h2.http2
+	pool := transport.http2
 	g.Eventually(func() (inFlight int) {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()

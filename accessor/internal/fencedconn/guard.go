@@ -1,4 +1,4 @@
-package targets
+package fencedconn
 
 import (
 	"context"
@@ -15,26 +15,26 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// guard keeps a TCP connection from sending a request whose term has ended. A request compares the time
+// Guard keeps a TCP connection from sending a request whose term has ended. A request compares the time
 // when it begins, and again when its answer arrives. Between the two, net/http hands the request from
 // goroutine to goroutine. A process that is suspended then, or that gets no CPU, would send the request
 // much later. So the connection compares the time once more before each write. If a write is refused, the
 // whole connection ends, with the requests of other identities on it, because a part of a connection
 // cannot be taken back. Only a process that was stopped in that moment loses a connection.
 //
-// The methods may be called from any goroutine. begin may be called on nil: a connection without a guard
+// The methods may be called from any goroutine. Begin may be called on nil: a connection without a guard
 // sends everything.
-type guard struct {
+type Guard struct {
 	mu   sync.Mutex
-	uses []*guardedUse // guarded by mu; of requests that need a term and are not written
-	raw  *net.TCPConn  // guarded by mu; the TCP connection itself, once it is there
-	sent int64         // guarded by mu; bytes that the kernel has taken
-	owed int64         // guarded by mu; up to which byte there are requests that need a term
+	uses []*Use       // guarded by mu; of requests that need a term and are not written
+	raw  *net.TCPConn // guarded by mu; the TCP connection itself, once it is there
+	sent int64        // guarded by mu; bytes that the kernel has taken
+	owed int64        // guarded by mu; up to which byte there are requests that need a term
 }
 
-// guardedUse is a request that needs a term and uses the connection.
-type guardedUse struct {
-	guard    *guard
+// Use is a request that needs a term and uses the connection.
+type Use struct {
+	guard    *Guard
 	term     *fence.Term
 	written  bool      // guarded by the guard's mu; the kernel has taken the whole request
 	upTo     int64     // guarded by the guard's mu; up to which byte of the connection the request is, once written
@@ -47,12 +47,12 @@ const lateWrite = 10 * time.Second
 // ackPatience is how long the other side may take to acknowledge what it has received.
 const ackPatience = 100 * time.Millisecond
 
-// begin notes a request that needs the term. The caller calls hasReturned after RoundTrip.
-func (g *guard) begin(term *fence.Term) *guardedUse {
+// Begin notes a request that needs the term. The caller calls HasReturned after RoundTrip.
+func (g *Guard) Begin(term *fence.Term) *Use {
 	if g == nil || term == nil {
 		return nil
 	}
-	u := &guardedUse{guard: g, term: term}
+	u := &Use{guard: g, term: term}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	kept := g.uses[:0]
@@ -66,8 +66,8 @@ func (g *guard) begin(term *fence.Term) *guardedUse {
 	return u
 }
 
-// wroteRequest notes that the kernel has taken the whole request.
-func (u *guardedUse) wroteRequest() {
+// WroteRequest notes that the kernel has taken the whole request.
+func (u *Use) WroteRequest() {
 	if u == nil {
 		return
 	}
@@ -78,10 +78,10 @@ func (u *guardedUse) wroteRequest() {
 	g.removeLocked(u)
 }
 
-// hasReturned notes that RoundTrip has returned. If the term has ended, and the request may still be on
+// HasReturned notes that RoundTrip has returned. If the term has ended, and the request may still be on
 // its way, the connection ends, so that the kernel does not send it again and again to a server that the
 // network does not reach.
-func (u *guardedUse) hasReturned() {
+func (u *Use) HasReturned() {
 	if u == nil {
 		return
 	}
@@ -101,7 +101,7 @@ func (u *guardedUse) hasReturned() {
 
 // abortUnlessDelivered ends the connection if the other side has still not acknowledged the request.
 // Requests of others that were written later do not count.
-func (u *guardedUse) abortUnlessDelivered() {
+func (u *Use) abortUnlessDelivered() {
 	g := u.guard
 	g.mu.Lock()
 	delivered, raw := g.isDeliveredLocked(u.upTo), g.raw
@@ -112,11 +112,11 @@ func (u *guardedUse) abortUnlessDelivered() {
 }
 
 // isDeliveredLocked reports whether the other side has acknowledged the connection's bytes up to upTo.
-func (g *guard) isDeliveredLocked(upTo int64) bool {
+func (g *Guard) isDeliveredLocked(upTo int64) bool {
 	return upTo == 0 || g.sent-unacknowledged(g.raw) >= upTo
 }
 
-func (g *guard) removeLocked(u *guardedUse) {
+func (g *Guard) removeLocked(u *Use) {
 	for i, other := range g.uses {
 		if other == u {
 			last := len(g.uses) - 1
@@ -129,7 +129,7 @@ func (g *guard) removeLocked(u *guardedUse) {
 
 // check returns an error if the connection must not write: what is written may be part of a request
 // whose term has ended.
-func (g *guard) check() error {
+func (g *Guard) check() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, u := range g.uses {
@@ -141,7 +141,7 @@ func (g *guard) check() error {
 }
 
 // isUsed reports whether a request that needs a term is not yet written.
-func (g *guard) isUsed() bool {
+func (g *Guard) isUsed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.uses) > 0
@@ -159,7 +159,7 @@ func abort(conn *net.TCPConn) {
 // guardedConn is a TCP connection that looks before each write. The guard has the same connection.
 type guardedConn struct {
 	*net.TCPConn
-	guard *guard
+	guard *Guard
 }
 
 func (c *guardedConn) Write(p []byte) (n int, err error) {
@@ -194,31 +194,31 @@ func (c *guardedConn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// dialedConn is the connection as net/http sees it, so that the guard is found again.
-type dialedConn struct {
+// markedConn is a connection whose guard can be found.
+type markedConn struct {
 	net.Conn
-	guard *guard
+	guard *Guard
 }
+
+// Mark returns the connection as net/http is to see it, so that GuardHTTP1 finds the guard.
+func Mark(conn net.Conn, guard *Guard) net.Conn { return &markedConn{Conn: conn, guard: guard} }
 
 type guardKey struct{}
 
-// withGuard returns a context for the dial of a connection that the guard is for.
-func withGuard(ctx context.Context, g *guard) context.Context {
-	return context.WithValue(ctx, guardKey{}, g)
-}
-
-// guardOf returns the guard of the connection that is dialed with the context; a new one if none was
-// given.
-func guardOf(ctx context.Context) *guard {
-	if g, ok := ctx.Value(guardKey{}).(*guard); ok {
-		return g
+// WithGuard returns a context for the dial of a connection, and the guard of the connection: that of
+// ctx, or else a new one.
+func WithGuard(ctx context.Context) (context.Context, *Guard) {
+	if g, ok := ctx.Value(guardKey{}).(*Guard); ok {
+		return ctx, g
 	}
-	return &guard{}
+	g := &Guard{}
+	return context.WithValue(ctx, guardKey{}, g), g
 }
 
-// guarded returns the TCP connection with the guard in ctx. Other connections have none.
-func guarded(ctx context.Context, conn net.Conn) net.Conn {
-	g, hasGuard := ctx.Value(guardKey{}).(*guard)
+// Wrap returns a TCP connection that was dialed with ctx, with the guard in it. Other connections have
+// none.
+func Wrap(ctx context.Context, conn net.Conn) net.Conn {
+	g, hasGuard := ctx.Value(guardKey{}).(*Guard)
 	tcp, isTCP := conn.(*net.TCPConn)
 	if !hasGuard || !isTCP {
 		return conn
@@ -229,30 +229,30 @@ func guarded(ctx context.Context, conn net.Conn) net.Conn {
 	return &guardedConn{TCPConn: tcp, guard: g}
 }
 
-// guardHTTP1 returns the request with a trace that guards the connection that net/http selects for it,
+// GuardHTTP1 returns the request with a trace that guards the connection that net/http selects for it,
 // and a function to call after RoundTrip. With HTTP/1.1 a connection carries one request at a time.
-func guardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
+func GuardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
 	term := fence.TermOf(req.Context())
 	if term == nil {
 		return req, func() {}
 	}
 	var mu sync.Mutex
-	var use *guardedUse
+	var use *Use
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		conn := info.Conn
 		if secure, ok := conn.(*tls.Conn); ok {
 			conn = secure.NetConn()
 		}
-		if dialed, ok := conn.(*dialedConn); ok {
+		if marked, ok := conn.(*markedConn); ok {
 			mu.Lock()
 			defer mu.Unlock()
-			use = dialed.guard.begin(term) // of the last connection, if net/http tries several
+			use = marked.guard.Begin(term) // of the last connection, if net/http tries several
 		}
 	}}
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), func() {
 		mu.Lock()
 		defer mu.Unlock()
-		use.hasReturned()
-		use.wroteRequest() // net/http closes the connection of a request that it has not sent
+		use.HasReturned()
+		use.WroteRequest() // net/http closes the connection of a request that it has not sent
 	}
 }

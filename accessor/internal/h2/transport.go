@@ -1,4 +1,4 @@
-package targets
+package h2
 
 import (
 	"context"
@@ -7,13 +7,17 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/util/connrotation"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/fencedconn"
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
@@ -26,49 +30,106 @@ const (
 	maxSends         = 6 // attempts to send one request that the server did not process
 )
 
-// h2Transport is the RoundTripper of a target. h2Transport uses HTTP/2, over connections that are
-// dialed one at a time. h2Transport falls back to HTTP/1.1 without TLS, behind a proxy, for a
-// server without HTTP/2, and for a request that upgrades its connection.
-type h2Transport struct {
+// Transport carries requests to one API server over its own TCP connections. With HTTP/2 they are
+// dialed one at a time, and requests that the server did not process are sent again. Transport uses
+// HTTP/1.1 without TLS, behind a proxy, for a server without HTTP/2, and for a request that upgrades
+// its connection. Its methods may be called from any goroutine.
+type Transport struct {
 	http1            *http.Transport
-	http2            *h2Pool     // nil if HTTP/2 is not available
-	http2Unsupported atomic.Bool // the server does not speak HTTP/2
+	http2            *pool                // nil if HTTP/2 is not available
+	http2Unsupported atomic.Bool          // the server does not speak HTTP/2
+	dialer           *connrotation.Dialer // tracks the open TCP connections
+	life             context.Context      // ends with Close
+	end              context.CancelFunc
 }
 
-// newH2Transport returns a transport that dials through http1.DialContext.
-func newH2Transport(life context.Context, server *http.Request, http1 *http.Transport) *h2Transport {
-	t := &h2Transport{http1: http1}
-	if proxy, err := http1.Proxy(server); err != nil || proxy != nil || server.URL.Scheme != "https" ||
-		isHTTP2Disabled() {
-		return t
+// New returns a transport for the server at that address. It does no I/O and starts no goroutine. The
+// caller must close it.
+func New(server *url.URL, config *tls.Config) *Transport {
+	t := &Transport{dialer: connrotation.NewDialer(
+		func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := (&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return fencedconn.Wrap(ctx, conn), nil // below the dialer, which closes all in the end
+		})}
+	t.life, t.end = context.WithCancel(context.Background())
+	// A transport of our own, not client-go's shared one, so that closing it affects no other
+	// client.
+	t.http1 = utilnet.SetTransportDefaults(&http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: handshakeTimeout,
+		MaxIdleConnsPerHost: 25,
+		DialContext:         t.dial,
+	})
+	if t.mayUseHTTP2(server) {
+		t.http2 = t.newHTTP2(server, config)
 	}
-	config := http1.TLSClientConfig.Clone()
+	return t
+}
+
+// mayUseHTTP2 reports whether HTTP/2 is worth a try: with TLS, without a proxy.
+func (t *Transport) mayUseHTTP2(server *url.URL) bool {
+	proxy, err := t.http1.Proxy(&http.Request{URL: server})
+	return err == nil && proxy == nil && server.Scheme == "https" && !isHTTP2Disabled()
+}
+
+// newHTTP2 returns the pool of the HTTP/2 connections.
+func (t *Transport) newHTTP2(server *url.URL, config *tls.Config) *pool {
+	config = config.Clone()
 	if config == nil {
 		config = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	config.NextProtos = []string{"h2", "http/1.1"}
 	if config.ServerName == "" {
-		config.ServerName = server.URL.Hostname()
+		config.ServerName = server.Hostname()
 	}
 	// HTTP/2 needs a separate transport. The transport with client-go's defaults creates
 	// connections of another implementation, whose errors cannot be distinguished.
 	dialer := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return dialTLS(ctx, http1.DialContext, address, config)
+			return dialTLS(ctx, t.dial, address, config)
 		},
 		Protocols:       new(http.Protocols),
 		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 		IdleConnTimeout: idleTimeout,
 	}
 	dialer.Protocols.SetHTTP2(true)
-	address := server.URL.Host
-	if server.URL.Port() == "" {
+	address := server.Host
+	if server.Port() == "" {
 		address += ":"
 	}
-	t.http2 = newH2Pool(life, address, func(ctx context.Context) (*http.ClientConn, error) {
+	return newPool(t.life, address, func(ctx context.Context) (*http.ClientConn, error) {
 		return dialer.NewClientConn(ctx, "https", address)
 	})
-	return t
+}
+
+// Close ends the open TCP connections and prevents new ones.
+func (t *Transport) Close() {
+	t.end()
+	t.http1.CloseIdleConnections()
+	t.dialer.CloseAll() // also connections during the handshake, and those that end a cancelled stream
+}
+
+// dial opens a TCP connection that ends with the transport. net/http continues to dial after the
+// request that needs the connection was cancelled, so the transport may be closed when the dial
+// succeeds.
+func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, guard := fencedconn.WithGuard(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.life, cancel)()
+	conn, err := t.dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if t.life.Err() != nil {
+		_ = conn.Close()
+		return nil, errors.Errorf("dialing %s: the transport is closed", address)
+	}
+	return fencedconn.Mark(conn, guard), nil
 }
 
 // isHTTP2Disabled reports whether the environment switches HTTP/2 off: for every client of
@@ -103,7 +164,7 @@ func dialTLS(ctx context.Context, dial func(ctx context.Context, network, addres
 
 // RoundTrip implements http.RoundTripper. RoundTrip sends a request again if the server did not
 // process it.
-func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.http2 == nil || t.http2Unsupported.Load() || req.Header.Get("Upgrade") != "" {
 		return t.roundTripHTTP1(req)
 	}
@@ -136,8 +197,8 @@ func (t *h2Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-func (t *h2Transport) roundTripHTTP1(req *http.Request) (*http.Response, error) {
-	traced, hasReturned := guardHTTP1(req)
+func (t *Transport) roundTripHTTP1(req *http.Request) (*http.Response, error) {
+	traced, hasReturned := fencedconn.GuardHTTP1(req)
 	defer hasReturned()
 	return t.http1.RoundTrip(traced)
 }
@@ -160,7 +221,7 @@ func sleep(ctx context.Context, sends int) error {
 }
 
 // send sends a request on a connection that has room for it.
-func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, error) {
+func (t *Transport) send(conn *clientConn, req *http.Request) (*http.Response, error) {
 	var headersSent, notified atomic.Bool
 	// notifySent lets the next request send its headers. net/http may send the headers of a
 	// cancelled request after RoundTrip has returned.
@@ -169,16 +230,16 @@ func (t *h2Transport) send(conn *h2Conn, req *http.Request) (*http.Response, err
 			t.http2.sent(conn)
 		}
 	}
-	use := conn.guard.begin(fence.TermOf(req.Context()))
+	use := conn.guard.Begin(fence.TermOf(req.Context()))
 	trace := &httptrace.ClientTrace{WroteHeaders: func() {
 		headersSent.Store(true)
 		notifySent()
 	}}
 	if use != nil {
-		trace.WroteRequest = func(httptrace.WroteRequestInfo) { use.wroteRequest() }
+		trace.WroteRequest = func(httptrace.WroteRequestInfo) { use.WroteRequest() }
 	}
 	resp, err := conn.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
-	use.hasReturned()
+	use.HasReturned()
 	notifySent()
 	answeredBefore := t.http2.finished(conn, err == nil)
 	if err != nil && !headersSent.Load() && answeredBefore && (conn.Err() != nil || err.Error() == connNotUsable) {
@@ -227,4 +288,4 @@ func isUnprocessed(err error) bool {
 }
 
 // WrappedRoundTripper lets client-go find the TLS settings below.
-func (t *h2Transport) WrappedRoundTripper() http.RoundTripper { return t.http1 }
+func (t *Transport) WrappedRoundTripper() http.RoundTripper { return t.http1 }

@@ -1,4 +1,4 @@
-package targets
+package h2
 
 import (
 	"context"
@@ -20,7 +20,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
 )
 
 // streamingServer is an HTTP/2 server whose responses never end. The server allows a hundred
@@ -80,20 +79,15 @@ func (s *streamingServer) stream(t *testing.T, transport http.RoundTripper, n in
 	NewWithT(t).Eventually(s.streams.Load).WithTimeout(30 * time.Second).Should(BeEquivalentTo(n))
 }
 
-func (s *streamingServer) target(t *testing.T) *Target {
+func (s *streamingServer) transport(t *testing.T) *Transport {
 	t.Helper()
-	var set Set
-	target, err := set.Join(&rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
-	return target.Target
+	return newTransport(t, s.URL)
 }
 
 // Fifty requests at once share the connection that the first of them dialed.
 func TestFiftyStarts(t *testing.T) {
 	s := newStreamingServer(t)
-	s.stream(t, s.target(t).RoundTripper(), 50)
+	s.stream(t, s.transport(t), 50)
 	NewWithT(t).Expect(s.total.Load()).To(BeNumerically("<=", 2),
 		"one connection, and another if the machine is so busy that a handshake takes a second")
 }
@@ -102,15 +96,15 @@ func TestFiftyStarts(t *testing.T) {
 func TestWaitersAreForgotten(t *testing.T) {
 	g := NewWithT(t)
 	s := newStreamingServer(t)
-	target := s.target(t)
-	s.stream(t, target.RoundTripper(), 1)
-	pool := target.transport.h2.http2
-	var waited []weak.Pointer[h2Waiter]
+	transport := s.transport(t)
+	s.stream(t, transport, 1)
+	pool := transport.http2
+	var waited []weak.Pointer[waiter]
 	var served []chan struct{}
 	pool.mu.Lock()
 	conn := pool.conns[0]
 	for range 2 {
-		w := &h2Waiter{done: make(chan struct{})}
+		w := &waiter{done: make(chan struct{})}
 		pool.waiters, waited, served = append(pool.waiters, w), append(waited, weak.Make(w)), append(served, w.done)
 	}
 	pool.mu.Unlock()
@@ -120,7 +114,7 @@ func TestWaitersAreForgotten(t *testing.T) {
 		pool.sent(conn) // so that the next one has room
 	}
 	for _, w := range waited {
-		g.Eventually(func() *h2Waiter {
+		g.Eventually(func() *waiter {
 			runtime.GC()
 			return w.Value()
 		}).Should(BeNil())
@@ -131,7 +125,7 @@ func TestWaitersAreForgotten(t *testing.T) {
 // A thousand requests at once need ten connections and get ten.
 func TestThousandStarts(t *testing.T) {
 	s := newStreamingServer(t)
-	s.stream(t, s.target(t).RoundTripper(), 1000)
+	s.stream(t, s.transport(t), 1000)
 	NewWithT(t).Expect(s.total.Load()).To(And(BeNumerically(">=", 10), BeNumerically("<=", 12)),
 		"ten connections, and two more if the machine is very busy")
 }
@@ -150,7 +144,7 @@ func TestBurstsShareAConnection(t *testing.T) {
 	}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	transport := (&streamingServer{Server: server}).target(t).RoundTripper()
+	transport := (&streamingServer{Server: server}).transport(t)
 	for range 500 {
 		var burst errgroup.Group
 		for range 20 {
@@ -203,12 +197,10 @@ func newHangingListener(t *testing.T) (url string, accepted *atomic.Int32) {
 func TestWaitingForAConnection(t *testing.T) {
 	g := NewWithT(t)
 	url, accepted := newHangingListener(t)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: url}, nil, &Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
+	transport := newTransport(t, url)
 	ask := func(ctx context.Context) error {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, http.NoBody)
-		_, err := target.RoundTripper().RoundTrip(req)
+		_, err := transport.RoundTrip(req)
 		return err
 	}
 	patient, cancelPatient := context.WithCancel(t.Context())
@@ -227,7 +219,7 @@ func TestWaitingForAConnection(t *testing.T) {
 	// When the last member leaves, the dial ends; goleak fails the test otherwise.
 	again := make(chan error, 1)
 	go func() { again <- ask(t.Context()) }()
-	target.Leave()
+	transport.Close()
 	g.Eventually(again).Should(Receive(HaveOccurred()))
 }
 
@@ -278,18 +270,14 @@ func TestDialThatHangs(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	url, accepted := newHangingProxy(t, server.URL, 1)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport := newTransport(t, url)
 	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-dialPatience)
 	defer cancel()
 	var asking sync.WaitGroup
 	for range 20 {
 		asking.Go(func() {
 			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-			resp, err := target.RoundTripper().RoundTrip(req)
+			resp, err := transport.RoundTrip(req)
 			if err != nil {
 				t.Error(err)
 				return
@@ -314,21 +302,17 @@ func TestRoomThatComesFree(t *testing.T) {
 	server.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 1}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport := newTransport(t, server.URL)
 	ask := func(path string) error {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
-		resp, err := target.RoundTripper().RoundTrip(req)
+		resp, err := transport.RoundTrip(req)
 		if err == nil {
 			err = resp.Body.Close()
 		}
 		return err
 	}
 	g.Expect(ask("/")).To(Succeed())
-	pool := target.transport.h2.http2
+	pool := transport.http2
 	pool.mu.Lock()
 	// further dials hang
 	pool.dial = func(ctx context.Context) (*http.ClientConn, error) { <-ctx.Done(); return nil, ctx.Err() }
@@ -358,7 +342,7 @@ func TestDialsAreFew(t *testing.T) {
 		var dials atomic.Int32
 		var ends []time.Duration
 		var mu sync.Mutex
-		pool := newH2Pool(t.Context(), "host:443", func(ctx context.Context) (*http.ClientConn, error) {
+		pool := newPool(t.Context(), "host:443", func(ctx context.Context) (*http.ClientConn, error) {
 			startedAt := time.Now()
 			dials.Add(1)
 			<-ctx.Done()
@@ -389,13 +373,11 @@ func TestDialsAreFew(t *testing.T) {
 func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	g := NewWithT(t)
 	proxied := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).
-		To(BeNil())
+	transport := &Transport{http1: proxied}
+	g.Expect(transport.mayUseHTTP2(&url.URL{Scheme: "https", Host: "server"})).To(BeFalse())
 	proxied.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "https", Host: "server"}}, proxied).http2).
-		NotTo(BeNil())
-	g.Expect(newH2Transport(t.Context(), &http.Request{URL: &url.URL{Scheme: "http", Host: "server"}}, proxied).http2).
-		To(BeNil())
+	g.Expect(transport.mayUseHTTP2(&url.URL{Scheme: "https", Host: "server"})).To(BeTrue())
+	g.Expect(transport.mayUseHTTP2(&url.URL{Scheme: "http", Host: "server"})).To(BeFalse())
 
 	var proto atomic.Pointer[string]
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
@@ -404,18 +386,14 @@ func TestWhereHTTP2IsNotToBeHad(t *testing.T) {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport = newTransport(t, server.URL)
 	for upgrade, want := range map[string]string{"": "HTTP/2.0", "websocket": "HTTP/1.1"} {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
 		if upgrade != "" {
 			req.Header.Set("Connection", "Upgrade")
 			req.Header.Set("Upgrade", upgrade)
 		}
-		resp, err := target.RoundTripper().RoundTrip(req)
+		resp, err := transport.RoundTrip(req)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resp.Body.Close()).To(Succeed())
 		g.Expect(*proto.Load()).To(Equal(want))
@@ -442,13 +420,10 @@ func TestBodyIsClosed(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(listener.Close()).To(Succeed())
 	url := "https://" + listener.Addr().String()
-	var set Set
-	target, err := set.Join(&rest.Config{Host: url}, nil, &Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport := newTransport(t, url)
 	body := &closeRecorder{Reader: strings.NewReader("body")}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
-	_, err = target.RoundTripper().RoundTrip(req)
+	_, err = transport.RoundTrip(req)
 	g.Expect(err).To(MatchError(ContainSubstring("connection refused")))
 	g.Expect(body.closed.Load()).To(BeTrue())
 }
@@ -456,14 +431,14 @@ func TestBodyIsClosed(t *testing.T) {
 // The environment can switch HTTP/2 off, as with any client of client-go.
 func TestHTTP2SwitchedOff(t *testing.T) {
 	s := newStreamingServer(t)
-	NewWithT(t).Expect(s.target(t).transport.h2.http2).NotTo(BeNil())
+	NewWithT(t).Expect(s.transport(t).http2).NotTo(BeNil())
 	t.Run("for client-go", func(t *testing.T) {
 		t.Setenv("DISABLE_HTTP2", "true")
-		NewWithT(t).Expect(s.target(t).transport.h2.http2).To(BeNil())
+		NewWithT(t).Expect(s.transport(t).http2).To(BeNil())
 	})
 	t.Run("for net/http", func(t *testing.T) {
 		t.Setenv("GODEBUG", "http2client=0")
-		NewWithT(t).Expect(s.target(t).transport.h2.http2).To(BeNil())
+		NewWithT(t).Expect(s.transport(t).http2).To(BeNil())
 	})
 }
 
@@ -471,17 +446,17 @@ func TestHTTP2SwitchedOff(t *testing.T) {
 func TestLostConnection(t *testing.T) {
 	g := NewWithT(t)
 	s := newStreamingServer(t)
-	target := s.target(t)
-	s.stream(t, target.RoundTripper(), 1)
+	transport := s.transport(t)
+	s.stream(t, transport, 1)
 	s.CloseClientConnections()
-	pool := target.transport.h2.http2
+	pool := transport.http2
 	g.Eventually(func() int {
 		pool.mu.Lock()
 		defer pool.mu.Unlock()
 		return len(pool.conns)
 	}).Should(BeZero(), "the pool removes the lost connection")
 	s.streams.Store(0)
-	s.stream(t, target.RoundTripper(), 1)
+	s.stream(t, transport, 1)
 	g.Expect(s.total.Load()).To(BeEquivalentTo(2))
 }
 
@@ -501,14 +476,10 @@ func TestServerWithoutHTTP2(t *testing.T) {
 	}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	var set Set
-	target, err := set.Join(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, nil,
-		&Policy{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(target.Leave)
+	transport := newTransport(t, server.URL)
 	for range 2 {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("echo"))
-		resp, err := target.RoundTripper().RoundTrip(req)
+		resp, err := transport.RoundTrip(req)
 		g.Expect(err).NotTo(HaveOccurred())
 		body, err := io.ReadAll(resp.Body)
 		g.Expect(err).NotTo(HaveOccurred())

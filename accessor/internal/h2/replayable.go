@@ -1,4 +1,4 @@
-package targets
+package h2
 
 import (
 	"io"

@@ -1,4 +1,4 @@
-package targets
+package h2
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/accessor/internal/fencedconn"
 )
 
 const (
@@ -17,36 +19,36 @@ const (
 	dialPatience = time.Second      // time after which another dial starts in addition to one that hangs
 )
 
-// h2Pool reserves room for requests on HTTP/2 connections. It dials only if its connections have no
+// pool reserves room for requests on HTTP/2 connections. It dials only if its connections have no
 // room, and then one dial at a time, unless a dial hangs. net/http's own transport would dial for
 // every request that finds no room: fifty requests at once would open fifty connections, although
 // the first could carry a hundred. A request waits for the first of these events: a dial that ends,
 // room on an old connection, or the end of its own context.
 //
 // The pool's mu is locked before the locks of connections: a connection's state hook takes no lock.
-type h2Pool struct {
+type pool struct {
 	life    context.Context // ends with the target
 	address string
 	dial    func(context.Context) (*http.ClientConn, error)
 	waiting atomic.Int64 // requests that may need room; for the state hook, which takes no lock
 
 	mu      sync.Mutex
-	conns   []*h2Conn   // guarded by mu; earlier ones are filled first, so that later ones become idle and close
-	waiters []*h2Waiter // guarded by mu; in order
-	dials   []time.Time // guarded by mu; start times of the dials under way
-	timer   *time.Timer // guarded by mu; calls serve again while there are waiters
+	conns   []*clientConn // guarded by mu; earlier ones are filled first, so that later ones become idle and close
+	waiters []*waiter     // guarded by mu; in order
+	dials   []time.Time   // guarded by mu; start times of the dials under way
+	timer   *time.Timer   // guarded by mu; calls serve again while there are waiters
 }
 
-// h2Conn is a connection. One request at a time has room reserved on the connection. The next
+// clientConn is a connection. One request at a time has room reserved on the connection. The next
 // request gets room when the headers of the previous request are being sent. Otherwise net/http may
 // count a waiting request twice, or not at all, if other requests are cancelled meanwhile. Then all
 // requests on the connection wait for each other (golang/go#70809 is of that kind). A new
 // connection carries a single request until its first answer, or dialPatience, shows that the
 // server's settings have arrived. The reason is that net/http sends nothing if more room is
 // reserved than the settings allow.
-type h2Conn struct {
+type clientConn struct {
 	*http.ClientConn
-	guard   *guard
+	guard   *fencedconn.Guard
 	sending atomic.Bool // a request has reserved room and has not sent its headers
 
 	// Guarded by the pool's mu.
@@ -55,22 +57,22 @@ type h2Conn struct {
 	unsettledRequests int // requests while the connection is not settled
 }
 
-// h2Waiter is a request that waits for room.
-type h2Waiter struct {
+// waiter is a request that waits for room.
+type waiter struct {
 	done chan struct{} // closed when conn or err is set
-	conn *h2Conn
+	conn *clientConn
 	err  error
 }
 
-func newH2Pool(life context.Context, address string, dial func(context.Context) (*http.ClientConn, error)) *h2Pool {
-	p := &h2Pool{life: life, address: address, dial: dial}
+func newPool(life context.Context, address string, dial func(context.Context) (*http.ClientConn, error)) *pool {
+	p := &pool{life: life, address: address, dial: dial}
 	context.AfterFunc(life, p.serve) // so that no request waits for longer
 	return p
 }
 
 // acquire returns a connection with room reserved for one request. The caller must call RoundTrip
 // on the connection, then sent and finished.
-func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
+func (p *pool) acquire(ctx context.Context) (*clientConn, error) {
 	p.waiting.Add(1) // first, so that the state hook does not miss this request
 	defer p.waiting.Add(-1)
 	p.mu.Lock()
@@ -80,7 +82,7 @@ func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 			return conn, nil
 		}
 	}
-	w := &h2Waiter{done: make(chan struct{})}
+	w := &waiter{done: make(chan struct{})}
 	p.waiters = append(p.waiters, w)
 	p.serveLocked() // room may have come free for those that wait already
 	p.mu.Unlock()
@@ -94,9 +96,9 @@ func (p *h2Pool) acquire(ctx context.Context) (*h2Conn, error) {
 }
 
 // giveUp removes a waiter. A connection that the waiter received meanwhile is released for others.
-func (p *h2Pool) giveUp(w *h2Waiter) {
+func (p *pool) giveUp(w *waiter) {
 	p.mu.Lock()
-	p.waiters = slices.DeleteFunc(p.waiters, func(other *h2Waiter) bool { return other == w })
+	p.waiters = slices.DeleteFunc(p.waiters, func(other *waiter) bool { return other == w })
 	conn := w.conn
 	if conn != nil && !conn.settled {
 		conn.unsettledRequests--
@@ -111,7 +113,7 @@ func (p *h2Pool) giveUp(w *h2Waiter) {
 
 // sent records that the headers of the request that conn was acquired for are being sent, or never
 // will be. sent takes no lock, because net/http holds its own locks when it calls sent.
-func (p *h2Pool) sent(conn *h2Conn) {
+func (p *pool) sent(conn *clientConn) {
 	conn.sending.Store(false)
 	if p.waiting.Load() > 0 {
 		go p.serve()
@@ -120,7 +122,7 @@ func (p *h2Pool) sent(conn *h2Conn) {
 
 // finished records that a request ended, with an answer or without. finished reports whether the
 // connection had answered before.
-func (p *h2Pool) finished(conn *h2Conn, answered bool) (answeredBefore bool) {
+func (p *pool) finished(conn *clientConn, answered bool) (answeredBefore bool) {
 	p.mu.Lock()
 	wasSettled := conn.settled
 	switch {
@@ -140,7 +142,7 @@ func (p *h2Pool) finished(conn *h2Conn, answered bool) (answeredBefore bool) {
 
 // settle lets a connection carry as many requests as its settings allow, although no request was
 // answered.
-func (p *h2Pool) settle(conn *h2Conn) {
+func (p *pool) settle(conn *clientConn) {
 	p.mu.Lock()
 	conn.settled = true
 	p.mu.Unlock()
@@ -150,21 +152,21 @@ func (p *h2Pool) settle(conn *h2Conn) {
 // changed is the state hook of connections: room may have become free, or a connection has ended.
 // net/http may call changed with its locks held, from any goroutine, so changed takes no lock and
 // does not block.
-func (p *h2Pool) changed(conn *http.ClientConn) {
+func (p *pool) changed(conn *http.ClientConn) {
 	if p.waiting.Load() > 0 || conn.Err() != nil {
 		go p.serve()
 	}
 }
 
 // serve gives room to waiting requests, and dials if requests still wait.
-func (p *h2Pool) serve() {
+func (p *pool) serve() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.serveLocked()
 }
 
-func (p *h2Pool) serveLocked() {
-	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool { return conn.Err() != nil })
+func (p *pool) serveLocked() {
+	p.conns = slices.DeleteFunc(p.conns, func(conn *clientConn) bool { return conn.Err() != nil })
 	promising := false
 	for len(p.waiters) > 0 {
 		promising = p.isPromisingLocked()
@@ -184,8 +186,8 @@ func (p *h2Pool) serveLocked() {
 // reserveLocked reserves room on the oldest connection that has room, and returns the connection,
 // nil if there is none. reserveLocked removes connections that will never have room again: those
 // that have ended, and those without requests that still refuse one.
-func (p *h2Pool) reserveLocked() (reserved *h2Conn) {
-	p.conns = slices.DeleteFunc(p.conns, func(conn *h2Conn) bool {
+func (p *pool) reserveLocked() (reserved *clientConn) {
+	p.conns = slices.DeleteFunc(p.conns, func(conn *clientConn) bool {
 		if reserved != nil || conn.sending.Load() || !conn.settled && conn.unsettledRequests > 0 {
 			return false
 		}
@@ -208,7 +210,7 @@ func (p *h2Pool) reserveLocked() (reserved *h2Conn) {
 // dialLocked dials if requests wait, and no dial or request under way gives them room soon.
 // promising is whether a connection was promising before the attempt to reserve room. Afterwards its
 // request may have sent its headers, and then serve is called again.
-func (p *h2Pool) dialLocked(promising bool) {
+func (p *pool) dialLocked(promising bool) {
 	if len(p.waiters) == 0 {
 		if p.timer != nil {
 			p.timer.Stop()
@@ -232,25 +234,27 @@ func (p *h2Pool) dialLocked(promising bool) {
 	go p.run(startedAt)
 }
 
-func (p *h2Pool) isPromisingLocked() bool { return slices.ContainsFunc(p.conns, (*h2Conn).isPromising) }
+func (p *pool) isPromisingLocked() bool {
+	return slices.ContainsFunc(p.conns, (*clientConn).isPromising)
+}
 
 // isPromising reports whether the connection may soon have more room: when its first answer
 // arrives, or when the headers of a request are sent. If the headers are not sent within
 // dialPatience, because the server reads nothing, the connection is not promising.
-func (c *h2Conn) isPromising() bool {
+func (c *clientConn) isPromising() bool {
 	return !c.settled || c.sending.Load() && time.Since(c.reservedAt) < dialPatience
 }
 
 // run dials. The dial belongs to no single request, because other requests may wait for it. The
 // dial ends with the target.
-func (p *h2Pool) run(startedAt time.Time) {
+func (p *pool) run(startedAt time.Time) {
 	ctx, cancel := context.WithTimeout(p.life, dialTimeout)
 	defer cancel()
-	g := &guard{}
-	dialed, err := p.dial(withGuard(ctx, g))
-	var conn *h2Conn
+	ctx, g := fencedconn.WithGuard(ctx)
+	dialed, err := p.dial(ctx)
+	var conn *clientConn
 	if err == nil {
-		conn = &h2Conn{ClientConn: dialed, guard: g}
+		conn = &clientConn{ClientConn: dialed, guard: g}
 		dialed.SetStateHook(p.changed) // without mu, because SetStateHook calls the hook
 	}
 	p.mu.Lock()
