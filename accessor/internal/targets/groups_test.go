@@ -334,6 +334,39 @@ func TestKnownKindsServeBeyondTheBound(t *testing.T) {
 	})
 }
 
+// Where the discovery of all groups takes too long, in either form, the group that a lookup names is
+// discovered alone, and then known.
+func TestDiscoveryThatTakesTooLong(t *testing.T) {
+	for _, slow := range []string{"/apis", "/apis/h/v1"} {
+		t.Run(slow, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				s, _, member := newScripted(t)
+				m := member("m")
+				h := groupText("h", "v1")
+				s.set("/apis", `{"kind":"APIGroupList","apiVersion":"v1","groups":[`+h+`]}`, 0)
+				s.set("/apis/h", h, 0)
+				s.set("/apis/h/v1", kindText("h/v1", "Hat", true), 0)
+				hat := schema.GroupKind{Group: "h", Kind: "Hat"}
+				s.set(slow, s.answers[slow], 20*time.Second)
+				if slow != "/apis" { // and quick for the one who asks for the group alone
+					time.AfterFunc(10*time.Second, func() { s.set(slow, s.answers[slow], 0) })
+				}
+				begun := time.Now()
+				_, err := m.RESTMapping(hat, "v1")
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(time.Since(begun)).To(BeNumerically("<=", 10*time.Second))
+				time.Sleep(rediscoverAfter)
+				begun = time.Now()
+				_, err = m.RESTMapping(hat, "v1")
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(time.Since(begun)).To(BeZero())
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
 // That a discovery is too much is the answer for all: no caller waits for one that hangs.
 func TestTooMuchIsAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

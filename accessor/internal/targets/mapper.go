@@ -90,7 +90,7 @@ func (t *Target) Mapper(config *rest.Config, client *http.Client, maxBytes int64
 // lookup answers from the cached kinds, and runs a discovery if they do not suffice. lookup returns
 // when ctx is done. A discovery under way continues for other callers, bounded by the client's
 // timeout and life. group is the group of what is looked up, which is asked for alone where a whole
-// discovery is too much.
+// discovery is too much, or takes too long.
 func lookup[T any](ctx context.Context, m *Mapper, group string, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	cached := m.kinds.latest.Load()
 	if group != "" { // without a group, a resource may be in any
@@ -102,15 +102,17 @@ func lookup[T any](ctx context.Context, m *Mapper, group string, ask func(meta.R
 			return result, cached.explain(err)
 		}
 	}
+	var result T
 	newKinds, err := m.discover(ctx)
 	if err == nil {
-		return answer(newKinds, ask)
+		result, err = answer(newKinds, ask)
 	}
-	if isTooMuch(err) {
-		var result T
-		if result, err = lookupGroup(ctx, m, group, err, ask); err == nil || meta.IsNoMatchError(err) {
-			return result, err
-		}
+	// All groups may take too long, although one alone does not.
+	if isTooMuch(err) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		result, err = lookupGroup(ctx, m, group, err, ask)
+	}
+	if err == nil || meta.IsNoMatchError(err) {
+		return result, err
 	}
 	if cached != nil {
 		if result, known := answer(cached, ask); known == nil {
