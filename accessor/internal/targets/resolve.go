@@ -50,17 +50,24 @@ func (r *recent) begin(name string) (*recentGroup, *kinds) {
 		group = &recentGroup{}
 		r.groups[name] = group
 	}
-	if group.callers++; group.found != nil && time.Since(group.foundAt) < anewFor {
-		return group, group.found
-	}
-	return group, nil
+	group.callers++
+	return group, group.recent()
 }
 
-// hold keeps the group until end is called.
-func (r *recent) hold(group *recentGroup) {
+// recent returns what was found, nil if that is too long ago. The caller has the mu.
+func (g *recentGroup) recent() *kinds {
+	if time.Since(g.foundAt) < anewFor {
+		return g.found
+	}
+	return nil
+}
+
+// hold keeps the group until end is called, and returns what was found of it since begin.
+func (r *recent) hold(group *recentGroup) *kinds {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	group.callers++
+	return group.recent()
 }
 
 // end drops the groups that were found too long ago and that no caller asks for.
@@ -127,8 +134,11 @@ func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*k
 		return found, nil
 	}
 	return group.shared.discover(ctx, func() (*kinds, error) {
-		m.kinds.anew.hold(group)
+		found := m.kinds.anew.hold(group)
 		defer m.kinds.anew.end(group)
+		if found != nil { // another flight has just ended
+			return found, nil
+		}
 		found, err := m.askGroup(name)
 		if err != nil {
 			return nil, err
