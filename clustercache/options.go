@@ -224,8 +224,8 @@ func (o *Options) validate() error {
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0 || o.Client.MaxDiscoveryBytes < 0:
 		return errors.New("Options.Client: Timeout, QPS, Burst and MaxDiscoveryBytes must not be negative")
 	case o.Client.MaxDiscoveryBytes > 0 && o.Client.MaxDiscoveryBytes < 1<<20:
-		return errors.Errorf("Options.Client.MaxDiscoveryBytes is %d bytes: the least is 1 MiB, because a group of kinds must fit",
-			o.Client.MaxDiscoveryBytes)
+		return errors.Errorf("Options.Client.MaxDiscoveryBytes is %d bytes: the least is 1 MiB, because a group of kinds "+
+			"must fit", o.Client.MaxDiscoveryBytes)
 	case o.Cache.AccessReviewInterval < 0 || o.Cache.IdleTimeout < 0:
 		return errors.New("Options.Cache: AccessReviewInterval and IdleTimeout must not be negative")
 	case o.ConnectBackoff.Duration <= 0:

@@ -38,7 +38,7 @@ func main() {
 		download: downloader{index: os.Getenv(indexEnv), answerWithin: 10 * time.Second, patience: 5 * time.Minute}}
 	dir, err := e.ensure(ctx, *withControllerManager)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "ensure:", err)
+		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		stop()
 		os.Exit(1)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // ExtensionAPIServerOptions configure a server.
-type ExtensionAPIServerOptions struct { //nolint:revive // "apiserver.Server" would be any server, as apiserver.Options any options
+type ExtensionAPIServerOptions struct {
 	// GetOpenAPIDefinitions returns the definitions of the installed types, as openapi-gen
 	// generates them. The definitions of metav1 are added. Required.
 	GetOpenAPIDefinitions openapicommon.GetOpenAPIDefinitions

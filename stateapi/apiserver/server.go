@@ -27,7 +27,7 @@ const drainPatience = 2 * time.Second
 
 // ExtensionAPIServer is an API server behind another one. Its methods may be called from any
 // goroutine.
-type ExtensionAPIServer struct { //nolint:revive // "apiserver.Server" would be any server, as apiserver.Options any options
+type ExtensionAPIServer struct {
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
 	options ExtensionAPIServerOptions

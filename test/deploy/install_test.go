@@ -411,8 +411,9 @@ func changedChart(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "latchkey")
 	g.Expect(os.CopyFS(dir, os.DirFS(chart))).To(Succeed())
 	for file, change := range map[string][2]string{
-		"files/clusterextensions.yaml": {"    plural: clusterextensions\n", "    plural: clusterextensions\n    shortNames: [lkext]\n"},
-		"files/admission.yaml":         {"failurePolicy: Fail", "failurePolicy: Ignore"},
+		"files/clusterextensions.yaml": {"    plural: clusterextensions\n",
+			"    plural: clusterextensions\n    shortNames: [lkext]\n"},
+		"files/admission.yaml": {"failurePolicy: Fail", "failurePolicy: Ignore"},
 	} {
 		content, err := os.ReadFile(filepath.Join(dir, file))
 		g.Expect(err).NotTo(HaveOccurred())

@@ -27,7 +27,7 @@ const (
 //
 // The pool's mu is locked before the locks of connections: a connection's state hook takes no lock.
 type pool struct {
-	life    context.Context // ends with the target
+	life    context.Context // ends with the transport
 	address string
 	dial    func(context.Context) (*http.ClientConn, error)
 	waiting atomic.Int64 // requests that may need room; for the state hook, which takes no lock
@@ -246,7 +246,7 @@ func (c *clientConn) isPromising() bool {
 }
 
 // run dials. The dial belongs to no single request, because other requests may wait for it. The
-// dial ends with the target.
+// dial ends with the transport.
 func (p *pool) run(startedAt time.Time) {
 	ctx, cancel := context.WithTimeout(p.life, dialTimeout)
 	defer cancel()

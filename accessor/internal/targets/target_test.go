@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -57,6 +59,37 @@ func TestSetSharesAndForgets(t *testing.T) {
 	again.Leave()
 	g.Expect(s.List()).To(Equal([]*Target{two.Target}))
 	g.Expect(acquire(&rest.Config{Host: "https://one"}).Target).NotTo(BeIdenticalTo(one.Target), "a new target")
+}
+
+// The last member that leaves closes the TCP connections, and no other does.
+func TestLastMemberClosesConnections(t *testing.T) {
+	g := NewWithT(t)
+	var open atomic.Int32
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	var s Set
+	one, err := s.Join(&rest.Config{Host: server.URL}, nil, &Policy{})
+	g.Expect(err).NotTo(HaveOccurred())
+	two, err := s.Join(&rest.Config{Host: server.URL}, nil, &Policy{})
+	g.Expect(err).NotTo(HaveOccurred())
+	resp, err := (&http.Client{Transport: one.RoundTripper()}).Get(server.URL)
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = io.Copy(io.Discard, resp.Body)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Body.Close()).To(Succeed())
+	one.Leave()
+	g.Consistently(open.Load).WithTimeout(50 * time.Millisecond).Should(BeEquivalentTo(1))
+	two.Leave()
+	g.Eventually(open.Load).Should(BeZero())
 }
 
 func TestTargetHasNoIdentity(t *testing.T) {
