@@ -23,7 +23,8 @@ type Budget struct {
 
 // LimitedRoundTripper bounds the number of its requests, how many of them are under way at a time,
 // and the size of their answers in all. A request or a read beyond the limit fails, and so does a
-// successful answer that is not a JSON object. It may be used from any goroutine.
+// successful answer that is not a JSON object; an error that is none is cut after 1 KiB. It may be used
+// from any goroutine.
 type LimitedRoundTripper struct {
 	next            http.RoundTripper
 	limit           Budget
@@ -84,9 +85,8 @@ func (l *LimitedRoundTripper) begin(req *http.Request) (*http.Response, error) {
 		end()
 		return nil, err
 	}
-	body := &budgetedBody{ReadCloser: resp.Body, budget: l, end: end}
-	if resp.StatusCode/100 == 2 {
-		body.object = true
+	body := &budgetedBody{ReadCloser: resp.Body, budget: l, end: end, begins: true}
+	if body.success = resp.StatusCode/100 == 2; body.success {
 		if mediaType, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil ||
 			mediaType != "application/json" {
 			_ = body.Close()
@@ -104,27 +104,38 @@ func (l *LimitedRoundTripper) WrappedRoundTripper() http.RoundTripper { return l
 // budgetedBody is a body that counts towards a budget.
 type budgetedBody struct {
 	io.ReadCloser
-	budget *LimitedRoundTripper
-	end    func() // of the request
-	object bool   // the body must begin with a JSON object; until it has
-	memory jsonMemory
+	budget  *LimitedRoundTripper
+	end     func() // of the request
+	success bool   // the answer is no error
+	begins  bool   // nothing but space was read
+	cut     bool   // the rest of the body is left out
+	memory  jsonMemory
 }
 
 func (b *budgetedBody) Read(p []byte) (int, error) {
 	if b.budget.bytes.Load() <= 0 {
 		return 0, b.budget.exceed("the API server's answers exceed %d bytes of memory", b.budget.limit.Bytes)
 	}
+	if b.cut {
+		return 0, io.EOF
+	}
 	n, err := b.ReadCloser.Read(p)
-	for i := 0; b.object && i < n; i++ {
+	for i := 0; b.begins && i < n; i++ {
 		switch p[i] {
 		case ' ', '\t', '\r', '\n':
+			continue
 		case '{':
-			b.object = false
 		default: // a decoder that goes by the first bytes would take it for protobuf or YAML
-			return 0, errors.New("the answer is not a JSON object")
+			if b.success {
+				return 0, errors.New("the answer is not a JSON object")
+			}
+			n, err, b.cut = min(n, maxText), nil, true // clients decode errors, too
 		}
+		b.begins = false
 	}
-	b.budget.bytes.Add(-int64(n) - b.memory.add(p[:n]))
+	if b.budget.bytes.Add(-int64(n)-b.memory.add(p[:n])) < 0 {
+		return n, b.budget.exceed("the API server's answers exceed %d bytes of memory", b.budget.limit.Bytes)
+	}
 	return n, err
 }
 

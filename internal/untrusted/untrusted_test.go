@@ -56,11 +56,15 @@ func TestLimitAllBytes(t *testing.T) {
 	g.Expect(limited.Used()).To(BeEquivalentTo(len(text) + 540))
 	g.Expect(limited.Exceeded()).NotTo(HaveOccurred())
 	_, err := read(t, limited, server)
-	if err == nil { // the second answer ended within a single Read; for the third no bytes are left
-		_, err = read(t, limited, server)
-	}
 	g.Expect(err).To(MatchError(ContainSubstring("exceed 2000 bytes of memory")))
 	g.Expect(limited.Exceeded()).To(MatchError(ContainSubstring("exceed 2000 bytes of memory")))
+}
+
+// What a single Read brings counts before a client decodes it.
+func TestLimitAllCountsTheLastRead(t *testing.T) {
+	server := answers(t, http.StatusOK, "application/json", `{"items":[null,null]}`)
+	_, err := read(t, LimitAll(server.Client().Transport, Budget{Requests: 1, AtOnce: 1, Bytes: 2000}), server)
+	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("exceed 2000 bytes")))
 }
 
 func TestLimitAllByRequestsAndValues(t *testing.T) {
@@ -91,6 +95,7 @@ func TestLimitAllTakesJSONOnly(t *testing.T) {
 		{http.StatusOK, "application/yaml", "{}", "application/yaml"},
 		{http.StatusOK, "a\u202eb", "{}", `media type is "a\u202eb"`},
 		{http.StatusNotFound, "text/plain", "404 page not found", ""},
+		{http.StatusInternalServerError, "application/json", `{"kind":"Status"}`, ""},
 	} {
 		t.Run(tc.mediaType+" "+tc.text, func(t *testing.T) {
 			g := NewWithT(t)
@@ -108,6 +113,31 @@ func TestLimitAllTakesJSONOnly(t *testing.T) {
 			g.Expect(limited.Exceeded()).NotTo(HaveOccurred())
 		})
 	}
+}
+
+// Clients decode the bodies of errors, too, and go by their first bytes.
+func TestLimitAllCutsErrors(t *testing.T) {
+	for name, text := range map[string]string{
+		"protobuf":    "k8s\x00" + strings.Repeat("\x12\x00", 100_000),
+		"YAML":        "kind: PodList\nitems:\n" + strings.Repeat("- \n", 100_000),
+		"after space": " \n k8s\x00" + strings.Repeat("\x12\x00", 100_000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			server := answers(t, http.StatusInternalServerError, "text/plain", text)
+			limited := LimitAll(server.Client().Transport, Budget{Requests: 10, AtOnce: 1, Bytes: 100_000})
+			got, err := read(t, limited, server)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(len(got)).To(BeNumerically("<=", 1024))
+			g.Expect(text).To(HavePrefix(got))
+		})
+	}
+	g := NewWithT(t)
+	server := answers(t, http.StatusInternalServerError, "application/json",
+		`{"kind":"PodList","items":[`+strings.Repeat("null,", 1000))
+	limited := LimitAll(server.Client().Transport, Budget{Requests: 10, AtOnce: 1, Bytes: 100_000})
+	_, err := read(t, limited, server)
+	g.Expect(err).To(MatchError(ContainSubstring("exceed 100000 bytes")))
 }
 
 // At most AtOnce requests are under way, until their bodies are closed, or their contexts end.

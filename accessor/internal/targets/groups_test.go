@@ -334,6 +334,36 @@ func TestKnownKindsServeBeyondTheBound(t *testing.T) {
 	})
 }
 
+// A group that is too much alone is read once for all, and then not for some minutes.
+func TestGroupThatIsTooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, target, member := newScripted(t)
+		s.set("/apis/g", groupText("g", "v1"), 100*time.Millisecond)
+		s.set("/apis/g/v1", `{"kind":"APIResourceList","resources":[`+strings.Repeat("{},", 1000), 0)
+		for range 3 {
+			var callers sync.WaitGroup
+			for i := range 50 {
+				callers.Go(func() {
+					m := member(fmt.Sprint(i))
+					m.maxBytes = 100_000
+					if _, err := m.RESTMappingAnew(t.Context(), gadgetKind, "v1"); !isTooMuch(err) {
+						t.Error(err)
+					}
+				})
+			}
+			callers.Wait()
+			time.Sleep(time.Minute)
+		}
+		g.Expect(s.count("/apis/g/v1")).To(Equal(1))
+		s.set("/apis/g/v1", kindText("g/v1", "Gadget", true), 0)
+		time.Sleep(tooMuchFor)
+		_, err := member("m").RESTMappingAnew(t.Context(), gadgetKind, "v1")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(target.kinds.anew.groups).To(HaveLen(1))
+	})
+}
+
 // Where the discovery of all groups takes too long, in either form, the group that a lookup names is
 // discovered alone, and then known.
 func TestDiscoveryThatTakesTooLong(t *testing.T) {
@@ -350,7 +380,7 @@ func TestDiscoveryThatTakesTooLong(t *testing.T) {
 				hat := schema.GroupKind{Group: "h", Kind: "Hat"}
 				s.set(slow, s.answers[slow], 20*time.Second)
 				if slow != "/apis" { // and quick for the one who asks for the group alone
-					time.AfterFunc(10*time.Second, func() { s.set(slow, s.answers[slow], 0) })
+					time.AfterFunc(9*time.Second, func() { s.set(slow, kindText("h/v1", "Hat", true), 0) })
 				}
 				begun := time.Now()
 				_, err := m.RESTMapping(hat, "v1")

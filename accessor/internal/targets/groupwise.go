@@ -168,7 +168,9 @@ func (m *Mapper) askGroup(group string) (*kinds, error) {
 		description = metav1.APIGroup{}
 		err = client.RESTClient().Get().AbsPath("/apis", group).Do(ctx).Into(&description)
 	}
-	if err != nil && !apierrors.IsNotFound(err) {
+	if exceeded := limit.Exceeded(); exceeded != nil {
+		return nil, &tooMuchError{exceeded}
+	} else if err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
 	description.Name = group
@@ -177,7 +179,7 @@ func (m *Mapper) askGroup(group string) (*kinds, error) {
 		list, err := client.ServerResourcesForGroupVersionWithContext(ctx, version.GroupVersion)
 		switch {
 		case limit.Exceeded() != nil:
-			return nil, limit.Exceeded()
+			return nil, &tooMuchError{limit.Exceeded()}
 		case apierrors.IsNotFound(err): // it has just gone
 		case err != nil:
 			result.failed = map[string]error{group: errors.WithMessagef(forOthers(err),

@@ -35,11 +35,13 @@ type recentGroup struct {
 	callers int
 	found   *kinds    // nil for none
 	foundAt time.Time // when it was found
+	tooMuch error     // why the group alone was too much; nil if it was not
+	until   time.Time // when it may be tried again
 }
 
-// begin returns the group, and what was found of it, nil if that is too long ago. The caller calls
-// end with the group.
-func (r *recent) begin(name string) (*recentGroup, *kinds) {
+// begin returns the group, and what was found of it, nil if that is too long ago, or that the group was
+// too much. The caller calls end with the group.
+func (r *recent) begin(name string) (*recentGroup, *kinds, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	group := r.groups[name]
@@ -51,19 +53,30 @@ func (r *recent) begin(name string) (*recentGroup, *kinds) {
 		r.groups[name] = group
 	}
 	group.callers++
-	return group, group.recent()
+	found, err := group.recent()
+	return group, found, err
 }
 
 // recent returns what was found, nil if that is too long ago. The caller has the mu.
-func (g *recentGroup) recent() *kinds {
-	if time.Since(g.foundAt) < anewFor {
-		return g.found
+func (g *recentGroup) recent() (*kinds, error) {
+	switch {
+	case time.Since(g.foundAt) < anewFor:
+		return g.found, nil
+	case time.Now().Before(g.until):
+		return nil, g.tooMuch
 	}
-	return nil
+	return nil, nil
+}
+
+// setTooMuch notes that the group alone is too much.
+func (r *recent) setTooMuch(group *recentGroup, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	group.tooMuch, group.until = err, time.Now().Add(tooMuchFor)
 }
 
 // hold keeps the group until end is called, and returns what was found of it since begin.
-func (r *recent) hold(group *recentGroup) *kinds {
+func (r *recent) hold(group *recentGroup) (*kinds, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	group.callers++
@@ -76,7 +89,7 @@ func (r *recent) end(group *recentGroup) {
 	defer r.mu.Unlock()
 	group.callers--
 	for name, g := range r.groups {
-		if g.callers == 0 && time.Since(g.foundAt) >= anewFor {
+		if g.callers == 0 && time.Since(g.foundAt) >= anewFor && !time.Now().Before(g.until) {
 			delete(r.groups, name)
 		}
 	}
@@ -128,18 +141,21 @@ type tries struct {
 // discoverGroup returns the kinds of a group, by a discovery that the members share. compare is
 // called with them, also if ctx is done before; nil for nothing to do.
 func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*kinds)) (*kinds, error) {
-	group, found := m.kinds.anew.begin(name)
+	group, found, err := m.kinds.anew.begin(name)
 	defer m.kinds.anew.end(group)
-	if found != nil {
-		return found, nil
+	if found != nil || err != nil {
+		return found, err
 	}
 	return group.shared.discover(ctx, func() (*kinds, error) {
-		found := m.kinds.anew.hold(group)
+		found, err := m.kinds.anew.hold(group)
 		defer m.kinds.anew.end(group)
-		if found != nil { // another flight has just ended
-			return found, nil
+		if found != nil || err != nil { // another flight has just ended
+			return found, err
 		}
-		found, err := m.askGroup(name)
+		found, err = m.askGroup(name)
+		if isTooMuch(err) {
+			m.kinds.anew.setTooMuch(group, err)
+		}
 		if err != nil {
 			return nil, err
 		}
