@@ -23,8 +23,8 @@ type Budget struct {
 
 // LimitedRoundTripper bounds the number of its requests, how many of them are under way at a time,
 // and the size of their answers in all. A request or a read beyond the limit fails, and so does a
-// successful answer that is not a JSON object; an error that is none is cut after 1 KiB. It may be used
-// from any goroutine.
+// successful answer that is not a JSON object; an error that is none is cut after 1 KiB. It may be
+// used from any goroutine.
 type LimitedRoundTripper struct {
 	next            http.RoundTripper
 	limit           Budget

@@ -5,8 +5,9 @@ const (
 	// decoded, and valueBytes any other value.
 	objectBytes = 500
 	valueBytes  = 40
-	// elementBytes is about how much an element of a list takes: a group, or a version of one, gets maps
-	// of its own. The text of the element does not matter: a decoder makes an object of null, too.
+	// elementBytes is about how much an element of a list takes: a group, or a version of one, gets
+	// maps of its own. The text of the element does not matter: a decoder makes an object of null,
+	// too.
 	elementBytes = 2000
 )
 
@@ -17,8 +18,8 @@ var lists = map[string]int64{"resources": objectBytes, "subresources": objectByt
 // longestName is how much of a name is kept: one byte more than the longest of lists.
 const longestName = len("subresources") + 1
 
-// jsonMemory estimates how much memory a JSON text takes when it is decoded, beside the text itself.
-// The text comes in parts. What is no JSON has some result. The zero value is ready to use.
+// jsonMemory estimates how much memory a JSON text takes when it is decoded, beside the text
+// itself. The text comes in parts. What is no JSON has some result. The zero value is ready to use.
 type jsonMemory struct {
 	open     []jsonPlace // what is not closed yet, from the outside to the inside
 	inText   bool
@@ -28,8 +29,8 @@ type jsonMemory struct {
 	name     []byte
 }
 
-// jsonPlace is where the next value or name stands: in an object, or in a list whose elements take so
-// much memory.
+// jsonPlace is where the next value or name stands: in an object, or in a list whose elements take
+// so much memory.
 type jsonPlace int64
 
 const (

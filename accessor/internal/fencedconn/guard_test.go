@@ -108,7 +108,8 @@ func TestWriteThatWaits(t *testing.T) {
 	g.Expect(received).To(BeNumerically("<", filled+8<<20))
 }
 
-// Closing a connection drops what the other side has not acknowledged of a request that needs a term.
+// Closing a connection drops what the other side has not acknowledged of a request that needs a
+// term.
 func TestCloseDropsWhatIsNotAcknowledged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		uses  func(*Guard, *fence.Fence)
@@ -139,8 +140,8 @@ func TestCloseDropsWhatIsNotAcknowledged(t *testing.T) {
 	}
 }
 
-// A request that was written, and that the other side does not acknowledge, takes its connection with it
-// when its term ends; an acknowledged one does not.
+// A request that was written, and that the other side does not acknowledge, takes its connection
+// with it when its term ends; an acknowledged one does not.
 func TestUnacknowledgedRequest(t *testing.T) {
 	g := NewWithT(t)
 	l, f := testutil.NewLease()
@@ -173,8 +174,8 @@ func TestUnacknowledgedRequest(t *testing.T) {
 	}
 }
 
-// A request that the other side has acknowledged takes no connection with it, although a later one of
-// another extension is not acknowledged yet.
+// A request that the other side has acknowledged takes no connection with it, although a later one
+// of another extension is not acknowledged yet.
 func TestLaterRequestsDoNotCount(t *testing.T) {
 	g := NewWithT(t)
 	l, f := testutil.NewLease()
@@ -205,8 +206,8 @@ func TestLaterRequestsDoNotCount(t *testing.T) {
 	g.Expect(left.Close()).To(Succeed())
 }
 
-// A connection that ends waits for a write under way, and so the write must not wait for the one that ends
-// the connection.
+// A connection that ends waits for a write under way, and so the write must not wait for the one
+// that ends the connection.
 func TestTermEndsDuringAWrite(t *testing.T) {
 	g := NewWithT(t)
 	l, f := testutil.NewLease()

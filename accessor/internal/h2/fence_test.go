@@ -59,8 +59,8 @@ func (r *receiver) roundTripper(t *testing.T) http.RoundTripper {
 	return newTransport(t, r.URL)
 }
 
-// post sends a request that needs the term. Nothing but the term ends it: the one whose goroutine would
-// cancel it does not run.
+// post sends a request that needs the term. Nothing but the term ends it: the one whose goroutine
+// would cancel it does not run.
 func (r *receiver) post(ctx context.Context, roundTripper http.RoundTripper, term *fence.Term, path string,
 	body io.Reader) error {
 	req, err := http.NewRequestWithContext(fence.WithTerm(ctx, term), http.MethodPost, r.URL+path, body)
@@ -94,8 +94,8 @@ func (b *bodyThen) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A request whose term ends after it has begun, and before it is written, does not reach the server:
-// the headers do not, or else the end of the body does not.
+// A request whose term ends after it has begun, and before it is written, does not reach the
+// server: the headers do not, or else the end of the body does not.
 func TestNothingIsWrittenAfterTheTerm(t *testing.T) {
 	for protocol, start := range map[string]func(*testing.T) *receiver{
 		"HTTP/1.1":          func(t *testing.T) *receiver { return newReceiver(t, (*httptest.Server).Start) },
@@ -132,8 +132,8 @@ func TestNothingIsWrittenAfterTheTerm(t *testing.T) {
 	}
 }
 
-// A term that ends takes no connection with it on which all is written and acknowledged: requests of
-// others go on.
+// A term that ends takes no connection with it on which all is written and acknowledged: requests
+// of others go on.
 func TestOthersGoOn(t *testing.T) {
 	g := NewWithT(t)
 	r := newHTTP2Receiver(t)
@@ -160,8 +160,8 @@ func TestOthersGoOn(t *testing.T) {
 	g.Expect(<-going).To(Succeed())
 }
 
-// A request that the kernel holds, because the server takes nothing, is dropped when its term ends: it
-// does not arrive when the server takes something again.
+// A request that the kernel holds, because the server takes nothing, is dropped when its term ends:
+// it does not arrive when the server takes something again.
 func TestWhatTheKernelHoldsIsDropped(t *testing.T) {
 	g := NewWithT(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

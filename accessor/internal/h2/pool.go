@@ -208,8 +208,8 @@ func (p *pool) reserveLocked() (reserved *clientConn) {
 }
 
 // dialLocked dials if requests wait, and no dial or request under way gives them room soon.
-// promising is whether a connection was promising before the attempt to reserve room. Afterwards its
-// request may have sent its headers, and then serve is called again.
+// promising is whether a connection was promising before the attempt to reserve room. Afterwards
+// its request may have sent its headers, and then serve is called again.
 func (p *pool) dialLocked(promising bool) {
 	if len(p.waiters) == 0 {
 		if p.timer != nil {

@@ -32,8 +32,8 @@ const (
 
 // Transport carries requests to one API server over its own TCP connections. With HTTP/2 they are
 // dialed one at a time, and requests that the server did not process are sent again. Transport uses
-// HTTP/1.1 without TLS, behind a proxy, for a server without HTTP/2, and for a request that upgrades
-// its connection. Its methods may be called from any goroutine.
+// HTTP/1.1 without TLS, behind a proxy, for a server without HTTP/2, and for a request that
+// upgrades its connection. Its methods may be called from any goroutine.
 type Transport struct {
 	http1            *http.Transport
 	http2            *pool                // nil if HTTP/2 is not available
@@ -43,8 +43,8 @@ type Transport struct {
 	end              context.CancelFunc
 }
 
-// New returns a transport for the server at that address. It does no I/O and starts no goroutine. The
-// caller must close it.
+// New returns a transport for the server at that address. It does no I/O and starts no goroutine.
+// The caller must close it.
 func New(server *url.URL, config *tls.Config) *Transport {
 	t := &Transport{dialer: connrotation.NewDialer(
 		func(ctx context.Context, network, address string) (net.Conn, error) {

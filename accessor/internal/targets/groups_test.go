@@ -124,7 +124,8 @@ func TestUnknownGroupMakesNothingStale(t *testing.T) {
 	})
 }
 
-// A version that fails hides its own kinds only, with the reason, and is no proof that they are gone.
+// A version that fails hides its own kinds only, with the reason, and is no proof that they are
+// gone.
 func TestVersionThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -364,8 +365,8 @@ func TestGroupThatIsTooMuch(t *testing.T) {
 	})
 }
 
-// Where the discovery of all groups takes too long, in either form, the group that a lookup names is
-// discovered alone, and then known.
+// Where the discovery of all groups takes too long, in either form, the group that a lookup names
+// is discovered alone, and then known.
 func TestDiscoveryThatTakesTooLong(t *testing.T) {
 	for _, slow := range []string{"/apis", "/apis/h/v1"} {
 		t.Run(slow, func(t *testing.T) {

@@ -26,8 +26,8 @@ func (e *tooMuchError) Unwrap() error { return e.error }
 
 func isTooMuch(err error) bool { return errors.As(err, new(*tooMuchError)) }
 
-// groupwise holds the kinds of single groups, of a server whose whole discovery is too much, or whose
-// group has changed since the last one. The zero value is ready to use.
+// groupwise holds the kinds of single groups, of a server whose whole discovery is too much, or
+// whose group has changed since the last one. The zero value is ready to use.
 type groupwise struct {
 	mu     sync.Mutex
 	reason *tooMuchError     // guarded by mu; of the latest discovery that was too much; nil for none
@@ -59,8 +59,9 @@ func (g *groupwise) known(group string) *kinds {
 	return g.kinds[group]
 }
 
-// set notes what was found of a group. All groups together take at most maxBytes, as discoveries count
-// them: what was found first goes. So do groups without kinds, which any name makes, when they are old.
+// set notes what was found of a group. All groups together take at most maxBytes, as discoveries
+// count them: what was found first goes. So do groups without kinds, which any name makes, when
+// they are old.
 func (g *groupwise) set(group string, found *kinds, maxBytes int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,8 +154,8 @@ func lookupGroup[T any](ctx context.Context, m *Mapper, group string, reason err
 	return none, errors.WithMessagef(err, "%v; discovering group %q alone", reason, group)
 }
 
-// askGroup discovers one group, with our own credential, within the timeout of our config. The group
-// need not exist. A version whose discovery fails does not hide the others.
+// askGroup discovers one group, with our own credential, within the timeout of our config. The
+// group need not exist. A version whose discovery fails does not hide the others.
 func (m *Mapper) askGroup(group string) (*kinds, error) {
 	ctx, cancel := m.bounded(context.WithValue(context.Background(), namesMayNotExist{}, true))
 	defer cancel()
@@ -198,6 +199,6 @@ func (m *Mapper) askGroup(group string) (*kinds, error) {
 	return result, nil
 }
 
-// namesMayNotExist is the key of a context whose requests are for paths that need not exist: that one
-// does not exist says nothing about what is known.
+// namesMayNotExist is the key of a context whose requests are for paths that need not exist: that
+// one does not exist says nothing about what is known.
 type namesMayNotExist struct{}

@@ -23,10 +23,10 @@ import (
 // two discoveries.
 const rediscoverAfter = 5 * time.Second
 
-// maxRequests bounds the requests of one discovery, atOnce how many of them are under way at a time,
-// and MaxDiscoveryBytes the memory, as untrusted.Budget counts it. A server that a kubeconfig names
-// may answer anything. A thousand CustomResourceDefinitions take 4 MB, and cost one request or two,
-// or one for each group and version.
+// maxRequests bounds the requests of one discovery, atOnce how many of them are under way at a
+// time, and MaxDiscoveryBytes the memory, as untrusted.Budget counts it. A server that a kubeconfig
+// names may answer anything. A thousand CustomResourceDefinitions take 4 MB, and cost one request
+// or two, or one for each group and version.
 const (
 	maxRequests       = 10_000
 	atOnce            = 50
@@ -214,8 +214,8 @@ func (m *Mapper) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithCancel(ctx)
 }
 
-// forOthers returns a failure as other members may see it: the API server's text about a request that
-// it denies has the name of the user.
+// forOthers returns a failure as other members may see it: the API server's text about a request
+// that it denies has the name of the user.
 func forOthers(failure error) error {
 	if status, ok := untrusted.StatusText(failure); ok && isDenied(failure) {
 		return untrusted.Show("the API server answered "+status, failure)
@@ -226,8 +226,8 @@ func forOthers(failure error) error {
 // isDenied reports whether an identity may not discover.
 func isDenied(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
 
-// discoveryClient returns a client for one discovery, with its limit. The discovery is not subject to
-// our rate limit, because other members may wait for it.
+// discoveryClient returns a client for one discovery, with its limit. The discovery is not subject
+// to our rate limit, because other members may wait for it.
 func (m *Mapper) discoveryClient() (*discovery.DiscoveryClient, *untrusted.LimitedRoundTripper, error) {
 	config := rest.CopyConfig(m.config)
 	config.RateLimiter, config.QPS = nil, -1
