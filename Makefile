@@ -148,7 +148,7 @@ test-matrix: controlplane ## the tests with the lowest controller-runtime that p
 	$(MAKE) test-kubernetes
 
 # The other versions of Kubernetes that "make test-kubernetes" tests with: the newest of each minor version.
-KUBERNETES ?= 1.34.4 1.35.4 1.37.2
+KUBERNETES ?= 1.34.4 1.35.4 1.36.3
 # What runs on another version: the tests whose subject is the API server's behaviour.
 ON_KUBERNETES := ./test/e2e/... ./accessor/... ./credential/... ./scopedcache/... ./clustercache/... ./cmd/latchkey/... ./examples/...
 
@@ -157,7 +157,7 @@ ON_KUBERNETES := ./test/e2e/... ./accessor/... ./credential/... ./scopedcache/..
 SINCE_1_36 := TestConstrainedImpersonation|TestRBACExamples/constrained-impersonation|TestAvailable$$
 
 .PHONY: test-kubernetes
-test-kubernetes: ## the end-to-end tests on other versions of Kubernetes: KUBERNETES="1.34.4 1.35.4 1.37.2"; 6 minutes each to build once, and 30 to run
+test-kubernetes: ## the end-to-end tests on other versions of Kubernetes: KUBERNETES="1.34.4 1.35.4 1.36.3"; 6 minutes each to build once, and 30 to run
 	@for version in $(KUBERNETES); do \
 		dir="$${XDG_CACHE_HOME:-$$HOME/.cache}/latchkey/controlplane/kubernetes-v$$version-$$(go env GOOS)-$$(go env GOARCH)"; \
 		go run -C $(CONTROLPLANE) . -kubernetes v$$version -o "$$dir" || exit 1; \

@@ -12,8 +12,8 @@ import (
 // KubernetesVersion and EtcdVersion are the versions that test/controlplane builds; a test keeps
 // them equal to its go.mod.
 const (
-	KubernetesVersion = "v1.36.3"
-	EtcdVersion       = "v3.6.8"
+	KubernetesVersion = "v1.37.2"
+	EtcdVersion       = "v3.7.3"
 )
 
 // Env is the variable that takes precedence over every other place, as in setup-envtest and
@@ -88,7 +88,7 @@ func ControllerManagerDir() (string, error) {
 	return inCache(ControllerManager + "-" + KubernetesVersion)
 }
 
-// Minor returns the minor version of Kubernetes, such as "1.36".
+// Minor returns the minor version of Kubernetes, such as "1.37".
 func Minor() string { return KubernetesVersion[1:strings.LastIndex(KubernetesVersion, ".")] }
 
 // inCache returns a directory in this user's cache.
