@@ -24,6 +24,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // serviceAccounts is how many ServiceAccounts the extensions share. Sharing them makes connects the
@@ -47,9 +48,7 @@ func startBench(b *testing.B) *bench {
 	}
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
-	cp, err := controlplane.Start(b.Context(), controlplane.Options{CRDs: []string{"../config/crd"}})
-	must(err)
-	b.Cleanup(func() { must(cp.Stop()) })
+	cp := testenv.Start(b, controlplane.Options{CRDs: []string{"../config/crd"}})
 	httpClient, err := rest.HTTPClientFor(cp.Config())
 	must(err)
 	admin, err := client.New(cp.Config(), client.Options{HTTPClient: httpClient})

@@ -19,6 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // hostileEnv makes the test binary parse the hostile kubeconfigs and print the cost.
@@ -133,7 +136,7 @@ type hostileCost struct {
 }
 
 func parseHostile() (cost hostileCost) {
-	cost.Race = raceEnabled
+	cost.Race = testutil.RaceEnabled
 	lenient := kubeconfigLimits{maxSize: 1 << 20}
 	allocated := func(limits kubeconfigLimits, content []byte) (uint64, error) {
 		var before, after runtime.MemStats
@@ -180,12 +183,17 @@ func parseHostile() (cost hostileCost) {
 // child runs without the race detector, whose own memory would be most of the measured memory.
 func TestHostileKubeconfigs(t *testing.T) {
 	g := NewWithT(t)
-	binary := filepath.Join(t.TempDir(), "credential.test")
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, ".").CombinedOutput()
-	g.Expect(err).NotTo(HaveOccurred(), "%s", out)
+	testenv.SkipIfShort(t)
+	binary, err := os.Executable()
+	g.Expect(err).NotTo(HaveOccurred())
+	if testutil.RaceEnabled {
+		binary = filepath.Join(t.TempDir(), "credential.test")
+		out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, ".").CombinedOutput()
+		g.Expect(err).NotTo(HaveOccurred(), "%s", out)
+	}
 	child := exec.CommandContext(t.Context(), binary)
 	child.Env = append(os.Environ(), hostileEnv+"=1")
-	out, err = child.Output()
+	out, err := child.Output()
 	g.Expect(err).NotTo(HaveOccurred())
 	var cost hostileCost
 	g.Expect(json.Unmarshal(out, &cost)).To(Succeed(), "%s", out)

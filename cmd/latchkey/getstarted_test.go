@@ -14,11 +14,14 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // docs/get-started.md works as it is written, on the demo's control plane: the status page has a
 // tenant of one's own, and shows how it is broken and repaired.
 func TestGetStarted(t *testing.T) {
+	testenv.SkipIfShort(t)
 	g := NewWithT(t)
 	page, err := os.ReadFile("../../docs/get-started.md")
 	g.Expect(err).NotTo(HaveOccurred())

@@ -20,6 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/cmd/latchkey/demo"
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // mainEnv makes the test binary run main.
@@ -47,6 +48,7 @@ func latchkey(t *testing.T, args ...string) *exec.Cmd {
 }
 
 func TestDemo(t *testing.T) {
+	testenv.SkipIfShort(t)
 	g := NewWithT(t)
 	out, err := latchkey(t, "demo", "--once").CombinedOutput()
 	g.Expect(err).NotTo(HaveOccurred(), "%s", out)
@@ -60,6 +62,7 @@ func TestDemo(t *testing.T) {
 // A tour that cannot fail proves nothing. Without its action each step must fail, and the error
 // must name the step.
 func TestDemoFailsWithoutACause(t *testing.T) {
+	testenv.SkipIfShort(t)
 	for _, step := range demo.Steps() {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
@@ -80,10 +83,8 @@ func TestDemoFailsWithoutACause(t *testing.T) {
 func startControlPlane(t *testing.T, more ...config.Folder) *controlplane.ControlPlane {
 	t.Helper()
 	g := NewWithT(t)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(t.Context(), config.Manifests(append([]config.Folder{config.CRD}, more...)...),
+	cp := testenv.Start(t, controlplane.Options{})
+	_, err := cp.KubectlInput(t.Context(), config.Manifests(append([]config.Folder{config.CRD}, more...)...),
 		"apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Established", "--timeout=60s",

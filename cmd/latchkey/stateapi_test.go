@@ -28,6 +28,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -147,9 +148,7 @@ func (r *relay) forward(conn net.Conn) {
 // one that answers, and none of them takes a connection for deleted that exists.
 func TestStateAPI(t *testing.T) {
 	g := NewWithT(t)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{Aggregation: true})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	cp := testenv.Start(t, controlplane.Options{Aggregation: true})
 	kubectl := func(args ...string) string {
 		t.Helper()
 		out, err := cp.Kubectl(t.Context(), args...)

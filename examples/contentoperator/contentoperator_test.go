@@ -26,6 +26,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 const patience = 60 * time.Second
@@ -36,10 +37,8 @@ func TestContentOperator(t *testing.T) {
 	ctx := t.Context()
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
-	cp, err := controlplane.Start(ctx, controlplane.Options{CRDs: []string{"../../config/crd"}})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
-	_, err = cp.KubectlInput(ctx, config.Manifests(config.RBAC), "apply", "-f", "-")
+	cp := testenv.Start(t, controlplane.Options{CRDs: []string{"../../config/crd"}})
+	_, err := cp.KubectlInput(ctx, config.Manifests(config.RBAC), "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=latchkey-operator",
 		"--user=operator")

@@ -25,6 +25,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 func TestMain(m *testing.M) {
@@ -46,17 +47,14 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	g := NewWithT(t)
 	ctx := t.Context()
-	cp, err := controlplane.Start(ctx, controlplane.Options{CRDs: []string{"config/crd.yaml"},
-		ControllerManager: true})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	cp := testenv.Start(t, controlplane.Options{CRDs: []string{"config/crd.yaml"}, ControllerManager: true})
 	for _, file := range []string{"config/rbac.yaml", "config/admission.yaml"} {
 		content, err := os.ReadFile(file)
 		g.Expect(err).NotTo(HaveOccurred())
 		_, err = cp.KubectlInput(ctx, string(content), "apply", "-f", "-")
 		g.Expect(err).NotTo(HaveOccurred())
 	}
-	_, err = cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=fluxlike-operator",
+	_, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "operator", "--clusterrole=fluxlike-operator",
 		"--user=operator")
 	g.Expect(err).NotTo(HaveOccurred())
 	scheme := runtime.NewScheme()

@@ -20,6 +20,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 const patience = 60 * time.Second
@@ -33,9 +34,7 @@ func TestMain(m *testing.M) {
 // The operator counts what it may read, says what it may not read, and counts that too once it may.
 func TestOperator(t *testing.T) {
 	g := NewWithT(t)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+	cp := testenv.Start(t, controlplane.Options{})
 	kubectl := func(args ...string) {
 		_, err := cp.Kubectl(t.Context(), args...)
 		g.Expect(err).NotTo(HaveOccurred())

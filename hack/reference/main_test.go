@@ -5,10 +5,13 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // docs/reference.md is what the code says.
 func TestReferenceIsCurrent(t *testing.T) {
+	testenv.SkipIfShort(t) // which builds latchkey, and runs it
 	g := NewWithT(t)
 	want, err := reference("../..")
 	g.Expect(err).NotTo(HaveOccurred())

@@ -22,6 +22,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // olmExtension returns a ClusterExtension of Operator Lifecycle Manager. An empty serviceAccount
@@ -46,9 +47,7 @@ func olmExtension(name, serviceAccount string) *unstructured.Unstructured {
 func TestBesideOLM(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
-	plane, err := controlplane.Start(ctx, controlplane.Options{}) // at first with only OLM's kind
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { g.Expect(plane.Stop()).To(Succeed()) })
+	plane := testenv.Start(t, controlplane.Options{}) // at first with only OLM's kind
 	clientFor := func(restConfig *rest.Config) client.Client {
 		c, err := client.New(restConfig, client.Options{HTTPClient: httpClientFor(t, restConfig)})
 		g.Expect(err).NotTo(HaveOccurred())

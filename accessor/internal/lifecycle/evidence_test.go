@@ -193,7 +193,7 @@ func TestExploreEvidence(t *testing.T) {
 		choices = append(choices, &notNow[i])
 	}
 	first := evidenceWorld{world: start, proved: unset, only: unset}
-	seen, depth, steps := machinetest.Explore(t, first, exploreDepth,
+	seen, depth, steps := machinetest.Explore(t, first, machinetest.Depth(),
 		func(w *evidenceWorld, visit func(evidenceWorld, []string)) {
 			for _, in := range choices {
 				if in.possible == nil || in.possible(&w.world) {

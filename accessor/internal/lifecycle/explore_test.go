@@ -422,7 +422,7 @@ func (w world) connects(inputsByName map[string]*input) bool {
 // correct.
 func TestExplore(t *testing.T) {
 	startedAt := time.Now()
-	seen, depth, steps := machinetest.Explore(t, start, exploreDepth, func(w *world, visit func(world, []string)) {
+	seen, depth, steps := machinetest.Explore(t, start, machinetest.Depth(), func(w *world, visit func(world, []string)) {
 		for n := range inputs {
 			if choice := &inputs[n]; choice.possible == nil || choice.possible(w) {
 				visit(w.step(choice))
@@ -451,7 +451,7 @@ func TestExplore(t *testing.T) {
 	t.Logf("%d states, %d steps, depth %d, %d events, %d invariants and liveness: %d stuck; %.1f s, %d MiB",
 		len(seen), steps, depth, len(inputs), len(invariants), stuck, time.Since(startedAt).
 			Seconds(), memory.Sys>>20)
-	if depth < exploreDepth && len(seen) < 10_000 {
+	if depth < machinetest.Depth() && len(seen) < 10_000 {
 		t.Errorf("only %d states: the exploration does not cover the machine", len(seen))
 	}
 	names := make([]string, len(invariants))

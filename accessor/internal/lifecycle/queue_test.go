@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
 func TestQueue(t *testing.T) {
@@ -37,8 +39,8 @@ func TestQueue(t *testing.T) {
 // step.
 func TestExploreQueue(t *testing.T) {
 	schedules := 1_000_000
-	if exploreDepth < 1000 {
-		schedules = 100_000 // the race detector is on
+	if machinetest.Quick() {
+		schedules = 50_000
 	}
 	contended, panicked := 0, 0
 	for seed := range schedules {

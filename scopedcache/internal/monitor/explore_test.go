@@ -513,7 +513,7 @@ func explore(t *testing.T, inputs []input) {
 	m := New(exploreConfig, epoch0)
 	m.Start(epoch0, 0)
 	start := world{}.take(&m)
-	seen, depth, steps := machinetest.Explore(t, start, exploreDepth, func(w *world, visit func(world, []string)) {
+	seen, depth, steps := machinetest.Explore(t, start, machinetest.Depth(), func(w *world, visit func(world, []string)) {
 		for n := range inputs {
 			if in := &inputs[n]; in.possible == nil || in.possible(w) {
 				visit(w.step(in))
@@ -536,7 +536,7 @@ func explore(t *testing.T, inputs []input) {
 	}
 	t.Logf("%d states, %d steps, depth %d, %d inputs, %d invariants and liveness; %.1f s", len(seen), steps,
 		depth, len(inputs), len(invariants), time.Since(startTime).Seconds())
-	if depth < exploreDepth && len(seen) < 1000 {
+	if depth < machinetest.Depth() && len(seen) < 1000 {
 		t.Errorf("only %d states: the exploration is incomplete", len(seen))
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -30,14 +29,7 @@ import (
 var (
 	edits = flag.Int("rbac-edits", 400, "how many random edits of RBAC TestRandomEdits makes")
 	seed  = flag.Uint64("rbac-seed", 0, "seed of TestRandomEdits; 0 for another one each time")
-	env   testenv.Env
 )
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	ctrl.SetLogger(logr.Discard())
-	os.Exit(testenv.Run(m, controlplane.Options{}, &env, nil))
-}
 
 // Whom a random edit of RBAC concerns, according to the index, includes everyone whose permissions
 // the API server evaluates otherwise after it.
@@ -47,6 +39,7 @@ func TestRandomEdits(t *testing.T) {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-rbac-seed=%d", *seed)
+	ctrl.SetLogger(logr.Discard())
 	w := newRBACWorld(t, rand.New(rand.NewPCG(*seed, 0)))
 	before := w.permissions(g)
 	w.takeConcerns()
@@ -79,6 +72,7 @@ type question struct{ account, in, namespace, resource string }
 
 // rbacWorld makes random edits.
 type rbacWorld struct {
+	env        *testenv.Env
 	random     *rand.Rand
 	namespaces []string
 	objects    map[string]client.Object // roles and bindings that exist, by kind and key
@@ -91,13 +85,14 @@ type rbacWorld struct {
 
 func newRBACWorld(t *testing.T, random *rand.Rand) *rbacWorld {
 	g := NewWithT(t)
-	w := &rbacWorld{random: random, index: New(), objects: map[string]client.Object{}, seen: map[string]struct{}{}}
+	w := &rbacWorld{env: testenv.New(t, controlplane.Options{}), random: random, index: New(),
+		objects: map[string]client.Object{}, seen: map[string]struct{}{}}
 	for range 3 {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "edits-"}}
-		g.Expect(env.Admin.Create(t.Context(), namespace)).To(Succeed())
+		g.Expect(w.env.Admin.Create(t.Context(), namespace)).To(Succeed())
 		w.namespaces = append(w.namespaces, namespace.Name)
 	}
-	c, err := cache.New(env.Config(), cache.Options{HTTPClient: env.AdminHTTP})
+	c, err := cache.New(w.env.Config(), cache.Options{HTTPClient: w.env.AdminHTTP})
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -176,15 +171,15 @@ func (w *rbacWorld) edit(g Gomega) {
 		case *rbacv1.ClusterRoleBinding:
 			binding.Subjects = w.subjects()
 		}
-		g.Expect(env.Admin.Update(ctx, existing)).To(Succeed())
+		g.Expect(w.env.Admin.Update(ctx, existing)).To(Succeed())
 		return
 	}
 	if existing != nil {
-		g.Expect(env.Admin.Delete(ctx, existing)).To(Succeed())
+		g.Expect(w.env.Admin.Delete(ctx, existing)).To(Succeed())
 		delete(w.objects, key)
 	}
 	if !remove {
-		g.Expect(env.Admin.Create(ctx, object)).To(Succeed())
+		g.Expect(w.env.Admin.Create(ctx, object)).To(Succeed())
 		w.objects[key] = object
 	}
 }
@@ -215,11 +210,11 @@ func (w *rbacWorld) subjects() (subjects []rbacv1.Subject) {
 }
 
 // allowed asks the API server about a user with the groups that it has.
-func allowed(g Gomega, user string, groups []string, namespace, verb, resource string) bool {
+func (w *rbacWorld) allowed(g Gomega, user string, groups []string, namespace, verb, resource string) bool {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user, Groups: groups,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: resource}}}
-	g.Expect(env.Admin.Create(context.Background(), review)).To(Succeed())
+	g.Expect(w.env.Admin.Create(context.Background(), review)).To(Succeed())
 	return review.Status.Allowed
 }
 
@@ -230,7 +225,7 @@ func (w *rbacWorld) permissions(g Gomega) map[question]bool {
 		for _, in := range w.namespaces {
 			for _, namespace := range append([]string{""}, w.namespaces...) {
 				for _, resource := range []string{"pods", "secrets"} {
-					result[question{account, in, namespace, resource}] = allowed(g, "system:serviceaccount:"+in+":"+account,
+					result[question{account, in, namespace, resource}] = w.allowed(g, "system:serviceaccount:"+in+":"+account,
 						[]string{"system:serviceaccounts", "system:serviceaccounts:" + in, "system:authenticated"}, namespace,
 						"list", resource)
 				}
@@ -283,15 +278,15 @@ func (w *rbacWorld) settle(t *testing.T, batch int) {
 		&rbacv1.RoleBinding{ObjectMeta: local, RoleRef: ref("Role", name+"-static"), Subjects: user(marker)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref("ClusterRole", name+"-static"), Subjects: user(marker)},
 	} {
-		err := env.Admin.Create(ctx, object.DeepCopyObject().(client.Object))
+		err := w.env.Admin.Create(ctx, object.DeepCopyObject().(client.Object))
 		if apierrors.IsAlreadyExists(err) {
-			err = env.Admin.Update(ctx, object)
+			err = w.env.Admin.Update(ctx, object)
 		}
 		g.Expect(err).NotTo(HaveOccurred())
 	}
 	for _, c := range []struct{ user, namespace, resource string }{{"marker-role", namespace, marker},
 		{"marker-clusterrole", "", marker}, {marker, namespace, "fixed"}, {marker, "", "fixed"}} {
-		g.Eventually(func() bool { return allowed(g, c.user, nil, c.namespace, "list", c.resource) }).
+		g.Eventually(func() bool { return w.allowed(g, c.user, nil, c.namespace, "list", c.resource) }).
 			WithTimeout(testenv.Patience).WithPolling(time.Millisecond).Should(BeTrue(), "%+v", c)
 	}
 	g.Eventually(func() (missing []string) {

@@ -54,14 +54,12 @@ func program(t *testing.T) string {
 // extensions with the rendered identity and no other permissions than it uses. The profile
 // "restricted" admits its Pods. kubectl delete -k leaves nothing.
 func TestKustomize(t *testing.T) {
+	testenv.SkipIfShort(t)
 	binary := program(t)
 	for _, base := range []string{"default", "state-api"} {
 		t.Run(base, func(t *testing.T) {
 			g := NewWithT(t)
-			cp, err := controlplane.Start(t.Context(), controlplane.Options{ControllerManager: true,
-				Aggregation: base == "state-api"})
-			g.Expect(err).NotTo(HaveOccurred())
-			t.Cleanup(func() { g.Expect(cp.Stop()).To(Succeed()) })
+			cp := testenv.Start(t, controlplane.Options{ControllerManager: true, Aggregation: base == "state-api"})
 			g.Expect(deployment.Prepare(t.Context(), cp)).To(Succeed())
 			before, err := deployment.Everything(t.Context(), cp)
 			g.Expect(err).NotTo(HaveOccurred())

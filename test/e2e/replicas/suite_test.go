@@ -25,6 +25,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -60,6 +61,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if testenv.Short() {
+		return 0
+	}
 	var err error
 	cp, err = controlplane.Start(context.Background(), controlplane.Options{CRDs: []string{"../../../config/crd"}})
 	if err != nil {

@@ -55,6 +55,9 @@ func TestMain(m *testing.M) {
 
 // run starts the clusters, all at once, and the actor, and runs the tests.
 func run(m *testing.M) int {
+	if testenv.Short() {
+		return 0
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	const examples = "../../../examples/serviceprovider/config/"

@@ -3,6 +3,8 @@ package machinetest
 import (
 	"sync"
 	"testing"
+
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // Explore visits breadth first every world that start leads to, up to depth steps away, and returns
@@ -65,4 +67,16 @@ func expand[W comparable](front []W, next func(*W, func(W, []string))) (found []
 		steps += counts[worker]
 	}
 	return found, broken, steps
+}
+
+// Quick reports whether explorations stop early: with -short, and under the race detector, which
+// makes them ten times as slow. The machines are pure, so the race detector needs no more.
+func Quick() bool { return testing.Short() || testutil.RaceEnabled }
+
+// Depth returns how many steps away an exploration goes: to the end, or only a few if Quick.
+func Depth() int {
+	if Quick() {
+		return 6
+	}
+	return 1000
 }

@@ -25,8 +25,8 @@ func (d Diagram) Add(from, to, event string) {
 	d[edge][event] = true
 }
 
-// Mermaid returns the diagram in Mermaid's syntax, beginning with the state start.
-func (d Diagram) Mermaid(start string) string {
+// mermaid returns the diagram in Mermaid's syntax, beginning with the state start.
+func (d Diagram) mermaid(start string) string {
 	lines := []string{"```mermaid", "stateDiagram-v2", "    [*] --> " + start}
 	var edges []string
 	for edge, events := range d {
@@ -41,9 +41,10 @@ func (d Diagram) Mermaid(start string) string {
 	return strings.Join(append(append(lines, edges...), "```"), "\n")
 }
 
-// Put writes a diagram into a page, between the lines "<!-- name -->" and "<!-- /name -->". If
-// update is false and the page has another diagram, Put returns an error instead.
-func Put(page, name, diagram string, update bool) error {
+// Check compares the diagram with the one in a page, between the lines "<!-- name -->" and
+// "<!-- /name -->", or writes it there if update is true. A diagram of an exploration that ended
+// early must only be a part of the one in the page.
+func (d Diagram) Check(page, name, start string, update, early bool) error {
 	content, err := os.ReadFile(page)
 	if err != nil {
 		return err
@@ -51,13 +52,33 @@ func Put(page, name, diagram string, update bool) error {
 	begin, end := "<!-- "+name+" -->\n", "\n<!-- /"+name+" -->"
 	before, rest, found := strings.Cut(string(content), begin)
 	old, after, ended := strings.Cut(rest, end)
-	switch {
-	case !found || !ended:
+	if !found || !ended {
 		return errors.Errorf("%s has no place for the diagram %q", page, name)
-	case old == diagram:
-		return nil
-	case !update:
+	}
+	diagram := d.mermaid(start)
+	switch {
+	case update:
+		return os.WriteFile(page, []byte(before+begin+diagram+end+after), 0o644)
+	case early:
+		drawn := transitions(old)
+		for _, transition := range transitions(diagram) {
+			if !slices.Contains(drawn, transition) {
+				return errors.Errorf("the diagram %q of %s lacks %q: run go generate", name, page, transition)
+			}
+		}
+	case old != diagram:
 		return errors.Errorf("the diagram %q of %s is stale: run go generate", name, page)
 	}
-	return os.WriteFile(page, []byte(before+begin+diagram+end+after), 0o644)
+	return nil
+}
+
+// transitions returns the transitions of a diagram, each as "from --> to: event".
+func transitions(mermaid string) (transitions []string) {
+	for line := range strings.Lines(mermaid) {
+		edge, events, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		for event := range strings.SplitSeq(events, ", ") {
+			transitions = append(transitions, edge+": "+event)
+		}
+	}
+	return transitions
 }

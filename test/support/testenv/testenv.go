@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -26,9 +28,62 @@ type Env struct {
 	AdminHTTP *http.Client
 }
 
+// shortLine is why a test does not run with -short.
+const shortLine = "-short: tests that start a control plane or programs do not run; \"make test\" runs them"
+
+// Short reports whether the tests run with -short, and if so prints why the tests of this package do
+// not run. Call Short in the TestMain of a package whose tests all need a control plane. Run does so.
+func Short() bool {
+	if !flag.Parsed() {
+		flag.Parse()
+	}
+	if testing.Short() {
+		fmt.Println(shortLine)
+	}
+	return testing.Short()
+}
+
+// SkipIfShort skips a test with -short. The tests that call SkipIfShort start programs, such as a
+// control plane, and take much longer than other tests.
+func SkipIfShort(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip(shortLine)
+	}
+}
+
+// Start starts a control plane that stops when the test ends. With -short the test is skipped.
+func Start(tb testing.TB, options controlplane.Options) *controlplane.ControlPlane {
+	tb.Helper()
+	SkipIfShort(tb)
+	cp, err := controlplane.Start(tb.Context(), options)
+	if err != nil {
+		tb.Fatalf("starting the control plane: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			tb.Errorf("stopping the control plane: %v", err)
+		}
+	})
+	return cp
+}
+
+// New is Start with an administrator.
+func New(tb testing.TB, options controlplane.Options) *Env {
+	tb.Helper()
+	e := &Env{ControlPlane: Start(tb, options)}
+	if err := e.connect(); err != nil {
+		tb.Fatalf("connecting the administrator: %v", err)
+	}
+	return e
+}
+
 // Run starts a control plane, sets *env, calls prepare unless it is nil, runs the tests, and stops
-// the control plane. The result is the exit code.
+// the control plane. The result is the exit code. With -short no test runs.
 func Run(m *testing.M, options controlplane.Options, env *Env, prepare func(context.Context) error) int {
+	if Short() {
+		return 0
+	}
 	ctx := context.Background()
 	if err := env.start(ctx, options); err != nil {
 		fmt.Fprintln(os.Stderr, "starting the control plane:", err)
@@ -48,12 +103,17 @@ func (e *Env) start(ctx context.Context, options controlplane.Options) (err erro
 	if e.ControlPlane, err = controlplane.Start(ctx, options); err != nil {
 		return err
 	}
-	if e.AdminHTTP, err = rest.HTTPClientFor(e.Config()); err == nil {
-		e.Admin, err = client.New(e.Config(), client.Options{HTTPClient: e.AdminHTTP})
+	if err := e.connect(); err != nil {
+		return errors.Join(err, e.Stop())
 	}
-	if err != nil {
-		_ = e.Stop()
+	return nil
+}
+
+func (e *Env) connect() (err error) {
+	if e.AdminHTTP, err = rest.HTTPClientFor(e.Config()); err != nil {
+		return err
 	}
+	e.Admin, err = client.New(e.Config(), client.Options{HTTPClient: e.AdminHTTP})
 	return err
 }
 

@@ -1,6 +1,0 @@
-//go:build race
-
-package lifecycle
-
-// exploreDepth bounds the exploration under the race detector, which makes it ten times as slow.
-const exploreDepth = 10

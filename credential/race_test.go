@@ -1,6 +1,0 @@
-//go:build race
-
-package credential
-
-// raceEnabled reports whether this binary was built with the race detector.
-const raceEnabled = true
