@@ -209,8 +209,15 @@ func runManager(ctx context.Context, args []string) error {
 	if err := m.validateSharing(); err != nil {
 		return err
 	}
+	return endsWithin(ctx, m.shutdownPatience(), func(ctx context.Context) error { return m.run(ctx, restConfig, options) })
+}
+
+// endsWithin calls run and returns its error, or an error once run has not returned for patience
+// after the end of ctx. run then goes on: a call without a context, such as discovery, waits for an
+// API server that hangs.
+func endsWithin(ctx context.Context, patience time.Duration, run func(context.Context) error) error {
 	result := make(chan error, 1)
-	go func() { result <- m.run(ctx, restConfig, options) }()
+	go func() { result <- run(ctx) }()
 	select {
 	case err := <-result:
 		return err
@@ -219,9 +226,8 @@ func runManager(ctx context.Context, args []string) error {
 	select {
 	case err := <-result:
 		return err
-	case <-time.After(m.shutdownPatience()):
-		// A call without a context, such as discovery, waits for an API server that hangs.
-		return errors.Errorf("shutdown did not complete within %s of the signal; exiting anyway", m.shutdownPatience())
+	case <-time.After(patience):
+		return errors.Errorf("shutdown did not complete within %s of the signal; exiting anyway", patience)
 	}
 }
 

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -17,12 +20,14 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
-// endsWithin is how soon after SIGTERM the manager must have exited, even if the API server does
-// not answer.
-const endsWithin = 10 * time.Second
+// gracePeriod is how soon after SIGTERM the manager must have exited, even if the API server does
+// not answer: the chart's terminationGracePeriodSeconds, after which the kubelet kills the manager.
+// TestEndsWithin tests the manager's own bound.
+const gracePeriod = 20 * time.Second
 
 // kubeconfigFile writes c to a kubeconfig file and returns the name of the file.
 func kubeconfigFile(t *testing.T, c *rest.Config) string {
@@ -114,15 +119,45 @@ func TestManagerWithoutPermissions(t *testing.T) {
 		Should(Equal(http.StatusInternalServerError))
 	g.Eventually(denials).WithTimeout(time.Minute).Should(Equal(2), "%s", m.printed)
 	g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
-	g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(BeNil()), "%s", m.printed)
+	g.Eventually(m.ended).WithTimeout(gracePeriod).Should(Receive(BeNil()), "%s", m.printed)
 	g.Expect(denials()).To(Equal(2), "one log line per denial: %s", m.printed)
 	g.Expect(m.printed.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("stacktrace")),
 		"the log has no stack traces: a missing permission is not a bug")
 }
 
-// SIGTERM ends the manager within endsWithin although the API server hangs. A second signal ends
+// endsWithin waits for the shutdown as long as it may take, and no longer.
+func TestEndsWithin(t *testing.T) {
+	for name, test := range map[string]struct {
+		takes, want time.Duration
+		err         string
+	}{
+		"a shutdown in time": {takes: shutdownPatience - time.Second, want: shutdownPatience - time.Second, err: "ended"},
+		"one that hangs": {takes: time.Hour, want: shutdownPatience,
+			err: "shutdown did not complete within 9s of the signal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				ctx, signal := context.WithTimeout(t.Context(), time.Minute)
+				defer signal()
+				begin := time.Now()
+				err := endsWithin(ctx, shutdownPatience, func(ctx context.Context) error {
+					<-ctx.Done()
+					time.Sleep(test.takes)
+					return errors.New("ended")
+				})
+				g.Expect(err).To(MatchError(ContainSubstring(test.err)))
+				g.Expect(time.Since(begin)).To(Equal(time.Minute + test.want))
+				time.Sleep(time.Hour) // until the shutdown has ended
+			})
+		})
+	}
+}
+
+// SIGTERM ends the manager within gracePeriod although the API server hangs. A second signal ends
 // the manager at once.
 func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
+	testenv.SkipIfShort(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	dials := make(chan struct{}, 1000)
@@ -162,7 +197,7 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			g := NewWithT(t)
 			m := start(t, args...)
 			g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
-			g.Eventually(m.ended).WithTimeout(endsWithin).Should(Receive(), "%s", m.printed)
+			g.Eventually(m.ended).WithTimeout(gracePeriod).Should(Receive(), "%s", m.printed)
 		})
 	}
 	t.Run("a second signal", func(t *testing.T) {
