@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -112,18 +113,20 @@ func TestMay(t *testing.T) {
 		"no, readiness unknown":         {"no", "no", 403, monitor.DeniedReadinessUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			a := newAPIServer(t)
-			a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] },
-				func() int { return tc.readyz })
-			c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
-			v, err := c.reviewer.Review(t.Context(), q, "list", "watch")
-			g.Expect(v).To(Equal(tc.want), "%v", err)
-			g.Expect(err == nil).To(Equal(v == monitor.Allowed))
-			if v.IsDenial() {
-				g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
-				g.Expect(err).To(MatchError(ContainSubstring(`User "blue" cannot `)))
-			}
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				a := newAPIServer(t)
+				a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] },
+					func() int { return tc.readyz })
+				c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
+				v, err := c.reviewer.Review(t.Context(), q, "list", "watch")
+				g.Expect(v).To(Equal(tc.want), "%v", err)
+				g.Expect(err == nil).To(Equal(v == monitor.Allowed))
+				if v.IsDenial() {
+					g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
+					g.Expect(err).To(MatchError(ContainSubstring(`User "blue" cannot `)))
+				}
+			})
 		})
 	}
 }
@@ -146,30 +149,32 @@ func TestWhatIsAsked(t *testing.T) {
 		"watch only, list only": {"watch", true, StateForbidden, []string{"list", "watch", "list"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			a := newAPIServer(t)
-			asked := a.say(func(verb string) string {
-				return map[bool]string{true: "yes", false: "no"}[strings.Contains(tc.may, verb)]
-			}, ready)
-			c := a.newCache(t, func(o *Options) {
-				o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				a := newAPIServer(t)
+				asked := a.say(func(verb string) string {
+					return map[bool]string{true: "yes", false: "no"}[strings.Contains(tc.may, verb)]
+				}, ready)
+				c := a.newCache(t, func(o *Options) {
+					o.PollWithoutWatch, o.AccessReviewInterval = tc.listOnly, 600*time.Millisecond
+				})
+				handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+				g.Expect(err).NotTo(HaveOccurred())
+				defer handle.Release()
+				g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(tc.want))
+				n := len(tc.first)
+				g.Expect(asked()[:n]).To(ConsistOf(tc.first))
+				if tc.afterwards != "" {
+					g.Eventually(func() int { return len(asked()) }).WithTimeout(patience).Should(BeNumerically(">", n+1))
+					g.Expect(asked()[n:]).To(HaveEach(tc.afterwards))
+				}
+				if tc.listOnly && tc.want == StateSynced {
+					before := a.listed(inN)
+					g.Expect(before).To(BeNumerically("<", 5), "lists are rare")
+					g.Eventually(func() int { return a.listed(inN) }).WithTimeout(patience).Should(BeNumerically(">", before))
+					g.Expect(a.watches()).To(BeEmpty())
+				}
 			})
-			handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-			g.Expect(err).NotTo(HaveOccurred())
-			defer handle.Release()
-			g.Eventually(func() State { return handle.State().State }).WithTimeout(patience).Should(Equal(tc.want))
-			n := len(tc.first)
-			g.Expect(asked()[:n]).To(ConsistOf(tc.first))
-			if tc.afterwards != "" {
-				g.Eventually(func() int { return len(asked()) }).WithTimeout(patience).Should(BeNumerically(">", n+1))
-				g.Expect(asked()[n:]).To(HaveEach(tc.afterwards))
-			}
-			if tc.listOnly && tc.want == StateSynced {
-				before := a.listed(inN)
-				g.Expect(before).To(BeNumerically("<", 5), "lists are rare")
-				g.Eventually(func() int { return a.listed(inN) }).WithTimeout(patience).Should(BeNumerically(">", before))
-				g.Expect(a.watches()).To(BeEmpty())
-			}
 		})
 	}
 }
@@ -177,90 +182,96 @@ func TestWhatIsAsked(t *testing.T) {
 // A change in a namespace makes only the scopes of that namespace review access. A change for all
 // namespaces concerns all scopes.
 func TestAccessMayHaveChanged(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t).(*scopedCache)
-	kind, err := c.kindOf(configMap())
-	g.Expect(err).NotTo(HaveOccurred())
-	entries := map[string]*entry{}
-	c.mu.Lock()
-	for _, ns := range []string{"", "n", "m"} {
-		entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // this entry does not run
-		c.entries[entries[ns]] = struct{}{}
-	}
-	c.mu.Unlock()
-	notified := func() (namespaces []string) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t).(*scopedCache)
+		kind, err := c.kindOf(configMap())
+		g.Expect(err).NotTo(HaveOccurred())
+		entries := map[string]*entry{}
+		c.mu.Lock()
 		for _, ns := range []string{"", "n", "m"} {
-			if taken, _ := entries[ns].mail.take(); len(taken.events) > 0 {
-				namespaces = append(namespaces, ns)
-			}
+			entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // this entry does not run
+			c.entries[entries[ns]] = struct{}{}
 		}
-		return namespaces
-	}
-	c.accessMayHaveChanged("n")
-	g.Expect(notified()).To(Equal([]string{"n"}))
-	c.accessMayHaveChanged("")
-	g.Expect(notified()).To(Equal([]string{"", "n", "m"}))
+		c.mu.Unlock()
+		notified := func() (namespaces []string) {
+			for _, ns := range []string{"", "n", "m"} {
+				if taken, _ := entries[ns].mail.take(); len(taken.events) > 0 {
+					namespaces = append(namespaces, ns)
+				}
+			}
+			return namespaces
+		}
+		c.accessMayHaveChanged("n")
+		g.Expect(notified()).To(Equal([]string{"n"}))
+		c.accessMayHaveChanged("")
+		g.Expect(notified()).To(Equal([]string{"", "n", "m"}))
+	})
 }
 
 // Callers that wait for a released or removed informer receive ErrReleased.
 func TestWaitersAreNotified(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	block := make(chan struct{})
-	defer close(block)
-	a.mu.Lock()
-	a.answer = func(_ http.ResponseWriter, req *http.Request) bool {
-		if strings.HasSuffix(req.URL.Path, "/configmaps") {
-			select {
-			case <-block:
-			case <-req.Context().Done():
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		block := make(chan struct{})
+		defer close(block)
+		a.mu.Lock()
+		a.answer = func(_ http.ResponseWriter, req *http.Request) bool {
+			if strings.HasSuffix(req.URL.Path, "/configmaps") {
+				select {
+				case <-block:
+				case <-req.Context().Done():
+				}
+				return true
 			}
-			return true
+			return false
 		}
-		return false
-	}
-	a.mu.Unlock()
-	c := a.newCache(t)
-	handle, err := c.Hold(t.Context(), configMap(),
-		Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	waits, reads := make(chan error, 1), make(chan error, 1)
-	go func() { waits <- handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()
-	go func() { reads <- list(t.Context(), c, "n") }()
-	g.Eventually(c.States).WithTimeout(patience).Should(HaveLen(2))
-	g.Consistently(waits, 200*time.Millisecond).ShouldNot(Receive())
-	handle.Release()
-	g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
-	g.Consistently(reads, 200*time.Millisecond).ShouldNot(Receive(), "the list waits for another scope")
-	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
-	g.Eventually(reads).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
-	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).
-		To(MatchError(ErrReleased))
+		a.mu.Unlock()
+		c := a.newCache(t)
+		handle, err := c.Hold(t.Context(), configMap(),
+			Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		waits, reads := make(chan error, 1), make(chan error, 1)
+		go func() { waits <- handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap()) }()
+		go func() { reads <- list(t.Context(), c, "n") }()
+		g.Eventually(c.States).WithTimeout(patience).Should(HaveLen(2))
+		g.Consistently(waits, 200*time.Millisecond).ShouldNot(Receive())
+		handle.Release()
+		g.Eventually(waits).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
+		g.Consistently(reads, 200*time.Millisecond).ShouldNot(Receive(), "the list waits for another scope")
+		g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+		g.Eventually(reads).WithTimeout(patience).Should(Receive(MatchError(ErrReleased)))
+		g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).
+			To(MatchError(ErrReleased))
+	})
 }
 
 // Idle scopes end, whether access is allowed or not. Scopes that are held, pinned, or read
 // continue.
 func TestIdle(t *testing.T) {
-	for _, denied := range []bool{false, true} {
-		g := NewWithT(t)
-		a := newAPIServer(t)
-		a.deny(denied)
-		c := a.newCache(t, func(o *Options) { o.IdleTimeout = 400 * time.Millisecond })
-		for begun := time.Now(); time.Since(begun) < time.Second; <-time.After(20 * time.Millisecond) {
-			g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(Equal(denied))
+	synctest.Test(t, func(t *testing.T) {
+		for _, denied := range []bool{false, true} {
+			g := NewWithT(t)
+			a := newAPIServer(t)
+			a.deny(denied)
+			c := a.newCache(t, func(o *Options) { o.IdleTimeout = 400 * time.Millisecond })
+			for begun := time.Now(); time.Since(begun) < time.Second; <-time.After(20 * time.Millisecond) {
+				g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(Equal(denied))
+			}
+			g.Expect(c.States()).To(HaveLen(1))
+			if !denied {
+				g.Expect(a.listed(inN)).To(Equal(1))
+			}
+			g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
+			pinned, err := c.GetInformer(t.Context(), configMap())
+			g.Expect(err).NotTo(HaveOccurred())
+			handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Consistently(c.States, 1200*time.Millisecond).Should(HaveLen(2))
+			g.Expect(pinned.IsStopped()).To(BeFalse())
+			handle.Release()
 		}
-		g.Expect(c.States()).To(HaveLen(1))
-		if !denied {
-			g.Expect(a.listed(inN)).To(Equal(1))
-		}
-		g.Eventually(c.States).WithTimeout(patience).Should(BeEmpty())
-		pinned, err := c.GetInformer(t.Context(), configMap())
-		g.Expect(err).NotTo(HaveOccurred())
-		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Consistently(c.States, 1200*time.Millisecond).Should(HaveLen(2))
-		g.Expect(pinned.IsStopped()).To(BeFalse())
-		handle.Release()
-	}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -29,6 +30,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -45,6 +48,7 @@ var configMaps = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
 // records requests. Package test tests against a real API server.
 type apiServer struct {
 	*httptest.Server
+	network *testutil.Network
 
 	mu     sync.Mutex
 	denied bool // guarded by mu; deny all access
@@ -61,7 +65,11 @@ type apiServer struct {
 
 func newAPIServer(t *testing.T) *apiServer {
 	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), paths: map[string]bool{}, lists: map[string]int{}}
-	a.Server = httptest.NewServer(a)
+	a.Server = httptest.NewUnstartedServer(a)
+	_ = a.Listener.Close()
+	a.network = testutil.NewNetwork()
+	a.Listener = a.network
+	a.Start()
 	t.Cleanup(func() {
 		a.cut()
 		a.Close()
@@ -201,7 +209,7 @@ func (a *apiServer) newCacheOf(t *testing.T, opts cache.Options, options ...func
 	g := NewWithT(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
-	httpClient := &http.Client{Transport: &http.Transport{}}
+	httpClient := &http.Client{Transport: &http.Transport{DialContext: a.network.DialContext}}
 	scopedOptions := Options{AccessReviewInterval: 200 * time.Millisecond, PerNamespace: true}
 	for _, option := range options {
 		option(&scopedOptions)
@@ -235,117 +243,125 @@ func list(ctx context.Context, c Cache, namespace string) error {
 
 // All holders of a scope share one informer, which stops with the last holder.
 func TestHoldersShareAnInformer(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t)
-	hold := func(namespace string) *Handle {
-		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, HoldOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		return handle
-	}
-	first, second, other := hold("n"), hold("n"), hold("")
-	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere, inN}))
-	first.Release()
-	first.Release() // a second Release has no effect
-	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{everywhere, inN}))
-	second.Release()
-	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere}))
-	other.Release()
-	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(c.States()).To(BeEmpty())
-	third := hold("n")
-	g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "a new informer starts")
-	third.Release()
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t)
+		hold := func(namespace string) *Handle {
+			handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: namespace}, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			return handle
+		}
+		first, second, other := hold("n"), hold("n"), hold("")
+		g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere, inN}))
+		first.Release()
+		first.Release() // a second Release has no effect
+		g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{everywhere, inN}))
+		second.Release()
+		g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{everywhere}))
+		other.Release()
+		g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+		g.Expect(c.States()).To(BeEmpty())
+		third := hold("n")
+		g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "a new informer starts")
+		third.Release()
+	})
 }
 
 // A scope that is read stays after its holders release it, until RemoveInformer. RemoveInformer
 // does not stop a scope that has a holder.
 func TestReadersAndHolders(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t)
-	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(list(t.Context(), c, "n")).To(Succeed())
-	g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
-	handle.Release()
-	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}))
-	again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
-	g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "the scope has a holder")
-	g.Expect(again.IsStopped()).To(BeFalse())
-	again.Release()
-	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
-	g.Expect(list(t.Context(), c, "n")).To(Succeed(), "the next read starts a new informer")
-	g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
-	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(list(t.Context(), c, "n")).To(Succeed())
+		g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+		handle.Release()
+		g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}))
+		again, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+		g.Consistently(a.watches, 200*time.Millisecond).Should(Equal([]string{inN}), "the scope has a holder")
+		g.Expect(again.IsStopped()).To(BeFalse())
+		again.Release()
+		g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+		g.Expect(list(t.Context(), c, "n")).To(Succeed(), "the next read starts a new informer")
+		g.Expect(c.RemoveInformer(t.Context(), configMap())).To(Succeed())
+		g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+	})
 }
 
 // A read in a namespace requests that namespace only, so that a Role suffices.
 func TestReadsAskForTheirNamespace(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t)
-	g.Expect(list(t.Context(), c, "n")).To(Succeed())
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for path := range a.paths {
-		g.Expect(path).To(Equal(inN))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t)
+		g.Expect(list(t.Context(), c, "n")).To(Succeed())
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for path := range a.paths {
+			g.Expect(path).To(Equal(inN))
+		}
+	})
 }
 
 // Observers receive states in order. Readers receive a denial at once.
 func TestObserve(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	a.deny(true)
-	c := a.newCache(t)
-	states := make(chan ScopeState, 100)
-	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
-		HoldOptions{OnStateChange: func(state ScopeState) { states <- state }})
-	g.Expect(err).NotTo(HaveOccurred())
-	var state ScopeState
-	g.Eventually(states).WithTimeout(patience).Should(Receive(&state))
-	g.Expect(state.State).To(Equal(StateForbidden))
-	g.Expect(apierrors.IsForbidden(state.LastError)).To(BeTrue())
-	g.Expect(state.GVK).To(Equal(configMaps))
-	g.Expect(state.Representation).To(Equal(RepresentationUnstructured))
-	g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
-	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
-	late := make(chan ScopeState, 100)
-	other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
-		HoldOptions{OnStateChange: func(state ScopeState) { late <- state }})
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(late).To(Receive(HaveField("State", StateForbidden)), "a late observer receives the current state")
-	other.Release()
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.deny(true)
+		c := a.newCache(t)
+		states := make(chan ScopeState, 100)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
+			HoldOptions{OnStateChange: func(state ScopeState) { states <- state }})
+		g.Expect(err).NotTo(HaveOccurred())
+		var state ScopeState
+		g.Eventually(states).WithTimeout(patience).Should(Receive(&state))
+		g.Expect(state.State).To(Equal(StateForbidden))
+		g.Expect(apierrors.IsForbidden(state.LastError)).To(BeTrue())
+		g.Expect(state.GVK).To(Equal(configMaps))
+		g.Expect(state.Representation).To(Equal(RepresentationUnstructured))
+		g.Expect(state.Scope).To(Equal(Scope{Namespace: "n"}))
+		g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
+		late := make(chan ScopeState, 100)
+		other, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"},
+			HoldOptions{OnStateChange: func(state ScopeState) { late <- state }})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(late).To(Receive(HaveField("State", StateForbidden)), "a late observer receives the current state")
+		other.Release()
 
-	a.deny(false)
-	seen := func() (last State) {
-		for {
-			select {
-			case state := <-states:
-				last = state.State
-			default:
-				return last
+		a.deny(false)
+		seen := func() (last State) {
+			for {
+				select {
+				case state := <-states:
+					last = state.State
+				default:
+					return last
+				}
 			}
 		}
-	}
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
-	g.Expect(c.States()).
-		To(
-			HaveExactElements(And(HaveField("State", StateSynced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
-	g.Expect(list(t.Context(), c, "n")).To(Succeed())
+		g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
+		g.Expect(c.States()).
+			To(
+				HaveExactElements(And(HaveField("State", StateSynced), HaveField("Objects", 1), HaveField("LastError", BeNil()))))
+		g.Expect(list(t.Context(), c, "n")).To(Succeed())
 
-	a.deny(true)
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateForbidden),
-		"only the answer to the review shows the denial")
-	g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
-	g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
-	a.deny(false)
-	g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
-	g.Expect(late).NotTo(Receive(), "an observer receives nothing after Release")
-	handle.Release()
+		a.deny(true)
+		g.Eventually(seen).WithTimeout(patience).Should(Equal(StateForbidden),
+			"only the answer to the review shows the denial")
+		g.Expect(apierrors.IsForbidden(list(t.Context(), c, "n"))).To(BeTrue())
+		g.Eventually(a.watches).WithTimeout(patience).Should(BeEmpty())
+		a.deny(false)
+		g.Eventually(seen).WithTimeout(patience).Should(Equal(StateSynced))
+		g.Expect(late).NotTo(Receive(), "an observer receives nothing after Release")
+		handle.Release()
+	})
 }
 
 // Negative and zero options have the defaults that Options documents.
@@ -362,96 +378,104 @@ func TestDefaults(t *testing.T) {
 // A handle reads its own scope. Another kind, representation or namespace is an error. Such a read
 // starts no informer without an access review, and returns no partial list.
 func TestHandleReadsWhatItHolds(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t)
-	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	defer handle.Release()
-	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
-	secrets := &unstructured.UnstructuredList{}
-	secrets.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "SecretList"})
-	g.Expect(handle.List(t.Context(), secrets)).
-		To(
-			MatchError(
-				ContainSubstring(
-					"the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
-	metadata := &metav1.PartialObjectMetadata{}
-	metadata.SetGroupVersionKind(configMaps)
-	g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).
-		To(MatchError(ContainSubstring("(Metadata)")))
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
-	g.Expect(handle.List(t.Context(), list, client.InNamespace("m"))).
-		To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
-	g.Expect(handle.List(t.Context(), list)).To(Succeed())
-	g.Expect(a.watches()).To(Equal([]string{inN}))
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+		secrets := &unstructured.UnstructuredList{}
+		secrets.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "SecretList"})
+		g.Expect(handle.List(t.Context(), secrets)).
+			To(
+				MatchError(
+					ContainSubstring(
+						"the handle is of /v1, Kind=ConfigMap (Unstructured), and not of /v1, Kind=Secret (Unstructured)")))
+		metadata := &metav1.PartialObjectMetadata{}
+		metadata.SetGroupVersionKind(configMaps)
+		g.Expect(handle.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "a"}, metadata)).
+			To(MatchError(ContainSubstring("(Metadata)")))
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
+		g.Expect(handle.List(t.Context(), list, client.InNamespace("m"))).
+			To(MatchError(ContainSubstring(`in namespace "n", and not in "m"`)))
+		g.Expect(handle.List(t.Context(), list)).To(Succeed())
+		g.Expect(a.watches()).To(Equal([]string{inN}))
+	})
 }
 
 // A selector that selects nothing is refused, because the API server would return all objects for
 // it.
 func TestScopesThatSelectNothing(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t)
-	for _, nothing := range []Scope{{LabelSelector: labels.Nothing()}, {FieldSelector: fields.Nothing()}} {
-		_, err := c.Hold(t.Context(), configMap(), nothing, HoldOptions{})
-		g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
-	}
-	for _, opts := range []cache.Options{
-		{DefaultLabelSelector: labels.Nothing()},
-		{DefaultNamespaces: map[string]cache.Config{"n": {FieldSelector: fields.Nothing()}}},
-		{ByObject: map[client.Object]cache.ByObject{configMap(): {Label: labels.Nothing()}}},
-	} {
-		_, err := New(&rest.Config{Host: a.URL}, opts)
-		g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t)
+		for _, nothing := range []Scope{{LabelSelector: labels.Nothing()}, {FieldSelector: fields.Nothing()}} {
+			_, err := c.Hold(t.Context(), configMap(), nothing, HoldOptions{})
+			g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
+		}
+		for _, opts := range []cache.Options{
+			{DefaultLabelSelector: labels.Nothing()},
+			{DefaultNamespaces: map[string]cache.Config{"n": {FieldSelector: fields.Nothing()}}},
+			{ByObject: map[client.Object]cache.ByObject{configMap(): {Label: labels.Nothing()}}},
+		} {
+			_, err := New(&rest.Config{Host: a.URL}, opts)
+			g.Expect(err).To(MatchError(ContainSubstring("selects nothing")))
+		}
+	})
 }
 
 // A dependent has one handle on a scope for each name.
 func TestDependentsByName(t *testing.T) {
-	g := NewWithT(t)
-	c := newAPIServer(t).newCache(t)
-	hold := func(name, dependent string) *Handle {
-		handle, err := c.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: name, Dependent: types.UID(dependent)})
-		g.Expect(err).NotTo(HaveOccurred())
-		return handle
-	}
-	one, again, other := hold("a", "uid"), hold("a", "uid"), hold("b", "uid")
-	g.Expect(again).To(BeIdenticalTo(one))
-	g.Expect(one.State().Dependents).To(Equal([]string{"a uid", "b uid"}))
-	one.Release()
-	g.Expect(other.State().Dependents).To(Equal([]string{"b uid"}))
-	other.Release()
-	g.Expect(c.States()).To(BeEmpty())
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		c := newAPIServer(t).newCache(t)
+		hold := func(name, dependent string) *Handle {
+			handle, err := c.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: name, Dependent: types.UID(dependent)})
+			g.Expect(err).NotTo(HaveOccurred())
+			return handle
+		}
+		one, again, other := hold("a", "uid"), hold("a", "uid"), hold("b", "uid")
+		g.Expect(again).To(BeIdenticalTo(one))
+		g.Expect(one.State().Dependents).To(Equal([]string{"a uid", "b uid"}))
+		one.Release()
+		g.Expect(other.State().Dependents).To(Equal([]string{"b uid"}))
+		other.Release()
+		g.Expect(c.States()).To(BeEmpty())
+	})
 }
 
 // The log reports when a scope cannot be read, and when it can again. The start of an informer is
 // not logged.
 func TestLog(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	var mu sync.Mutex
-	var lines []string
-	c := a.newCache(t, func(o *Options) {
-		o.Logger = funcr.New(func(_, line string) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		var mu sync.Mutex
+		var lines []string
+		c := a.newCache(t, func(o *Options) {
+			o.Logger = funcr.New(func(_, line string) {
+				mu.Lock()
+				defer mu.Unlock()
+				lines = append(lines, line)
+			}, funcr.Options{})
+		})
+		logged := func() string {
 			mu.Lock()
 			defer mu.Unlock()
-			lines = append(lines, line)
-		}, funcr.Options{})
+			return strings.Join(lines, "\n")
+		}
+		g.Expect(list(t.Context(), c, "n")).To(Succeed())
+		g.Expect(logged()).To(BeEmpty())
+		a.deny(true)
+		g.Eventually(logged).WithTimeout(patience).
+			Should(And(ContainSubstring(`"state"="Forbidden"`), ContainSubstring(`"scope"="namespace n"`),
+				ContainSubstring(`cannot watch`)))
+		a.deny(false)
+		g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring(`"state"="Synced"`))
+		g.Expect(strings.Count(logged(), "\n")).To(Equal(1))
 	})
-	logged := func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		return strings.Join(lines, "\n")
-	}
-	g.Expect(list(t.Context(), c, "n")).To(Succeed())
-	g.Expect(logged()).To(BeEmpty())
-	a.deny(true)
-	g.Eventually(logged).WithTimeout(patience).
-		Should(And(ContainSubstring(`"state"="Forbidden"`), ContainSubstring(`"scope"="namespace n"`),
-			ContainSubstring(`cannot watch`)))
-	a.deny(false)
-	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring(`"state"="Synced"`))
-	g.Expect(strings.Count(logged(), "\n")).To(Equal(1))
 }

@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -33,59 +34,61 @@ const soonest = 1500 * time.Millisecond
 // Each event causes an access review, and a second one in case the authorizer receives the change
 // late.
 func TestEventsCauseReviews(t *testing.T) {
-	t.Parallel()
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scopedCache)
-	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	defer handle.Release()
-	state := func() State { return handle.State().State }
-	g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
-	for _, late := range []time.Duration{0, soonest} {
-		c.accessMayHaveChanged("n") // without a change of permissions
-		a.quiet(t)
-		c.accessMayHaveChanged("n")
-		<-time.After(late) // the first review is answered as before the change
-		a.deny(true)
-		g.Eventually(state).WithTimeout(patience).Should(Equal(StateForbidden))
-		a.quiet(t)
-		c.accessMayHaveChanged("n")
-		<-time.After(late)
-		a.deny(false)
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour }).(*scopedCache)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		state := func() State { return handle.State().State }
 		g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
-	}
+		for _, late := range []time.Duration{0, soonest} {
+			c.accessMayHaveChanged("n") // without a change of permissions
+			a.quiet(t)
+			c.accessMayHaveChanged("n")
+			<-time.After(late) // the first review is answered as before the change
+			a.deny(true)
+			g.Eventually(state).WithTimeout(patience).Should(Equal(StateForbidden))
+			a.quiet(t)
+			c.accessMayHaveChanged("n")
+			<-time.After(late)
+			a.deny(false)
+			g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
+		}
+	})
 }
 
 // While events continue, they cause reviews less and less often. Events never delay a review that
 // would happen without them.
 func TestEventsPutOffNothing(t *testing.T) {
-	t.Parallel()
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	const interval = 300 * time.Millisecond
-	c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scopedCache)
-	handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
-	g.Expect(err).NotTo(HaveOccurred())
-	defer handle.Release()
-	state := func() State { return handle.State().State }
-	g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
-	const soon = 10 * time.Second // a third of the gap between reviews caused by events
-	storm := func() {
-		for range 10 {
-			before := a.reviews()
-			c.accessMayHaveChanged("n")
-			g.Eventually(a.reviews).WithTimeout(soon).Should(BeNumerically(">", before))
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		const interval = 300 * time.Millisecond
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = interval }).(*scopedCache)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		state := func() State { return handle.State().State }
+		g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
+		const soon = 10 * time.Second // a third of the gap between reviews caused by events
+		storm := func() {
+			for range 10 {
+				before := a.reviews()
+				c.accessMayHaveChanged("n")
+				g.Eventually(a.reviews).WithTimeout(soon).Should(BeNumerically(">", before))
+			}
 		}
-	}
-	storm()
-	a.deny(true)
-	c.accessMayHaveChanged("n")
-	g.Eventually(state).WithTimeout(soon).Should(Equal(StateForbidden))
-	storm()
-	a.deny(false)
-	c.accessMayHaveChanged("n")
-	g.Eventually(state).WithTimeout(soon).Should(Equal(StateSynced))
+		storm()
+		a.deny(true)
+		c.accessMayHaveChanged("n")
+		g.Eventually(state).WithTimeout(soon).Should(Equal(StateForbidden))
+		storm()
+		a.deny(false)
+		c.accessMayHaveChanged("n")
+		g.Eventually(state).WithTimeout(soon).Should(Equal(StateSynced))
+	})
 }
 
 // A change in a namespace concerns the scopes that select it, by Namespace or by FieldSelector.

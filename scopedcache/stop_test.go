@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -33,22 +34,24 @@ func (c foreignContext) Err() error {
 
 // A cache ends with the context of Start, although the contexts of its scopes may end a moment later.
 func TestEndOfContext(t *testing.T) {
-	g := NewWithT(t)
-	a := newAPIServer(t)
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(configMaps, meta.RESTScopeNamespace)
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	for range 200 {
-		c, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: &http.Client{Transport: transport},
-			Mapper: mapper, Scheme: runtime.NewScheme()})
-		g.Expect(err).NotTo(HaveOccurred())
-		ctx := foreignContext{context.Background(), make(chan struct{})}
-		ended := make(chan error, 1)
-		go func() { ended <- c.Start(ctx) }()
-		_, err = c.GetInformer(context.Background(), configMap())
-		g.Expect(err).NotTo(HaveOccurred())
-		close(ctx.done)
-		g.Eventually(ended).WithTimeout(time.Minute).Should(Receive(BeNil()))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		mapper := meta.NewDefaultRESTMapper(nil)
+		mapper.Add(configMaps, meta.RESTScopeNamespace)
+		transport := &http.Transport{DialContext: a.network.DialContext}
+		defer transport.CloseIdleConnections()
+		for range 200 {
+			c, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: &http.Client{Transport: transport},
+				Mapper: mapper, Scheme: runtime.NewScheme()})
+			g.Expect(err).NotTo(HaveOccurred())
+			ctx := foreignContext{context.Background(), make(chan struct{})}
+			ended := make(chan error, 1)
+			go func() { ended <- c.Start(ctx) }()
+			_, err = c.GetInformer(context.Background(), configMap())
+			g.Expect(err).NotTo(HaveOccurred())
+			close(ctx.done)
+			g.Eventually(ended).WithTimeout(time.Minute).Should(Receive(BeNil()))
+		}
+	})
 }

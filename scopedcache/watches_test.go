@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -19,7 +20,6 @@ import (
 // Lists work, and each watch is answered with 200 and ends: the scope is Failing with the reason, while
 // reads are served, until a watch lasts.
 func TestWatchesThatEndAtOnce(t *testing.T) {
-	t.Parallel()
 	const expired = `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","code":410,` +
 		`"reason":"Expired","message":"too old resource version"}}`
 	const added = `{"type":"ADDED","object":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"n",` +
@@ -39,49 +39,51 @@ func TestWatchesThatEndAtOnce(t *testing.T) {
 		"no event at all":       {"<html>", "reading a watch", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := NewWithT(t)
-			a := newAPIServer(t)
-			var mended atomic.Bool
-			var ended atomic.Int64
-			a.answers(func(w http.ResponseWriter, req *http.Request) bool {
-				query := req.URL.Query()
-				switch {
-				case query.Get("watch") == "" || mended.Load():
-					return false
-				case query.Get("sendInitialEvents") == "true" && test.streams:
-					w.Header().Set("Content-Type", "application/json")
-					_, _ = w.Write([]byte(added + listEnd))
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				a := newAPIServer(t)
+				var mended atomic.Bool
+				var ended atomic.Int64
+				a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+					query := req.URL.Query()
+					switch {
+					case query.Get("watch") == "" || mended.Load():
+						return false
+					case query.Get("sendInitialEvents") == "true" && test.streams:
+						w.Header().Set("Content-Type", "application/json")
+						_, _ = w.Write([]byte(added + listEnd))
+						ended.Add(1)
+						return true
+					case query.Get("sendInitialEvents") == "true":
+						refuse(w, http.StatusUnprocessableEntity, "Invalid")
+						return true
+					}
 					ended.Add(1)
+					<-time.After(time.Millisecond) // client-go waits for nothing else before it watches again
+					w.Header().Set("Content-Type", "application/json")
+					_, _ = w.Write([]byte(test.body))
 					return true
-				case query.Get("sendInitialEvents") == "true":
-					refuse(w, http.StatusUnprocessableEntity, "Invalid")
-					return true
+				})
+				c := a.newCache(t)
+				var states stateLog
+				handle := hold(t, c, HoldOptions{OnStateChange: states.add})
+				g.Eventually(handle.State).WithTimeout(patience).Should(SatisfyAll(
+					HaveField("State", StateFailing), HaveField("LastError", MatchError(ContainSubstring(test.reason)))))
+				g.Expect(ended.Load()).To(BeNumerically(">=", 3), "one or two mean nothing")
+				g.Expect(list(t.Context(), c, "n")).To(Succeed(), "what the lists had is still served")
+				if !test.isMended {
+					return
 				}
-				ended.Add(1)
-				w.Header().Set("Content-Type", "application/json")
-				_, _ = w.Write([]byte(test.body))
-				return true
-			})
-			c := a.newCache(t)
-			var states stateLog
-			handle := hold(t, c, HoldOptions{OnStateChange: states.add})
-			g.Eventually(handle.State).WithTimeout(patience).Should(SatisfyAll(
-				HaveField("State", StateFailing), HaveField("LastError", MatchError(ContainSubstring(test.reason)))))
-			g.Expect(ended.Load()).To(BeNumerically(">=", 3), "one or two mean nothing")
-			g.Expect(list(t.Context(), c, "n")).To(Succeed(), "what the lists had is still served")
-			if !test.isMended {
-				return
-			}
-			synced := states.count(StateSynced)
-			before := ended.Load()
-			g.Eventually(ended.Load).WithTimeout(patience).Should(BeNumerically(">", before))
-			g.Expect(handle.State().State).To(Equal(StateFailing), "a list between two watches changes nothing")
-			g.Expect(states.count(StateSynced)).To(Equal(synced))
+				synced := states.count(StateSynced)
+				before := ended.Load()
+				g.Eventually(ended.Load).WithTimeout(patience).Should(BeNumerically(">", before))
+				g.Expect(handle.State().State).To(Equal(StateFailing), "a list between two watches changes nothing")
+				g.Expect(states.count(StateSynced)).To(Equal(synced))
 
-			mended.Store(true)
-			g.Eventually(handle.State).WithTimeout(2 * patience).Should(HaveField("State", StateSynced))
-			g.Expect(handle.State().LastError).NotTo(HaveOccurred())
+				mended.Store(true)
+				g.Eventually(handle.State).WithTimeout(2 * patience).Should(HaveField("State", StateSynced))
+				g.Expect(handle.State().LastError).NotTo(HaveOccurred())
+			})
 		})
 	}
 }
@@ -124,7 +126,6 @@ func (l *stateLog) errorOf(state State) string {
 // A streamed list that has no end, or ends before its end is marked, is given up: the holders of the
 // scope learn why, the informer lists, and no other cache of that API server streams the kind.
 func TestStreamWithoutBookmarks(t *testing.T) {
-	t.Parallel()
 	const bookmark = `{"type":"BOOKMARK","object":{"apiVersion":"v1","kind":"ConfigMap",` +
 		`"metadata":{"resourceVersion":"1"}}}`
 	for name, test := range map[string]struct {
@@ -136,63 +137,64 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 		"a bookmark and EOF":        {bookmark, false}, // client-go streams again, for ever
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := NewWithT(t)
-			a := newAPIServer(t)
-			var streamed atomic.Int64
-			a.answers(func(w http.ResponseWriter, req *http.Request) bool {
-				if req.URL.Query().Get("sendInitialEvents") != "true" {
-					return false
-				}
-				streamed.Add(1)
-				w.Header().Set("Content-Type", "application/json")
-				w.WriteHeader(http.StatusOK)
-				_, _ = w.Write([]byte(test.body))
-				w.(http.Flusher).Flush()
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				a := newAPIServer(t)
+				var streamed atomic.Int64
+				a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+					if req.URL.Query().Get("sendInitialEvents") != "true" {
+						return false
+					}
+					streamed.Add(1)
+					w.Header().Set("Content-Type", "application/json")
+					w.WriteHeader(http.StatusOK)
+					_, _ = w.Write([]byte(test.body))
+					w.(http.Flusher).Flush()
+					if test.hang {
+						<-req.Context().Done()
+					}
+					return true
+				})
+				kinds := &UnstreamedKinds{}
+				share := func(o *Options) { o.UnstreamedKinds = kinds }
+				c := a.newCache(t, share)
+				var states stateLog
+				handle := hold(t, c, HoldOptions{OnStateChange: states.add})
 				if test.hang {
-					<-req.Context().Done()
+					ctx, cancel := context.WithCancel(t.Context())
+					first := make(chan error, 1)
+					go func() { first <- list(ctx, c, "n") }()
+					g.Eventually(func() bool {
+						running := handle.entry.tryRunning()
+						return running != nil && running.streams()
+					}).WithTimeout(patience).Should(BeTrue())
+					cancel()
+					g.Expect(<-first).To(MatchError(ContainSubstring(
+						"has begun to stream objects, and no bookmark has said yet that these are all")))
 				}
-				return true
-			})
-			kinds := &UnstreamedKinds{}
-			share := func(o *Options) { o.UnstreamedKinds = kinds }
-			c := a.newCache(t, share)
-			var states stateLog
-			handle := hold(t, c, HoldOptions{OnStateChange: states.add})
-			if test.hang {
-				ctx, cancel := context.WithCancel(t.Context())
-				first := make(chan error, 1)
-				go func() { first <- list(ctx, c, "n") }()
-				g.Eventually(func() bool {
-					running := handle.entry.tryRunning()
-					return running != nil && running.streams()
-				}).WithTimeout(patience).Should(BeTrue())
-				cancel()
-				g.Expect(<-first).To(MatchError(ContainSubstring(
-					"has begun to stream objects, and no bookmark has said yet that these are all")))
-			}
-			g.Eventually(handle.State).WithTimeout(patience).Should(HaveField("State", StateSynced))
-			g.Expect(list(t.Context(), c, "n")).To(Succeed())
-			g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "and then it watches")
-			g.Expect(handle.State().LastError).NotTo(HaveOccurred())
-			if test.hang {
-				g.Expect(states.errorOf(StateFailing)).To(ContainSubstring("has begun to stream objects"))
-				g.Expect(streamed.Load()).To(BeEquivalentTo(1))
-			}
+				g.Eventually(handle.State).WithTimeout(patience).Should(HaveField("State", StateSynced))
+				g.Expect(list(t.Context(), c, "n")).To(Succeed())
+				g.Eventually(a.watches).WithTimeout(patience).Should(Equal([]string{inN}), "and then it watches")
+				g.Expect(handle.State().LastError).NotTo(HaveOccurred())
+				if test.hang {
+					g.Expect(states.errorOf(StateFailing)).To(ContainSubstring("has begun to stream objects"))
+					g.Expect(streamed.Load()).To(BeEquivalentTo(1))
+				}
 
-			before := streamed.Load()
-			other := hold(t, a.newCache(t, share), HoldOptions{})
-			g.Eventually(other.State).WithTimeout(patience).Should(HaveField("State", StateSynced))
-			watchCount := func() int {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				return a.watchCount
-			}
-			g.Eventually(a.watches).WithTimeout(patience).Should(HaveLen(2))
-			counted := watchCount()
-			a.cut()
-			g.Eventually(watchCount).WithTimeout(patience).Should(Equal(counted + 2))
-			g.Expect(streamed.Load()).To(Equal(before), "it is remembered")
+				before := streamed.Load()
+				other := hold(t, a.newCache(t, share), HoldOptions{})
+				g.Eventually(other.State).WithTimeout(patience).Should(HaveField("State", StateSynced))
+				watchCount := func() int {
+					a.mu.Lock()
+					defer a.mu.Unlock()
+					return a.watchCount
+				}
+				g.Eventually(a.watches).WithTimeout(patience).Should(HaveLen(2))
+				counted := watchCount()
+				a.cut()
+				g.Eventually(watchCount).WithTimeout(patience).Should(Equal(counted + 2))
+				g.Expect(streamed.Load()).To(Equal(before), "it is remembered")
+			})
 		})
 	}
 }
