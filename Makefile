@@ -1,5 +1,6 @@
 # make run     see it work: the demo on a control plane of its own
-# make test    all tests, race detector on
+# make check   the tests that need no control plane, and lint: 3 minutes
+# make test    all tests: 15 minutes
 # make help    the rest
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -116,13 +117,46 @@ bin/latchkey: ## the binary
 	@echo "Building bin/latchkey"
 	@go build -o $@ ./cmd/latchkey
 
+.PHONY: check
+check: bin/golangci-lint ## gofmt, vet, lint of what differs from the last commit but one, and the tests that need no control plane: 3 minutes
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
+	go vet ./...
+	@changed=$$(git diff --name-only --diff-filter=d HEAD~ -- '*.go' ':!bench' ':!tools' ':!$(CONTROLPLANE)' ':!test/deploy' ':!test/docs' ':!test/statuspage' | \
+		xargs -r dirname | sort -u | sed 's,^,./,'); test -z "$$changed" || bin/golangci-lint run $$changed
+	go test -short -timeout 10m ./...
+
+# The packages with tests that start a control plane or another program.
+STARTING = $(shell go list -f '{{.Dir}} {{.TestImports}} {{.XTestImports}}' ./... | \
+	sed -n 's,^$(CURDIR)/\([^ ]*\) .*/test/support/testenv[] ].*,\1,p')
+# How many of them run at the same time. Each mostly waits for its control plane.
+PROCESSES ?= 4
+# Those that take longest begin first. test/e2e is four processes: the patterns name the tests of three.
+E2E_1 := ^Test[A-E]
+E2E_2 := ^Test[F-N]
+E2E_3 := ^TestR
+FIRST := test/e2e/scopedcache test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/latchkey test/e2e/replicas
+
 .PHONY: test
-test: controlplane ## all tests of all modules, race detector on
-	go test -race -timeout 40m $$(go list ./... | grep -v /test/e2e/scopedcache)
-	go test -p 1 -run Explore ./accessor/internal/lifecycle ./scopedcache/internal/monitor # to the end, which the race detector is too slow for
-	go test -race -timeout 40m ./test/e2e/scopedcache # not beside the others: both keep two cores busy
+test: controlplane ## all tests of all modules: unit tests with the race detector, then those that start a control plane without it, four packages at a time; 15 minutes
+	go test -race -short -timeout 20m ./...
+	@$(MAKE) --no-print-directory -j $(PROCESSES) --output-sync \
+		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance)
 	go test -C $(CONTROLPLANE) -race .
-	go run ./hack/conformance
+
+run/test/e2e-1:
+	@go test -timeout 20m -run '$(E2E_1)' ./test/e2e
+run/test/e2e-2:
+	@go test -timeout 20m -run '$(E2E_2)' ./test/e2e
+run/test/e2e-3:
+	@go test -timeout 20m -run '$(E2E_3)' ./test/e2e
+run/test/e2e-4:
+	@go test -timeout 20m -skip '$(E2E_1)|$(E2E_2)|$(E2E_3)' ./test/e2e
+run/explorations:
+	@go test -p 1 -run 'Explore|Diagram|AtRest' ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+run/conformance:
+	@go run ./hack/conformance
+run/%:
+	@go test -timeout 20m ./$*
 
 .PHONY: test-docs
 test-docs: controlplane ## the commands of the documentation that "make test" does not run, and the programs of the migration pages; in a clean tree
@@ -188,7 +222,7 @@ test-replicas: controlplane ## replicas that share 2,000 extensions, and 500 ran
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@for i in $$(seq $(N)); do \
 		start=$$(date +%s); \
-		go test -race -count=1 -timeout 40m ./test/... ./clustercache/... ./accessor/... ./credential/... ./scopedcache/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
+		LATCHKEY_LONG_TESTS=1 go test -race -count=1 -timeout 40m ./test/... ./cmd/... ./clustercache/... ./accessor/... ./credential/... ./scopedcache/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
 			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \
 		echo "run $$i of $(N): ok, $$(( $$(date +%s) - start )) s"; \
 	done; rm -f .soak.log
@@ -205,6 +239,10 @@ bench-peers: controlplane ## compares with Cluster API's clustercache and plain 
 		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report) \
 		$(if $(PROFILES),-profiles $(abspath $(PROFILES)))
 
+.PHONY: bin/golangci-lint
+bin/golangci-lint:
+	@go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
 .PHONY: lint
 lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golangci.yml; the first build of the linter takes minutes
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
@@ -215,7 +253,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet -C test/statuspage .
 	go vet -C tools/release .
 	go vet -C tools/site .
-	go build -C $(TOOLS) -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@$(MAKE) --no-print-directory bin/golangci-lint
 	go build -C tools/actionlint -o $(CURDIR)/bin/actionlint github.com/rhysd/actionlint/cmd/actionlint
 	bin/actionlint
 	bin/golangci-lint run ./...

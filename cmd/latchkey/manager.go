@@ -209,7 +209,9 @@ func runManager(ctx context.Context, args []string) error {
 	if err := m.validateSharing(); err != nil {
 		return err
 	}
-	return endsWithin(ctx, m.shutdownPatience(), func(ctx context.Context) error { return m.run(ctx, restConfig, options) })
+	return endsWithin(ctx, m.shutdownPatience(), func(ctx context.Context) error {
+		return m.run(ctx, restConfig, options)
+	})
 }
 
 // endsWithin calls run and returns its error, or an error once run has not returned for patience

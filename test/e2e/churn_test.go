@@ -16,10 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
-var churning = flag.Duration("churning", 40*time.Second,
-	"how long RBAC of other subjects changes while the test revokes 100 permissions")
+var churning = flag.Duration("churning", testenv.Long(12*time.Second, 40*time.Second),
+	"how long RBAC of other subjects changes while the test revokes a permission every 400 ms, 100 at most")
 
 // soonRevoked is the time within which a revocation takes effect with WatchRBAC.
 const soonRevoked = 5 * time.Second
@@ -34,7 +35,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
-	const tenants = 100
+	tenants := min(int(*churning/(400*time.Millisecond)), 100)
 	name := func(i int) string { return fmt.Sprintf("revoked-%d", i) }
 	for i := range tenants {
 		tenant(t, ns, name(i))
@@ -97,7 +98,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 
 	delays := make([]time.Duration, tenants)
 	for i := range tenants {
-		<-time.After(*churning / tenants)
+		<-time.After(*churning / time.Duration(tenants))
 		g.Expect(admin.Delete(ctx, roleBinding(ns, name(i)))).To(Succeed())
 		revokeTime := time.Now()
 		wg.Go(func() {

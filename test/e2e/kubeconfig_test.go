@@ -17,6 +17,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // kubeconfigOf returns a kubeconfig that reaches the API server of the tests as that user. Each
@@ -166,9 +167,9 @@ func TestRotatedKubeconfig(t *testing.T) {
 	takenUp := func() float64 { return series(t)["latchkey_rotations_total result=TakenUp"] }
 	rotationsBefore, connsBefore := takenUp(), count(readLoop)
 
-	// The certificate changes ten times, and the token changes every second for a minute. Meanwhile
-	// the test creates ConfigMaps.
-	const rotations = 60
+	// The token changes every second, and the certificate every six seconds. Meanwhile the test
+	// creates ConfigMaps.
+	rotations := testenv.Long(15, 60)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for i := range rotations {
@@ -179,7 +180,7 @@ func TestRotatedKubeconfig(t *testing.T) {
 		}
 		create(t, configMap(ns, fmt.Sprintf("new-%d", i)))
 	}
-	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", rotationsBefore+rotations/2),
+	g.Eventually(takenUp).WithTimeout(patience).Should(BeNumerically(">=", rotationsBefore+float64(rotations/2)),
 		"a later rotation may overtake an earlier one")
 	// The streams of a replaced certificate end with its TCP connections. Therefore the test waits
 	// until the last of these connections is closed.

@@ -98,7 +98,7 @@ func TestOperatorForbidden(t *testing.T) {
 		options.Client.QPS, options.Client.Burst = 100, 100
 		// No recovery in this test may depend on the backoff.
 		options.ConnectBackoff = never()
-		newCache := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: 5 * time.Second})
+		newCache := scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: time.Second})
 		return newOperatorWith(t, userWithout(t, user), manager.Options{NewCache: newCache}, options).start(t)
 	}
 	recoverTogether := func(t *testing.T, o *operator, names []string) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/healthprobe"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // atOnce returns the largest number of matching requests that the API server worked on at the same
@@ -46,7 +47,8 @@ func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 // at a time, and use only the TCP connections that they need.
 func TestReconnectStorm(t *testing.T) {
 	const extensions = 500
-	const down, back = time.Minute, time.Minute
+	const back = time.Minute
+	down := testenv.Long(20*time.Second, time.Minute)
 	g := NewWithT(t)
 	ns := namespace(t)
 	var objects []client.Object

@@ -32,7 +32,7 @@ import (
 var (
 	unfenced  = flag.Bool("unfenced", false, "run replicas without a fence, to see the tests fail")
 	logs      = flag.Bool("logs", false, "show the logs of the replicas also if the test passes")
-	rounds    = flag.Int("rounds", 3, "how often a leader is suspended")
+	rounds    = flag.Int("rounds", testenv.Long(1, 3), "how often a leader is suspended")
 	sequences = flag.Int("sequences", 4, "how many random sequences of faults")
 	seed      = flag.Uint64("seed", 1, "seed of the first random sequence of faults")
 	size      = flag.Int("extensions", 300, "how many extensions replicas share")

@@ -16,9 +16,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
-var flappingDuration = flag.Duration("flapping", time.Minute,
+var flappingDuration = flag.Duration("flapping", testenv.Long(15*time.Second, time.Minute),
 	"how long TestFlappingPermissions revokes and grants permissions")
 
 // TestFlappingPermissions revokes and grants the permissions of 100 of 200 scopes for a minute. The

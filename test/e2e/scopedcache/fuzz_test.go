@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 var (
@@ -56,7 +57,8 @@ func TestRandomPermissions(t *testing.T) {
 		return
 	}
 	deniedReads, repeatedReads := 0, 0
-	for _, seed := range recordedSeeds(t) {
+	seeds := recordedSeeds(t)
+	for _, seed := range seeds[testenv.Long(len(seeds)-2, 0):] { // the last two found something
 		s := newSequence(t, seed)
 		s.run()
 		deniedReads += s.deniedReads

@@ -16,9 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
-var restarts = flag.Int("restarts", 5, "how many times TestRestartsOfTheAPIServer restarts the API server")
+var restarts = flag.Int("restarts", testenv.Long(2, 5),
+	"how many times TestRestartsOfTheAPIServer restarts the API server")
 
 // TestRestartsOfTheAPIServer restarts the API server several times under load, with caches that
 // send access reviews all the time. In its first moments the API server denies requests that RBAC
