@@ -322,6 +322,10 @@ func (f *ringFleet) settles(replicas ...*replica) {
 // assigned it at that time.
 func (f *ringFleet) expectAssigned() {
 	f.t.Helper()
+	sent := map[string][]tenantRequest{} // before what was assigned: extensions may still move
+	for _, tenant := range f.tenants {
+		sent[tenant] = tenantRequests(prefixOf(tenant))
+	}
 	byName := map[string][]assignment{}
 	f.sharder.mu.Lock()
 	for object, all := range f.sharder.assigned {
@@ -330,7 +334,7 @@ func (f *ringFleet) expectAssigned() {
 	f.sharder.mu.Unlock()
 	requests := 0
 	for _, tenant := range f.tenants {
-		for _, request := range tenantRequests(prefixOf(tenant)) {
+		for _, request := range sent[tenant] {
 			if request.extension != tenant || request.at.Before(f.sharder.begun) {
 				continue
 			}
