@@ -17,20 +17,14 @@ import (
 // registry holds the accessors of all extensions by key. Its methods may be called from any
 // goroutine.
 type registry struct {
-	byKey   *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
-	unknown atomic.Pointer[unknownExtensions]
-	fence   *fence.Fence // nil for none
+	byKey      *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
+	mayNotRead atomic.Pointer[error]                           // see MayNotRead; nil if the host operator may
+	fence      *fence.Fence                                    // nil for none
 	// checkKey returns why no extension can have a key; nil for any key
 	checkKey func(client.ObjectKey) error
 	divided  bool // replicas share the extensions, so what is unknown here may be another's
 	// notOwned has the UIDs of the extensions that were reconciled, and are not this replica's.
 	notOwned *xsync.Map[client.ObjectKey, types.UID]
-}
-
-// unknownExtensions is the reason why extensions are unknown, where a specific reason exists.
-type unknownExtensions struct {
-	reason connstate.Reason
-	cause  error
 }
 
 func (r *registry) each(f func(*identityAccessor)) {
@@ -44,10 +38,10 @@ func (r *registry) each(f func(*identityAccessor)) {
 // cause is recorded, unknown extensions have the reason OperatorForbidden.
 func (r *registry) MayNotRead(cause error) {
 	if cause == nil {
-		r.unknown.Store(nil)
+		r.mayNotRead.Store(nil)
 		return
 	}
-	r.unknown.Store(&unknownExtensions{reason: connstate.ReasonOperatorForbidden, cause: cause})
+	r.mayNotRead.Store(&cause)
 }
 
 func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
@@ -58,18 +52,41 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 				return nil, err
 			}
 		}
-		if r.fence != nil && !r.fence.Open() {
-			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotLeading, Err: fence.ErrClosed}
-		}
-		if r.divided {
-			return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotOwned, Err: errNotOwned}
-		}
-		if u := r.unknown.Load(); u != nil {
-			return nil, &connstate.NotConnectedError{Extension: key, Reason: u.reason, Err: u.cause}
-		}
-		return nil, &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotStarted, Err: errUnknown}
+		reason, cause := absentReason(r.absence())
+		return nil, &connstate.NotConnectedError{Extension: key, Reason: reason, Err: cause}
 	}
 	return found, nil
+}
+
+func (r *registry) absence() absence {
+	a := absence{oneLeads: r.fence != nil, leads: r.fence.Open(), shared: r.divided}
+	if cause := r.mayNotRead.Load(); cause != nil {
+		a.mayNotRead = *cause
+	}
+	return a
+}
+
+// absence is what decides why an extension that has no accessor has no connection.
+type absence struct {
+	oneLeads   bool  // one replica at a time acts for all extensions
+	leads      bool  // this replica does
+	shared     bool  // replicas share the extensions
+	mayNotRead error // why the host operator may not read the extensions; nil if it may
+}
+
+// absentReason returns why an extension that has no accessor has no connection. The machine of an
+// accessor decides why any other has none.
+func absentReason(a absence) (connstate.Reason, error) {
+	switch {
+	case a.oneLeads && !a.leads:
+		return connstate.ReasonNotLeading, fence.ErrClosed
+	case a.shared:
+		return connstate.ReasonNotOwned, errNotOwned
+	case a.mayNotRead != nil:
+		return connstate.ReasonOperatorForbidden, a.mayNotRead
+	default:
+		return connstate.ReasonNotStarted, errUnknown
+	}
 }
 
 // GetClient returns what At(key).GetClient returns. This is the call that controllers repeat most, and
