@@ -1,6 +1,8 @@
 package accessor
 
 import (
+	"cmp"
+	"context"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -31,17 +33,19 @@ type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
 	within    *fence.Term          // in which this replica may act for the extension; nil for any time
-	term      *fence.Term          // within, or the part of it that ends when the extension is given up
+	term      *fence.Term          // the part of within that ends with the accessor; nil without ownership
 	requests  *connection.Requests // that can be refused when the extension is given up; nil if it never is
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry   // has its own lock; may be used under mu, because it never calls the accessor
 	effects   afterEffects       // has its own lock; effects are appended under mu and run without it
 	tasks     workpool.TaskGroup // the goroutines of all connections
-	left      chan struct{}      // closed when the accessor was removed, and tasks has ended or was given time to
+	left      chan struct{}      // closed when nothing of the accessor runs any more, or what hangs had its time
 
 	mu          sync.Mutex // guards the fields below
 	machine     lifecycle.Machine
-	object      client.Object // as last resolved; immutable
+	object      client.Object          // as last resolved; immutable
+	conn        *connection.Connection // that has begun and not ended; nil for none
+	answered    <-chan struct{}        // closed when no request is under way, after RefuseRequests
 	membership  *targets.Membership
 	credentials openCredentials
 	attempt     *attempt      // the one that was created last
@@ -60,7 +64,10 @@ func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAcce
 			Metrics: set.options.Metrics}}
 	if set.options.Divided {
 		set.options.Metrics.Took()
-		a.term, a.requests = term.Part(), &connection.Requests{}
+		a.requests = &connection.Requests{}
+	}
+	if set.options.Divided || term != nil {
+		a.term = term.Part()
 	}
 	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {
@@ -98,7 +105,7 @@ func (a *identityAccessor) step(event lifecycle.Event, payload eventPayload) {
 
 // stepLocked returns whether the caller is to drain the effects, once it has unlocked mu.
 func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayload) (drain bool) {
-	previous := previousState{conn: a.published.Load().conn, membership: a.membership}
+	previous := previousState{conn: a.conn, membership: a.membership}
 	if finished, ok := event.(lifecycle.AttemptFinished); ok && a.attempt != nil &&
 		a.attempt.Attempt == finished.Attempt {
 		a.attempt = nil
@@ -114,8 +121,8 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 	if payload.membership != nil && payload.membership != a.membership {
 		after = append(after, payload.membership.Leave) // the machine did not adopt the target
 	}
-	if conn := a.published.Load().conn; conn != nil {
-		conn.SetObjectVersion(a.machine.ObjectVersion())
+	if a.conn != nil {
+		a.conn.SetObjectVersion(a.machine.ObjectVersion())
 	}
 	if a.membership != nil {
 		a.membership.Update(a.machine.Standing()) // before a report to the target wakes those that wait
@@ -127,8 +134,8 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 // observedLocked returns what the machine reads in addition to the event.
 func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	seen := lifecycle.Observed{Jitter: rand.Float64()}
-	if conn := a.published.Load().conn; conn != nil {
-		seen.Served = conn.LastServed()
+	if a.conn != nil {
+		seen.Served = a.conn.LastServed()
 		seen.Target, seen.Members = a.membership.Health(), a.membership.Members()
 	}
 	return seen
@@ -197,10 +204,23 @@ func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolut
 	return resolution
 }
 
-// remove ends the accessor permanently, and returns when all resulting effects have run.
-func (a *identityAccessor) remove(reason connstate.Reason, cause error) {
-	a.step(lifecycle.Removed{Reason: reason, Cause: cause}, eventPayload{})
+// leave passes an event that ends the accessor to the machine, and returns when all resulting effects
+// have run. Requests and event handlers may still run.
+func (a *identityAccessor) leave(event lifecycle.Event) {
+	a.step(event, eventPayload{})
 	a.effects.wait()
+}
+
+// followTerm ends the accessor with its term. The caller has made the accessor known before.
+func (a *identityAccessor) followTerm() {
+	if a.term != nil {
+		context.AfterFunc(a.term.Context(), func() { a.step(a.leaseEnded(), eventPayload{}) })
+	}
+}
+
+// leaseEnded returns the event for the end of the term.
+func (a *identityAccessor) leaseEnded() lifecycle.LeaseEnded {
+	return lifecycle.LeaseEnded{Reason: a.set.leaseReason(), Cause: cmp.Or(a.within.Err(), fence.ErrClosed)}
 }
 
 // belongsTo reports whether the accessor is that of the object in the term, and not of an earlier

@@ -159,6 +159,7 @@ type driver struct {
 
 	mu          sync.Mutex
 	fence       *fence.Fence             // nil for none
+	others      map[string]bool          // guarded by mu; names of extensions that other replicas have
 	tokens      map[string]string        // guarded by mu; tokens of the existing extensions, by name
 	uidSuffixes map[string]string        // guarded by mu; distinguish extensions with the same name
 	newToken    func(name string) string // guarded by mu; if not nil, returns a token for each Resolve
@@ -184,7 +185,7 @@ func drive(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait
 func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
 	f *fence.Fence) *driver {
 	d := &driver{t: t, fence: f, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
-		uidSuffixes: map[string]string{}}
+		uidSuffixes: map[string]string{}, others: map[string]bool{}}
 	var err error
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
 		base *rest.Config) (*rest.Config, error) {
@@ -254,10 +255,15 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 func (d *driver) reconcile(name string) time.Duration {
 	d.mu.Lock()
 	_, exists := d.tokens[name]
+	others := d.others[name]
 	uid := "uid-" + name + d.uidSuffixes[name]
 	d.mu.Unlock()
 	if !exists {
 		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonDeleted)
+		return 0
+	}
+	if others {
+		d.RemoveNotOwned(client.ObjectKey{Name: name}, types.UID(uid))
 		return 0
 	}
 	term := d.fence.Term()

@@ -1,7 +1,6 @@
 package accessor
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -41,19 +40,11 @@ type attempt struct {
 // newAttemptLocked returns the attempt that CreateAttempt describes.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
-	if a.term != nil {
-		end := cancel
-		stop := context.AfterFunc(a.term.Context(), end)
-		cancel = func() {
-			stop()
-			end()
-		}
-	}
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
 		extension: connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term,
 			TermReason: a.set.leaseReason(), Requests: a.requests},
 		credential: a.credentials.get(e.Credential),
-		membership: a.membership, conn: a.published.Load().conn}
+		membership: a.membership, conn: a.conn}
 }
 
 // submit passes the attempt to the pool, which runs it.
@@ -68,7 +59,7 @@ func (t *attempt) submit() {
 	t.accessor.set.attempts.Submit(t.membership.Host(), t.membership.Reachability, t.priority(), func() {
 		defer t.cancel()
 		waited := time.Since(t.createdAt)
-		if t.ctx.Err() != nil || t.accessor.stopped() != nil { // cancelled while the attempt waited for its turn
+		if t.ctx.Err() != nil || t.accessor.requests.Refused() != nil { // while the attempt waited for its turn
 			t.accessor.set.options.Metrics.WaitedForTurn(t.ctx, waited)
 			return
 		}
@@ -77,14 +68,9 @@ func (t *attempt) submit() {
 		finished, conn := run()
 		finished.Attempt = t.Attempt
 		endSpan(span, finished.Answer, t.ctx.Err() != nil)
-		if closed := t.accessor.stopped(); closed != nil {
-			// What failed because of that says nothing about the credential or the target. The reconciler
-			// removes the accessor.
-			if conn != nil {
-				conn.Close(&connstate.NotConnectedError{Extension: t.extension.Key, Reason: t.accessor.set.leaseReason(),
-					Since: time.Now(), Err: closed})
-			}
-			return
+		if t.accessor.within.Err() != nil {
+			// What failed because the lease ended says nothing about the credential or the target.
+			t.accessor.step(t.accessor.leaseEnded(), eventPayload{})
 		}
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
@@ -100,9 +86,6 @@ func (t *attempt) priority() workpool.Priority {
 		return workpool.Normal
 	}
 }
-
-// stopped returns why no request of the extension is sent any more, nil while they are.
-func (a *identityAccessor) stopped() error { return cmp.Or(a.term.Err(), a.requests.Refused()) }
 
 // startSpan starts the span of the attempt. The requests of the attempt are below it.
 func (t *attempt) startSpan(waited time.Duration) (span trace.Span) {

@@ -31,6 +31,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.attempt.cancel()
 		a.attempt = nil
 	case lifecycle.BeginConnection:
+		a.conn = payload.conn
 		a.watches.Connected(payload.conn)
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
@@ -44,6 +45,16 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.published.Store(next)
 	case lifecycle.EndConnection:
 		previous.conn.Close(a.published.Load().err)
+		a.conn = nil
+	case lifecycle.Unregister:
+		a.set.unregister(a)
+		a.reportChange()
+	case lifecycle.RefuseRequests:
+		a.answered = a.requests.Refuse(a.published.Load().err)
+	case lifecycle.EndTerm:
+		if a.term != nil {
+			a.term.End("this replica does not act for the extension any more")
+		}
 	default:
 		panic(fmt.Sprintf("unknown effect %T", effect))
 	}
@@ -80,6 +91,13 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 		return func() { a.watches.Disconnected(previous.conn) }
 	case lifecycle.EndWatches:
 		return a.watches.End
+	case lifecycle.AwaitAnswers:
+		answered := a.answered
+		return func() { a.awaitAnswers(answered, e.Until) }
+	case lifecycle.AwaitTasks:
+		return func() { a.awaitTasks(e.Until) }
+	case lifecycle.Left:
+		return func() { a.hasLeft(e.Clean) }
 	case lifecycle.ReportTarget:
 		return func() {
 			previous.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})
@@ -127,5 +145,7 @@ func record(counts *metrics.Cache, e lifecycle.Record) {
 		counts.Probed(e.Result)
 	case lifecycle.Rotations:
 		counts.Rotated(e.Result)
+	case lifecycle.GivenUp:
+		counts.GaveUp()
 	}
 }

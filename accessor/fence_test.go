@@ -165,7 +165,7 @@ func TestClientsOfTheConfigLookBeforeTheyWrite(t *testing.T) {
 		term := f.Term()
 		g.Eventually(func() bool {
 			a, known := d.byKey.Load(red)
-			return known && a.term == term && a.published.Load().conn != nil
+			return known && a.within == term && a.published.Load().conn != nil
 		}).WithTimeout(patience).Should(BeTrue())
 		config, err := d.At(red).GetRESTConfig()
 		g.Expect(err).NotTo(HaveOccurred())

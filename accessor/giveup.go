@@ -10,92 +10,87 @@ import (
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
 // givenUpAtOnce is how many extensions are given up at the same time.
 const givenUpAtOnce = 32
 
-// answerPatience is how long requests under way may take until they have their answers, when an extension
+// answerTimeout is how long requests under way may take until they have their answers, when an extension
 // is given up.
-const answerPatience = 2 * time.Second
+const answerTimeout = 2 * time.Second
 
 // settleInterval is how often Settled looks.
 const settleInterval = 20 * time.Millisecond
 
-// remove ends an accessor, if it still is that of its extension.
-func (s *Set) remove(a *identityAccessor, reason connstate.Reason) {
-	removed := false
+// unregister makes an extension unknown, if a is still its accessor. Until a has left, a is among
+// leaving.
+func (s *Set) unregister(a *identityAccessor) {
+	s.leaving.Store(a, struct{}{}) // before it is unknown, so that GiveUp sees it here or there
 	s.byKey.Compute(a.key, func(current *identityAccessor, _ bool) (*identityAccessor, xsync.ComputeOp) {
-		if removed = current == a; removed {
-			if reason == connstate.ReasonNotOwned {
-				s.leaving.Store(a, struct{}{}) // before it is gone, so that GiveUp sees it here or there
-			}
+		if current == a {
 			return nil, xsync.DeleteOp
 		}
 		return current, xsync.CancelOp
 	})
-	if !removed {
-		return
-	}
-	if reason == connstate.ReasonNotOwned {
-		s.giveUp(a)
-		return
-	}
-	var cause error
-	if reason == connstate.ReasonNotLeading {
-		cause = cmp.Or(a.term.Err(), fence.ErrClosed)
-	}
-	a.remove(reason, cause)
-	s.options.States.Changed(a.key)
-	if s.options.Divided {
-		a.term.End("this replica does not know the extension any more")
+}
+
+// end returns the event that ends the accessor for this reason.
+func (a *identityAccessor) end(reason connstate.Reason) lifecycle.Event {
+	switch reason {
+	case connstate.ReasonNotOwned:
+		return lifecycle.GiveUp{Cause: errGivenUp}
+	case connstate.ReasonNotLeading:
+		return a.leaseEnded()
+	default:
+		return lifecycle.Removed{Reason: reason}
 	}
 }
 
-// giveUp lets no request of an accessor start any more, and ends it when those under way have their answers,
-// or after answerPatience. Requests that are cut may still arrive at the API server, after those of another
-// replica. giveUp does not wait for that if there are any.
-func (s *Set) giveUp(a *identityAccessor) {
-	s.options.Metrics.GaveUp()
-	answered := a.requests.Refuse(&connstate.NotConnectedError{Extension: a.key, Reason: connstate.ReasonNotOwned,
-		Since: time.Now(), Err: errGivenUp})
-	end := func() {
-		a.endTerm()
-		a.remove(connstate.ReasonNotOwned, a.term.Err())
-		s.options.States.Changed(a.key)
-	}
-	waits := false
+// awaitAnswers reports to the machine when the requests under way have their answers, or at that time.
+func (a *identityAccessor) awaitAnswers(answered <-chan struct{}, until time.Time) {
 	select {
 	case <-answered:
-		end()
+		a.step(lifecycle.RequestsAnswered{}, eventPayload{})
+		return
 	default:
-		waits = true
 	}
-	left := func() {
-		if waits {
-			select {
-			case <-answered:
-			case <-a.term.Context().Done():
-			case <-time.After(answerPatience):
-			}
-			end()
+	a.set.spawn(func() {
+		timeout := time.NewTimer(time.Until(until))
+		defer timeout.Stop()
+		select {
+		case <-answered:
+			a.step(lifecycle.RequestsAnswered{}, eventPayload{})
+		case <-timeout.C:
+			a.step(lifecycle.NoMoreTime{}, eventPayload{})
 		}
-		if !a.tasks.Wait(handlerPatience) {
-			s.options.Logger.Info("Gave up an extension while event handlers of other controllers are still running",
-				"extension", connstate.KeyString(a.key), "waited", handlerPatience)
-		}
-		s.leaving.Delete(a)
-		close(a.left)
-	}
-	if !s.tasks.Start(left) { // the set has ended, and has waited already
-		left()
-	}
+	})
 }
 
-// endTerm ends all requests of an accessor that is given up.
-func (a *identityAccessor) endTerm() { a.term.End("this replica has given up the extension") }
+// awaitTasks reports to the machine when the goroutines of the connections have ended, or at that time.
+func (a *identityAccessor) awaitTasks(until time.Time) {
+	a.set.spawn(func() {
+		a.step(lifecycle.TasksEnded{Clean: a.tasks.Wait(time.Until(until))}, eventPayload{})
+	})
+}
+
+// hasLeft answers those who wait until nothing of the extension runs any more.
+func (a *identityAccessor) hasLeft(clean bool) {
+	if !clean && a.set.life.Err() == nil { // a set that has ended says so once
+		a.set.options.Logger.Info("Event handlers of other controllers are still running for an extension that has ended",
+			"extension", connstate.KeyString(a.key), "waited", handlerTimeout)
+	}
+	a.set.leaving.Delete(a)
+	close(a.left)
+}
+
+// spawn runs f in a goroutine that the set waits for, or here if the set has waited already.
+func (s *Set) spawn(f func()) {
+	if !s.tasks.Start(f) {
+		f()
+	}
+}
 
 // GiveUp ends the connections of the extensions that share selects, and returns when nothing of them runs
 // any more, or is given no more time. The caller has seen to it that no Reconcile of them begins or goes
@@ -106,7 +101,7 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 	s.each(func(a *identityAccessor) {
 		if object := a.lastObject(); object != nil && share(object) {
 			ending.Go(func() error {
-				s.remove(a, connstate.ReasonNotOwned)
+				a.leave(lifecycle.GiveUp{Cause: errGivenUp})
 				s.notOwned.Store(a.key, object.GetUID())
 				return nil
 			})
@@ -122,7 +117,7 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 		select {
 		case <-a.left:
 		case <-ctx.Done(): // requests under way have no more time either
-			a.endTerm()
+			a.step(lifecycle.NoMoreTime{}, eventPayload{})
 			err = cmp.Or(err, errors.Wrapf(context.Cause(ctx), "giving up %s", connstate.KeyString(a.key)))
 		}
 		return true

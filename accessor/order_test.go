@@ -157,6 +157,9 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	object := d.Object(client.ObjectKey{Name: "red"})
 	resolution, err := d.resolver.Resolve(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())
+	d.mu.Lock()
+	delete(d.tokens, "red") // so that no Reconcile connects it again
+	d.mu.Unlock()
 	a.step(lifecycle.Removed{Reason: connstate.ReasonDeleted}, eventPayload{})
 	a.reconcile(object, resolution, nil)
 	g.Eventually(d.shared.targets.List).Should(BeEmpty())

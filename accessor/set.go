@@ -22,10 +22,10 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 )
 
-// handlerPatience is how long a set that shuts down waits for the event handlers of other
-// controllers, which informers call. A handler that hangs must not prevent the manager from
+// handlerTimeout is how long an accessor, or a set that shuts down, waits for the event handlers of
+// other controllers, which informers call. A handler that hangs must not prevent the manager from
 // stopping.
-const handlerPatience = 5 * time.Second
+const handlerTimeout = 5 * time.Second
 
 // denialRetry is how long a connect that was denied waits before it sends the review again.
 var denialRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 10, Jitter: 0.2}
@@ -75,8 +75,14 @@ func NewSet(options Options) *Set {
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider(),
 			Fenced: options.Metrics.Fenced},
-		lifecycle: lifecycle.Config{Probe: options.HealthProbe, Backoff: options.ConnectBackoff, DenialRetry: denialRetry},
-		policy:    targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
+		lifecycle: lifecycle.Config{
+			Probe:         options.HealthProbe,
+			Backoff:       options.ConnectBackoff,
+			DenialRetry:   denialRetry,
+			AnswerTimeout: answerTimeout,
+			TaskTimeout:   handlerTimeout,
+		},
+		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
 }
 
@@ -136,16 +142,22 @@ func (s *Set) shutdown() {
 		if a.published.Load().conn != nil {
 			connected++
 		}
-		a.remove(connstate.ReasonNotStarted, stopping)
+		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+	})
+	s.leaving.Range(func(key, _ any) bool { // requests under way have no more time
+		key.(*identityAccessor).leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+		return true
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
 	s.end(&connstate.NotConnectedError{Reason: connstate.ReasonNotStarted, Since: time.Now(), Err: stopping})
 	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
-	s.each(func(a *identityAccessor) { a.remove(connstate.ReasonNotStarted, stopping) })
+	s.each(func(a *identityAccessor) {
+		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+	})
 	s.attempts.Close()
-	if !s.tasks.Wait(handlerPatience) {
+	if !s.tasks.Wait(handlerTimeout) {
 		s.options.Logger.Info("Stopped while event handlers of other controllers are still running", "waited",
-			handlerPatience)
+			handlerTimeout)
 	}
 }
 
@@ -160,12 +172,12 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	if ok && found.belongsTo(object, term) {
 		return found.reconcile(object, resolution, err)
 	}
-	if ok {
-		reason := connstate.ReasonDeleted // the object was deleted and created again between two reconciles
-		if found.within != term {
-			reason = s.leaseReason() // the lease ended and began again
-		}
-		s.Remove(key, reason)
+	switch {
+	case !ok:
+	case found.within != term: // the lease ended and began again
+		found.leave(found.leaseEnded())
+	default: // the object was deleted and created again between two reconciles
+		found.leave(lifecycle.Removed{Reason: connstate.ReasonDeleted})
 	}
 	a := newAccessor(s, key, term)
 	s.byKey.Store(key, a)
@@ -174,13 +186,14 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 		s.byKey.Delete(key)
 		return 0
 	}
+	a.followTerm()
 	return a.reconcile(object, resolution, err)
 }
 
 // Remove ends the extension's connection and deletes all state of the extension.
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.Load(key); ok {
-		s.remove(found, reason)
+		found.leave(found.end(reason))
 	}
 	if reason != connstate.ReasonNotOwned {
 		s.notOwned.Delete(key)

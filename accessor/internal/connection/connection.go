@@ -102,11 +102,6 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
 		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason, requests: extension.Requests,
 		resolution: bound.resolution, observers: observers}
-	if c.term != nil {
-		// The timer of the term ends the connection, also if no caller uses it. Err does not need the timer.
-		stop := context.AfterFunc(c.term.Context(), func() { c.closeWithTerm(context.Cause(c.term.Context())) })
-		context.AfterFunc(life, func() { stop() })
-	}
 	c.Use(bound)
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
@@ -158,8 +153,8 @@ func (c *Connection) Close(reason *connstate.NotConnectedError) {
 	c.credential.Store(nil) // a retained handle does not retain a secret
 }
 
-// Err returns why the connection ended, nil while the connection is alive. If nothing has noticed yet
-// that the term has ended, Err ends the connection.
+// Err returns why the connection ended, nil while the connection is alive. If the owner of the
+// connection has not noticed yet that the term has ended, Err ends the connection.
 func (c *Connection) Err() error {
 	if c.life.Err() == nil {
 		closed := c.term.Err()

@@ -40,8 +40,13 @@ func (r *Requests) end() {
 }
 
 // Refuse makes requests that have not started fail with the reason. Those under way go on: answered is
-// closed when they have their answers. Refuse must be called once.
+// closed when they have their answers. Refuse must be called once. A nil Requests counts none.
 func (r *Requests) Refuse(reason *connstate.NotConnectedError) (answered <-chan struct{}) {
+	if r == nil {
+		none := make(chan struct{})
+		close(none)
+		return none
+	}
 	refused := &refusal{reason: reason, answered: make(chan struct{})}
 	refused.close = sync.OnceFunc(func() { close(refused.answered) })
 	r.refusal.Store(refused)

@@ -17,7 +17,7 @@ const diagramDepth = 9
 func TestDiagram(t *testing.T) {
 	diagram := statediagram.Diagram{}
 	phaseOf := func(w *world) string {
-		if w.removed {
+		if w.stage > int8(serving) {
 			return "[*]"
 		}
 		return string(phases[w.phase])

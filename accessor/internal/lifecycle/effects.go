@@ -58,6 +58,13 @@ type (
 	}
 	// EndConnection ends the connection. Its error is the state that was published last.
 	EndConnection struct{}
+	// Unregister makes the extension unknown, so that another machine can be created for it.
+	Unregister struct{}
+	// RefuseRequests makes requests that have not started fail with the state that was published
+	// last.
+	RefuseRequests struct{}
+	// EndTerm ends what still uses the machine's part of the term.
+	EndTerm struct{}
 )
 
 // After effects.
@@ -88,6 +95,12 @@ type (
 	PauseWatches struct{}
 	// EndWatches ends the watches permanently.
 	EndWatches struct{}
+	// AwaitAnswers makes the driver report RequestsAnswered, or NoMoreTime at Until.
+	AwaitAnswers struct{ Until time.Time }
+	// AwaitTasks makes the driver report TasksEnded, at Until at the latest.
+	AwaitTasks struct{ Until time.Time }
+	// Left answers those who wait until nothing of the extension runs here any more.
+	Left struct{ Clean bool }
 	// ReportTarget reports to the target whether the target answered.
 	ReportTarget struct {
 		Target   TargetID
@@ -125,6 +138,8 @@ const (
 	Probes
 	// Rotations counts newer credentials by result.
 	Rotations
+	// GivenUp counts extensions that were given up.
+	GivenUp
 )
 
 // The messages of Log.
@@ -153,6 +168,8 @@ const (
 	logged
 	recorded
 	notify
+	await
+	left
 	wake
 )
 
@@ -164,6 +181,9 @@ func (CancelAttempt) order() order     { return commit }
 func (BeginConnection) order() order   { return commit }
 func (Publish) order() order           { return commit }
 func (EndConnection) order() order     { return commit }
+func (Unregister) order() order        { return commit }
+func (RefuseRequests) order() order    { return commit }
+func (EndTerm) order() order           { return commit }
 func (DiscardSecret) order() order     { return discardSecret }
 func (SubmitAttempt) order() order     { return submitAttempt }
 func (DiscardConnection) order() order { return discardConnection }
@@ -176,6 +196,9 @@ func (ReportTarget) order() order      { return reportTarget }
 func (Log) order() order               { return logged }
 func (Record) order() order            { return recorded }
 func (Notify) order() order            { return notify }
+func (AwaitAnswers) order() order      { return await }
+func (AwaitTasks) order() order        { return await }
+func (Left) order() order              { return left }
 func (Wake) order() order              { return wake }
 
 // IsCommit reports whether the driver carries out e under its lock.

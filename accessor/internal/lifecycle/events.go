@@ -107,12 +107,31 @@ type RetryAt struct {
 // AccessChanged reports that the connection's cache gained or lost access to a kind.
 type AccessChanged struct{}
 
-// Removed reports that the extension was removed, or that the manager stops. After Removed, the
-// machine only discards late answers.
+// Removed reports that the extension was removed, or that the manager stops.
 type Removed struct {
 	Reason connstate.Reason
 	Cause  error
 }
+
+// LeaseEnded reports that the term in which this replica may act for the extension has ended. Reason
+// is that of connections that end with the term.
+type LeaseEnded struct {
+	Reason connstate.Reason
+	Cause  error
+}
+
+// GiveUp reports that another replica is to have the extension.
+type GiveUp struct{ Cause error }
+
+// RequestsAnswered reports that no request is under way, after RefuseRequests.
+type RequestsAnswered struct{}
+
+// NoMoreTime reports that AwaitAnswers is over, or that the caller who gives the extension up waits
+// no longer.
+type NoMoreTime struct{}
+
+// TasksEnded reports that AwaitTasks is over. Clean is false if event handlers still run.
+type TasksEnded struct{ Clean bool }
 
 func (Resolved) isEvent()            {}
 func (AttemptFinished) isEvent()     {}
@@ -122,3 +141,8 @@ func (TargetDown) isEvent()          {}
 func (RetryAt) isEvent()             {}
 func (AccessChanged) isEvent()       {}
 func (Removed) isEvent()             {}
+func (LeaseEnded) isEvent()          {}
+func (GiveUp) isEvent()              {}
+func (RequestsAnswered) isEvent()    {}
+func (NoMoreTime) isEvent()          {}
+func (TasksEnded) isEvent()          {}

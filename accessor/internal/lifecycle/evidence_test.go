@@ -153,6 +153,9 @@ func (w evidenceWorld) throttledAnswer(next *evidenceWorld, reply Answer) (broke
 	m, seen := next.machine(), next.observed()
 	deadline := m.Deadline(epoch0, seen)
 	asked := epoch0.Add(min(reply.RetryAfter, exploreConfig.Probe.ThrottleTimeout))
+	if w.stage != int8(serving) {
+		return broken
+	}
 	if w.phase != 2 {
 		if deadline.Before(asked) {
 			violated("a connect does not begin before the time that the server names")

@@ -51,18 +51,19 @@ var invariants = []struct {
 		return count[CreateAttempt](t.effects) == count[SubmitAttempt](t.effects)
 	}},
 	{"a newer credential exists only while connected", func(t *transition) bool {
-		return t.current.rotation == nil || t.current.phase == connstate.PhaseConnected
+		return t.current.rotation == nil || t.current.phase == connstate.PhaseConnected || t.current.stage == refusing
 	}},
 	{"the phase is Connecting exactly while a connect is under way, or waits because it was denied",
 		func(t *transition) bool {
 			a := &t.current
-			return (a.phase == connstate.PhaseConnecting) == (a.attempt.kind == Connect || !a.deniedUntil.IsZero())
+			return a.stage == refusing ||
+				(a.phase == connstate.PhaseConnecting) == (a.attempt.kind == Connect || !a.deniedUntil.IsZero())
 		}},
 	{"a connect that was denied waits without an attempt, and at most for Timeout after the first denial",
 		func(t *transition) bool {
 			finished, ok := t.event.(AttemptFinished)
 			a, was := &t.current, &t.previous
-			if !ok || finished.Attempt != was.attempt.id || was.attempt.kind != Connect ||
+			if !ok || finished.Attempt != was.attempt.id || was.attempt.kind != Connect || was.stage != serving ||
 				finished.Answer.Verdict != connstate.Denied {
 				return was.deniedUntil.IsZero() || a.deniedUntil.IsZero() || a.deniedUntil.Equal(was.deniedUntil)
 			}
@@ -85,16 +86,17 @@ var invariants = []struct {
 	}},
 	{"probes and verifies run only while connected, verifies only with a newer credential", func(t *transition) bool {
 		kind := t.current.attempt.kind
-		return (kind != Probe && kind != Verify || t.current.phase == connstate.PhaseConnected) &&
-			(kind != Verify || t.current.rotation != nil)
+		connected := t.current.phase == connstate.PhaseConnected || t.current.stage == refusing
+		return (kind != Probe && kind != Verify || connected) && (kind != Verify || t.current.rotation != nil)
 	}},
 	{"there is a reason exactly while not connected", func(t *transition) bool {
 		return (t.current.phase == connstate.PhaseConnected) == (t.current.reason == "")
 	}},
 	{"while connected there is a connection, a credential and no time of disconnect", func(t *transition) bool {
 		connected := t.current.phase == connstate.PhaseConnected
-		return connected == (t.current.connection != 0) && connected == t.current.disconnectedSince.IsZero() &&
-			(!connected || t.current.credential != 0)
+		linked := t.current.connection != 0
+		return (connected == linked || t.current.stage == refusing && linked) &&
+			connected == t.current.disconnectedSince.IsZero() && (!connected || t.current.credential != 0)
 	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
 	{"the last publish has the machine's phase and reason", func(t *transition) bool {
@@ -111,9 +113,9 @@ var invariants = []struct {
 		n := count[Notify](t.effects)
 		return n <= 1 && (!changed || n == 1)
 	}},
-	{"a removed machine holds no resources", func(t *transition) bool {
+	{"a machine that has ended holds no resources", func(t *transition) bool {
 		a := t.current
-		return !a.removed || a.credential == 0 && a.rotation == nil && a.target == 0 && a.attempt.id == 0 &&
+		return a.stage < ending || a.credential == 0 && a.rotation == nil && a.target == 0 && a.attempt.id == 0 &&
 			a.connection == 0
 	}},
 	{"a late answer causes a discard and no other effect", func(t *transition) bool {
@@ -124,7 +126,8 @@ var invariants = []struct {
 		return len(t.effects) == 1 && count[DiscardConnection](t.effects) == 1
 	}},
 	{"the answer of a connect begins a connection or causes a discard", func(t *transition) bool {
-		if _, ok := t.event.(AttemptFinished); !ok || t.previous.attempt.kind != Connect || t.previous.removed {
+		if _, ok := t.event.(AttemptFinished); !ok || t.previous.attempt.kind != Connect ||
+			t.previous.stage != serving {
 			return true
 		}
 		return count[BeginConnection](t.effects)+count[DiscardConnection](t.effects) == 1
@@ -139,7 +142,7 @@ var invariants = []struct {
 	}},
 	{"a resolve, wake, attempt or deadline is always pending", func(t *transition) bool {
 		w := t.world
-		return w.removed || w.attempt != 0 || w.wake || w.deadline != unset
+		return w.attempt != 0 || w.wake || w.deadline != unset || w.answersBy != unset || w.tasksBy != unset || w.left
 	}},
 	{"only secrets of open credentials are discarded", func(t *transition) bool {
 		for _, e := range t.effects {
@@ -217,6 +220,84 @@ var invariants = []struct {
 			latest := a.health.LastProbeTime.Add(exploreConfig.Probe.Interval)
 			return a.attempt.id != 0 || a.probeReason == forAll || !a.Deadline(epoch0, t.seen).After(later(epoch0, latest))
 		}},
+	{"a machine leaves the registry once, in the step in which it stops serving", func(t *transition) bool {
+		stops := t.previous.stage == serving && t.current.stage != serving
+		return count[Unregister](t.effects) == 0 && !stops || count[Unregister](t.effects) == 1 && stops
+	}},
+	{"a machine that does not serve starts nothing", func(t *transition) bool {
+		return t.current.stage == serving || count[CreateAttempt](t.effects)+count[BeginConnection](t.effects)+
+			count[UseCredential](t.effects)+count[OpenCredential](t.effects)+count[AdoptTarget](t.effects) == 0
+	}},
+	{"stages only go on", func(t *transition) bool { return t.current.stage >= t.previous.stage }},
+	{"the term has ended exactly if the machine has, and no connection outlives it", func(t *transition) bool {
+		return t.world.termEnded == (t.current.stage >= ending) && (!t.world.termEnded || t.current.connection == 0)
+	}},
+	{"the connection ends before the term, so that its requests have its reason", func(t *transition) bool {
+		ended := false
+		for _, e := range t.effects {
+			switch e.(type) {
+			case EndTerm:
+				ended = true
+			case EndConnection, Publish:
+				if ended {
+					return false
+				}
+			}
+		}
+		return true
+	}},
+	{"answers are awaited after requests are refused with the published reason", func(t *transition) bool {
+		refused, reason := false, t.previous.reason
+		for _, e := range t.effects {
+			switch e := e.(type) {
+			case Publish:
+				if reason = e.Reason; refused {
+					return false
+				}
+			case RefuseRequests:
+				refused = true
+			case AwaitAnswers:
+				if !refused || reason != t.current.reason {
+					return false
+				}
+			}
+		}
+		return true
+	}},
+	{"requests under way are cut only because there is no more time, the lease ended, or the extension is removed",
+		func(t *transition) bool {
+			cuts := count[EndTerm](t.effects)+count[EndConnection](t.effects) > 0 && t.input.underWay ||
+				count[CancelAttempt](t.effects) > 0 && t.current.stage == refusing
+			if !cuts {
+				return true
+			}
+			switch t.event.(type) {
+			case NoMoreTime, LeaseEnded, Removed:
+				return true
+			}
+			return false
+		}},
+	{"the reason of refused requests stays", func(t *transition) bool {
+		return t.previous.stage == serving || t.previous.reason == t.current.reason && t.previous.phase == t.current.phase
+	}},
+	{"without a lease there is no connection, and the state says so in that step", func(t *transition) bool {
+		_, over := t.event.(LeaseEnded)
+		return !over || t.current.phase == connstate.PhaseDisconnected && t.current.connection == 0 &&
+			t.current.stage >= ending
+	}},
+	{"those who wait are answered once, when nothing runs any more or its time is over", func(t *transition) bool {
+		n := count[Left](t.effects)
+		_, over := t.event.(TasksEnded)
+		return n == 0 || n == 1 && over && !t.input.left && t.world.unregistered && t.world.termEnded && !t.world.underWay &&
+			t.current.stage == gone
+	}},
+	{"an end that no Reconcile caused wakes", func(t *transition) bool {
+		if t.previous.stage != serving || t.current.stage == serving {
+			return true
+		}
+		_, removed := t.event.(Removed)
+		return removed == (count[Wake](t.effects) == 0)
+	}},
 	{"events of another target have no effect", func(t *transition) bool {
 		switch e := t.event.(type) {
 		case RetryAt:
@@ -234,7 +315,7 @@ type transition struct {
 	seen              Observed
 	event             Event
 	effects           []Effect
-	world             world // after the step
+	input, world      world // before the event, and after the step
 }
 
 func count[E Effect](effects []Effect) (n int) {
@@ -331,9 +412,7 @@ func (t *transition) attemptsAddUp() bool {
 
 // connectionsAddUp reports whether the effects on connections lead to the machine's connection.
 func (t *transition) connectionsAddUp() bool {
-	connected, published, begins := t.previous.phase == connstate.PhaseConnected,
-		t.previous.phase == connstate.PhaseConnected,
-		int64(0)
+	connected, published, begins := t.previous.connection != 0, t.previous.phase == connstate.PhaseConnected, int64(0)
 	for _, e := range t.effects {
 		switch e := e.(type) {
 		case BeginConnection:
@@ -355,7 +434,7 @@ func (t *transition) connectionsAddUp() bool {
 		}
 	}
 	ended := count[EndConnection](t.effects)
-	return connected == published && connected == (t.current.phase == connstate.PhaseConnected) &&
+	return connected == (t.current.connection != 0) && published == (t.current.phase == connstate.PhaseConnected) &&
 		t.current.epoch == t.previous.epoch+begins && ended == count[PauseWatches](t.effects)
 }
 
@@ -364,8 +443,11 @@ func (w world) step(choice *input) (next world, broken []string) {
 	if choice.change != nil {
 		return choice.change(w), nil
 	}
+	if choice.before != nil {
+		w = choice.before(w)
+	}
 	m := w.machine()
-	t := transition{previous: *m, seen: w.observed(), event: choice.event(&w)}
+	t := transition{previous: *m, seen: w.observed(), event: choice.event(&w), input: w}
 	t.effects = m.Step(epoch0, t.seen, t.event)
 	t.current = *m
 	next = w
@@ -374,8 +456,21 @@ func (w world) step(choice *input) (next world, broken []string) {
 		next.wake = false
 	}
 	for _, e := range t.effects {
-		if _, ok := e.(Wake); ok {
+		switch e := e.(type) {
+		case Wake:
 			next.wake = true
+		case Unregister:
+			next.unregistered = true
+		case RefuseRequests:
+			next.refuses = true
+		case AwaitAnswers:
+			next.answersBy = ticksOf(e.Until)
+		case EndTerm:
+			next.termEnded, next.underWay, next.answersBy = true, false, unset
+		case AwaitTasks:
+			next.tasksBy = ticksOf(e.Until)
+		case Left:
+			next.left, next.tasksBy = true, unset
 		}
 	}
 	if resolved {
@@ -417,6 +512,32 @@ func (w world) connects(inputsByName map[string]*input) bool {
 	return false
 }
 
+// ends reports whether time alone leads to the end of a machine that leaves, or that is given up with a
+// request under way. known has the results so far.
+func (w world) ends(inputsByName map[string]*input, known map[world]bool) (ends bool) {
+	if w.stage == int8(serving) {
+		w, _ = w.step(inputsByName["given up"])
+		w.underWay = true
+	}
+	if ends, ok := known[w]; ok {
+		return ends
+	}
+	defer func(first world) { known[first] = ends }(w)
+	for range 10 {
+		choice := inputsByName["time passes"]
+		switch {
+		case w.left:
+			return true
+		case w.answersBy != unset && w.answersBy <= 0:
+			choice = inputsByName["no more time"]
+		case w.tasksBy != unset && w.tasksBy <= 0:
+			choice = inputsByName["tasks hang"]
+		}
+		w, _ = w.step(choice)
+	}
+	return false
+}
+
 // TestExplore visits every state that any sequence of inputs leads to, and checks the invariants on
 // each step. TestExplore proves the structure. The tables and scenarios check that each decision is
 // correct.
@@ -438,11 +559,16 @@ func TestExplore(t *testing.T) {
 			inputsByName[inputs[i].name] = &inputs[i]
 		}
 	}
-	stuck := 0
+	stuck, ending := 0, map[world]bool{}
 	for w := range seen {
-		if !w.removed && !w.connects(inputsByName) {
+		switch {
+		case w.stage == int8(serving) && !w.connects(inputsByName):
 			if stuck++; stuck == 1 {
 				t.Errorf("valid answers do not lead to a connection from %+v", w)
+			}
+		case !w.ends(inputsByName, ending):
+			if stuck++; stuck == 1 {
+				t.Errorf("time alone does not lead to the end of %+v", w)
 			}
 		}
 	}

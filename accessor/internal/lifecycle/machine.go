@@ -16,6 +16,11 @@ type Config struct {
 	// repeated for Probe.Timeout, because an API server that has just started denies permitted
 	// requests.
 	DenialRetry wait.Backoff
+	// AnswerTimeout is how long requests under way may take until they have their answers, when an
+	// extension is given up.
+	AnswerTimeout time.Duration
+	// TaskTimeout is how long event handlers may take to return, when a connection has ended for good.
+	TaskTimeout time.Duration
 }
 
 // Machine is one connection's lifecycle. Create a Machine with [New]. Machine is not safe for
@@ -25,7 +30,7 @@ type Machine struct {
 	createdAt time.Time
 	jitter    float64 // in [0,1): spreads the probes of identities that connected at the same time
 
-	removed    bool
+	stage      stage
 	generation int64  // of the extension, as last resolved
 	source     string // source of the credential that the extension references, also if resolving failed
 
@@ -135,10 +140,9 @@ func (m *Machine) ObjectVersion() string { return m.resolution.ObjectVersion }
 // Step handles an event at now, and returns the effects that the driver must carry out, in order.
 func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	s := step{Machine: m, now: now, seen: seen}
-	if m.removed {
-		if finished, ok := event.(AttemptFinished); ok {
-			s.discard(finished)
-		}
+	if m.stage != serving {
+		s.leave(event)
+		sortEffects(s.effects)
 		return s.effects
 	}
 	before := m.Deadline(now, seen)
@@ -159,7 +163,13 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	case AccessChanged:
 		s.notify()
 	case Removed:
-		s.remove(e)
+		s.end(e.Reason, e.Cause)
+	case LeaseEnded:
+		s.end(e.Reason, e.Cause)
+		s.emit(Wake{}) // no Reconcile caused the end, and one must learn of it
+	case GiveUp:
+		s.giveUp(e)
+		s.emit(Wake{})
 	}
 	if _, resolved := event.(Resolved); !resolved && isForward(before, m.Deadline(now, seen)) {
 		s.emit(Wake{})
@@ -183,7 +193,7 @@ func (m *Machine) Deadline(now time.Time, seen Observed) time.Time {
 // due returns the attempt to start now, or otherwise the time of the next check.
 func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	switch {
-	case m.removed || m.attempt.id != 0:
+	case m.stage != serving || m.attempt.id != 0:
 		return 0, time.Time{}
 	case m.phase != connstate.PhaseConnected:
 		if m.credential == 0 || now.Before(m.nextConnect) {

@@ -50,7 +50,7 @@ func TestDue(t *testing.T) {
 		"probe under way": {machine: connected(func(m *Machine) {
 			m.attempt = attempt{id: 1, kind: Probe}
 		}), at: time.Hour, delay: -1},
-		"removed": {machine: disconnected(func(m *Machine) { m.removed = true }),
+		"removed": {machine: disconnected(func(m *Machine) { m.stage = ending }),
 			delay: -1},
 		"healthy": {machine: connected(func(*Machine) {}), at: time.Second,
 			delay: 59 * time.Second},

@@ -27,6 +27,9 @@ var scenarioConfig = &Config{
 	Backoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Steps: 10, Cap: 5 * time.Minute},
 
 	DenialRetry: wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 10},
+
+	AnswerTimeout: 2 * time.Second,
+	TaskTimeout:   5 * time.Second,
 }
 
 // player is the driver of a scenario.
@@ -153,6 +156,16 @@ func (p *player) event(verb string, o options) (Event, error) {
 		return AccessChanged{}, nil
 	case "removed":
 		return Removed{Reason: connstate.Reason(o.get("reason", "Deleted"))}, nil
+	case "lease-ended":
+		return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errors.New("the lease was not renewed")}, nil
+	case "given-up":
+		return GiveUp{Cause: errors.New("another replica is to have it")}, nil
+	case "requests-answered":
+		return RequestsAnswered{}, nil
+	case "no-more-time":
+		return NoMoreTime{}, nil
+	case "tasks-ended":
+		return TasksEnded{Clean: !o.has("hang")}, nil
 	}
 	return nil, errors.Errorf("no such event: %s", verb)
 }
@@ -216,6 +229,28 @@ func (p *player) answered(verb string, o options) Event {
 		id = p.earlierAttempt
 	}
 	return AttemptFinished{Attempt: id, Asked: p.now.Add(-time.Second), Answer: answer}
+}
+
+// describeLeaving returns the text for an effect of a machine that leaves.
+func describeLeaving(effect Effect) string {
+	switch e := effect.(type) {
+	case Unregister:
+		return "unregister"
+	case RefuseRequests:
+		return "refuse requests"
+	case EndTerm:
+		return "end the term"
+	case AwaitAnswers:
+		return fmt.Sprintf("await answers until %s", e.Until.Sub(epoch0))
+	case AwaitTasks:
+		return fmt.Sprintf("await tasks until %s", e.Until.Sub(epoch0))
+	case Left:
+		if !e.Clean {
+			return "left, and something hangs"
+		}
+		return "left"
+	}
+	return fmt.Sprintf("%T", effect)
 }
 
 // describe returns the text for an effect.
@@ -297,11 +332,12 @@ func describe(effect Effect) string {
 		return text
 	case Record:
 		return fmt.Sprintf("count %s %s",
-			map[Counter]string{Connects: "connects", Probes: "probes", Rotations: "rotations"}[e.Counter], e.Result)
+			map[Counter]string{Connects: "connects", Probes: "probes", Rotations: "rotations", GivenUp: "given up"}[e.Counter],
+			e.Result)
 	case Notify:
 		return "notify the extension sources"
 	case Wake:
 		return "wake"
 	}
-	return fmt.Sprintf("%T", effect)
+	return describeLeaving(effect)
 }

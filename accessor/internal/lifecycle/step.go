@@ -82,7 +82,7 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	}
 	s.announced = news
 	s.notify()
-	if s.removed && reason == connstate.ReasonNotStarted {
+	if s.stage != serving && reason == connstate.ReasonNotStarted {
 		return // the manager stops, which the driver logs once for all extensions
 	}
 	s.emit(Log{Message: MessageNotConnected, Epoch: s.epoch, Reason: reason, Err: cause})
@@ -114,11 +114,15 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 		}
 	}
 	if wasConnected {
-		s.connection, s.stated, s.probeReason = 0, connstate.Identity{}, byClock
-		s.throttled = throttled{}
-		s.emit(EndConnection{})
-		s.emit(PauseWatches{})
+		s.endConnection()
 	}
+}
+
+func (s *step) endConnection() {
+	s.connection, s.stated, s.probeReason = 0, connstate.Identity{}, byClock
+	s.throttled = throttled{}
+	s.emit(EndConnection{})
+	s.emit(PauseWatches{})
 }
 
 // drop disconnects, closes the credential and releases the target.
@@ -129,14 +133,6 @@ func (s *step) drop(reason connstate.Reason, cause error) {
 		s.emit(ReleaseTarget{Target: s.target})
 	}
 	s.credential, s.target, s.resolution = 0, 0, Resolution{}
-}
-
-// remove ends everything.
-func (s *step) remove(e Removed) {
-	s.removed = true
-	s.drop(e.Reason, e.Cause)
-	s.emit(EndWatches{})
-	s.notify()
 }
 
 // requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API

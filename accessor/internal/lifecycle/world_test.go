@@ -29,6 +29,9 @@ var (
 			FailureThreshold: 2, ThrottleTimeout: 3 * tick},
 		Backoff:     wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
 		DenialRetry: wait.Backoff{Duration: tick, Factor: 1, Steps: 1},
+
+		AnswerTimeout: 2 * tick,
+		TaskTimeout:   3 * tick,
 	}
 	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}},
 		connstate.Identity{Username: "others", UID: "2"}
@@ -41,30 +44,42 @@ var reasons = []connstate.Reason{"", connstate.ReasonNotStarted, connstate.Reaso
 	connstate.ReasonUnauthorized,
 	connstate.ReasonIdentityMismatch, connstate.ReasonProbeFailed, connstate.ReasonInvalidCredential,
 	connstate.ReasonNotAllowed,
-	connstate.ReasonTokenRequestFailed, connstate.ReasonDeleted, connstate.ReasonThrottled}
+	connstate.ReasonTokenRequestFailed, connstate.ReasonDeleted, connstate.ReasonThrottled,
+	connstate.ReasonNotOwned, connstate.ReasonNotLeading}
 
 var phases = []connstate.Phase{connstate.PhaseDisconnected, connstate.PhaseConnecting, connstate.PhaseConnected}
 
 // world is the state of a machine and its driver, in a canonical form: equal states are equal
 // values. Times are relative to now, and IDs are replaced by the values that they identify.
 type world struct {
-	removed, rotationErr, lastErr bool
-	phase, reason, announced      int8 // indexes; announced plus one, zero for nothing
-	key, version, rotation        int8 // of the credential; zero for none
-	rotationNext, renewed         ticks
-	rotationBackoff, backoff      int8
-	nextConnect, deniedUntil      ticks
-	attempt                       AttemptKind8
-	attemptReason, probeReason    int8
-	failures                      int8
-	lastProbe, lastSuccess        ticks
-	throttled, throttledUntil     ticks // only in the exploration of evidence
-	servedSince                   bool  // a request was served since the last throttled probe
+	rotationErr, lastErr       bool
+	phase, reason, announced   int8 // indexes; announced plus one, zero for nothing
+	key, version, rotation     int8 // of the credential; zero for none
+	rotationNext, renewed      ticks
+	rotationBackoff, backoff   int8
+	nextConnect, deniedUntil   ticks
+	attempt                    AttemptKind8
+	attemptReason, probeReason int8
+	failures                   int8
+	lastProbe, lastSuccess     ticks
+	throttled, throttledUntil  ticks // only in the exploration of evidence
+	servedSince                bool  // a request was served since the last throttled probe
 
 	served     ticks // as observed
 	targetDown bool
 	wake       bool  // a Resolved is pending now
 	deadline   ticks // when a Resolved becomes pending; unset for never
+
+	leaving
+}
+
+// leaving is the end of a machine, and what the driver did for it.
+type leaving struct {
+	stage                                  int8
+	linked                                 bool  // there is a connection although none is published
+	underWay                               bool  // a request has no answer yet
+	answersBy, tasksBy                     ticks // until when the driver awaits; unset for nothing
+	unregistered, refuses, termEnded, left bool
 }
 
 // AttemptKind8 is an AttemptKind in a byte.
@@ -73,7 +88,7 @@ type AttemptKind8 int8
 var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, deniedUntil: unset,
 	lastProbe: unset, throttled: unset, throttledUntil: unset,
 	lastSuccess: unset,
-	served:      unset, wake: true, deadline: unset}
+	served:      unset, wake: true, deadline: unset, leaving: leaving{answersBy: unset, tasksBy: unset}}
 
 // The IDs that a decoded machine uses.
 const (
@@ -131,10 +146,13 @@ func indexOf[T comparable](list []T, value T) int8 {
 // machine returns the machine that w represents.
 func (w *world) machine() *Machine {
 	m := New(exploreConfig, epoch0, 0)
-	m.removed, m.generation, m.source = w.removed, 1, "source"
+	m.stage, m.generation, m.source = stage(w.stage), 1, "source"
 	m.phase, m.reason = phases[w.phase], reasons[w.reason]
 	if m.phase == connstate.PhaseConnected {
-		m.connection, m.stated, m.disconnectedSince = connectionID, ours, time.Time{}
+		m.disconnectedSince = time.Time{}
+	}
+	if m.phase == connstate.PhaseConnected || w.linked {
+		m.connection, m.stated = connectionID, ours
 	}
 	if w.announced > 0 {
 		m.announced = announcement{reason: reasons[w.announced-1], generation: 1}
@@ -174,7 +192,8 @@ func (w *world) machine() *Machine {
 
 // take returns w with the state of the machine.
 func (w world) take(m *Machine) world {
-	w.removed, w.phase, w.reason = m.removed, indexOf(phases, m.phase), indexOf(reasons, m.reason)
+	w.stage, w.phase, w.reason = int8(m.stage), indexOf(phases, m.phase), indexOf(reasons, m.reason)
+	w.linked = m.connection != 0 && m.phase != connstate.PhaseConnected
 	w.announced = 0
 	if m.announced != (announcement{}) {
 		w.announced = indexOf(reasons, m.announced.reason) + 1
@@ -230,9 +249,16 @@ func (w world) canonical() world {
 	if w.attemptReason == int8(unauthorized) { // only forAll makes a difference for the answer
 		w.attemptReason = int8(byClock)
 	}
-	if w.removed {
+	if w.stage != int8(serving) { // nothing but the end matters any more
+		last := w
 		w = start
-		w.removed, w.wake = true, false
+		w.wake, w.leaving, w.reason, w.announced, w.attempt = false, last.leaving, last.reason, last.announced, last.attempt
+		if w.key = last.key; w.key != 0 {
+			w.version = 1
+		}
+		if last.rotation != 0 {
+			w.rotation, w.rotationNext = 1, 0
+		}
 	}
 	return w
 }
@@ -240,7 +266,7 @@ func (w world) canonical() world {
 // advance lets time pass.
 func (w world) advance(elapsed ticks) world {
 	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.deniedUntil, &w.lastProbe,
-		&w.lastSuccess, &w.served, &w.throttled, &w.throttledUntil} {
+		&w.lastSuccess, &w.served, &w.throttled, &w.throttledUntil, &w.answersBy, &w.tasksBy} {
 		if *t != unset {
 			*t = max(*t-elapsed, horizon)
 		}
@@ -272,6 +298,7 @@ func (w world) serve() world {
 type input struct {
 	name     string
 	possible func(w *world) bool // nil for always
+	before   func(w world) world // what happens before the event; nil for nothing
 	event    func(w *world) Event
 	change   func(w world) world // in place of an event
 }
@@ -339,6 +366,24 @@ var inputs = func() (list []input) {
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
+		input{name: "lease ended", event: func(*world) Event {
+			return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
+		}},
+		input{name: "given up", event: func(*world) Event { return GiveUp{Cause: errServer} }},
+		input{name: "given up with a request under way", possible: func(w *world) bool {
+			return w.stage == int8(serving) && w.phase > 0
+		}, before: func(w world) world { w.underWay = true; return w }, event: func(*world) Event {
+			return GiveUp{Cause: errServer}
+		}},
+		input{name: "requests answered", possible: func(w *world) bool { return w.refuses },
+			before: func(w world) world { w.underWay = false; return w },
+			event:  func(*world) Event { return RequestsAnswered{} }},
+		input{name: "no more time", possible: func(w *world) bool { return w.unregistered },
+			event: func(*world) Event { return NoMoreTime{} }},
+		input{name: "tasks ended", possible: func(w *world) bool { return w.tasksBy != unset || w.left },
+			event: func(*world) Event { return TasksEnded{Clean: true} }},
+		input{name: "tasks hang", possible: func(w *world) bool { return w.tasksBy != unset && w.tasksBy <= 0 },
+			event: func(*world) Event { return TasksEnded{} }},
 		input{name: "a request is served", possible: func(w *world) bool {
 			return w.phase == 2
 		}, change: func(w world) world { return w.serve() }},

@@ -1,0 +1,75 @@
+package lifecycle
+
+import "github.com/latchkey-dev/latchkey/internal/connstate"
+
+// stage says how far the end of a machine is. A machine passes the stages in this order, and may
+// skip refusing. There is one machine for each extension, UID and term.
+type stage int8
+
+const (
+	// serving: the machine connects, probes and reconnects.
+	serving stage = iota
+	// refusing: another replica is to have the extension. No request starts, and those under way may
+	// still get their answers.
+	refusing
+	// ending: the connection and the term have ended. Event handlers may still run.
+	ending
+	// gone: nothing of the extension runs here any more, or what hangs has had its time.
+	gone
+)
+
+// giveUp lets no request start any more. Those under way may still get their answers, because
+// another replica waits until they have. The review of an attempt is such a request.
+func (s *step) giveUp(e GiveUp) {
+	s.unregister()
+	s.stage = refusing
+	s.rotationErr = nil
+	s.publish(connstate.PhaseDisconnected, connstate.ReasonNotOwned, e.Cause)
+	s.emit(RefuseRequests{})
+	s.notify()
+	s.emit(Record{Counter: GivenUp})
+	s.emit(AwaitAnswers{Until: s.now.Add(s.config.AnswerTimeout)})
+}
+
+// leave handles an event after the machine has left the registry.
+func (s *step) leave(event Event) {
+	switch e := event.(type) {
+	case AttemptFinished:
+		if e.Attempt == s.attempt.id {
+			s.attempt = attempt{}
+		}
+		s.discard(e)
+	case RequestsAnswered, NoMoreTime, LeaseEnded, Removed:
+		if s.stage == refusing { // the reason stays: it is that of the requests that were refused
+			s.end(s.reason, s.cause)
+		}
+	case TasksEnded:
+		if s.stage == ending {
+			s.stage = gone
+			s.emit(Left(e))
+		}
+	}
+}
+
+// end ends the connection, the term and the watches. What still runs has TaskTimeout to end.
+func (s *step) end(reason connstate.Reason, cause error) {
+	wasServing := s.stage == serving
+	if wasServing {
+		s.unregister()
+	}
+	s.stage = ending
+	connected := s.connection != 0
+	s.drop(reason, cause)
+	if connected && s.connection != 0 { // given up: the state said so before the connection ends
+		s.endConnection()
+	}
+	s.emit(EndTerm{})
+	s.emit(EndWatches{})
+	if wasServing {
+		s.notify()
+	}
+	s.emit(AwaitTasks{Until: s.now.Add(s.config.TaskTimeout)})
+}
+
+// unregister makes room for another machine of the extension.
+func (s *step) unregister() { s.emit(Unregister{}) }
