@@ -52,8 +52,6 @@ type identityAccessor struct {
 	compared    comparedState // as last reported
 	healthy     bool          // as of healthSince
 	healthSince time.Time     // zero before the first look
-	// credentialSince is since when the connection uses its credential, zero while not connected.
-	credentialSince time.Time
 }
 
 func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAccessor {

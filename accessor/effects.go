@@ -2,7 +2,6 @@ package accessor
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -24,7 +23,6 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.credentials.open(e.Credential, payload.resolution, a.membership.Target)
 	case lifecycle.UseCredential:
 		previous.conn.Use(a.credentials.get(e.Credential))
-		a.credentialSince = time.Now()
 	case lifecycle.CreateAttempt:
 		a.attempt = a.newAttemptLocked(e)
 	case lifecycle.CancelAttempt:
@@ -36,9 +34,8 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
 		if e.Phase == connstate.PhaseConnected {
-			next.conn, a.credentialSince = payload.conn, e.Since
+			next.conn = payload.conn
 		} else {
-			a.credentialSince = time.Time{}
 			next.err = &connstate.NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince,
 				Err: e.Cause}
 		}

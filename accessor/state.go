@@ -118,7 +118,7 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 	snap := a.machine.Snapshot(time.Now(), a.observedLocked())
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
 		Since: snap.Since, DisconnectedSince: snap.DisconnectedSince, Epoch: snap.Epoch, Health: snap.Health,
-		Healthy: snap.Healthy, CredentialSince: a.credentialSince, Message: connstate.ErrorText(snap.Err),
+		Healthy: snap.Healthy, CredentialSince: snap.CredentialSince, Message: connstate.ErrorText(snap.Err),
 		ObservedGeneration: snap.Generation}
 	if a.object != nil {
 		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time

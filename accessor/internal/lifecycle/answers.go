@@ -97,7 +97,7 @@ func (s conclusion) tryDeniedAgain() bool {
 func (s conclusion) connected() {
 	s.epoch++
 	s.phase, s.reason, s.cause, s.since, s.disconnectedSince = connstate.PhaseConnected, "", nil, s.now, time.Time{}
-	s.deniedUntil = time.Time{}
+	s.deniedUntil, s.usedSince = time.Time{}, s.now
 	s.connection, s.stated = s.e.Attempt, s.e.Answer.Identity
 	s.health = connstate.Health{}.After(s.now, nil)
 	s.resetBackoff()

@@ -98,6 +98,16 @@ var invariants = []struct {
 		return (connected == linked || t.current.stage == refusing && linked) &&
 			connected == t.current.disconnectedSince.IsZero() && (!connected || t.current.credential != 0)
 	}},
+	{"the time since when the credential is used changes with the credential", func(t *transition) bool {
+		was, is := t.previous.usedSince, t.current.usedSince
+		switch {
+		case t.current.phase != connstate.PhaseConnected:
+			return is.IsZero()
+		case count[BeginConnection](t.effects)+count[UseCredential](t.effects) > 0:
+			return is.Equal(epoch0)
+		}
+		return is.Equal(was) && !is.IsZero()
+	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
 	{"the last publish has the machine's phase and reason", func(t *transition) bool {
 		last := Publish{Phase: t.previous.phase, Reason: t.previous.reason}

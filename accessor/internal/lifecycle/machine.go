@@ -45,6 +45,7 @@ type Machine struct {
 
 	target      TargetID     // zero if there is no credential
 	credential  CredentialID // in use, or to be used by a connect; zero if there is none
+	usedSince   time.Time    // since when the connection uses credential; zero while not connected
 	resolution  Resolution   // that the credential was opened for
 	rotation    *rotation    // a newer credential that may replace it, nil if there is none
 	rotationErr error        // why the newest credential is not in use; only while connected
@@ -277,8 +278,10 @@ type Snapshot struct {
 	// Err states why there is no connection or, while connected, why the newest credential is not
 	// in use.
 	Err error
-	// Credential is the credential in use, zero if there is none.
-	Credential CredentialID
+	// Credential is the credential in use, zero if there is none. CredentialSince is since when the
+	// connection uses it, zero while not connected.
+	Credential      CredentialID
+	CredentialSince time.Time
 	// LastSuccess is when the API server last served the identity, or when the machine was created
 	// if the API server never did. Proven reports whether there is a connection and its last probe
 	// succeeded. Healthy is the same, but for a while after the last success also true if the server
@@ -292,6 +295,7 @@ func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 	s := Snapshot{
 		Phase: m.phase, Reason: m.reason, Since: m.since, DisconnectedSince: m.disconnectedSince, Epoch: m.epoch,
 		Generation: m.generation, Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
+		CredentialSince: m.usedSince,
 	}
 	if m.credential != 0 {
 		s.Source = m.resolution.Source

@@ -141,8 +141,8 @@ func TestSnapshot(t *testing.T) {
 	s = do("answer", "user=red")
 	g.Expect(s).
 		To(Equal(Snapshot{Phase: connstate.PhaseConnected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
-			Credential: s.Credential,
-			Health:     connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true}))
+			Credential: s.Credential, CredentialSince: p.now,
+			Health: connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true}))
 	g.Expect(s.Credential).NotTo(BeZero())
 
 	connectedAt := p.now

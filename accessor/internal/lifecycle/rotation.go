@@ -60,6 +60,7 @@ func (s rotating) takeUp() {
 	s.emit(RetireCredential{Credential: s.credential})
 	s.confirm(s.rotation.resolution.ObjectVersion)
 	s.credential, s.resolution, s.rotation = s.rotation.credential, s.rotation.resolution, nil
+	s.usedSince = s.now
 	s.clearRotationError()
 	s.emit(Log{Message: MessageTakenUp, Epoch: s.epoch})
 }

@@ -70,7 +70,7 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	if s.disconnectedSince.IsZero() {
 		s.disconnectedSince = s.now
 	}
-	s.phase, s.reason, s.cause = phase, reason, cause
+	s.phase, s.reason, s.cause, s.usedSince = phase, reason, cause, time.Time{}
 	if phase != connstate.PhaseConnecting {
 		s.deniedUntil = time.Time{}
 	}

@@ -149,7 +149,7 @@ func (w *world) machine() *Machine {
 	m.stage, m.generation, m.source = stage(w.stage), 1, "source"
 	m.phase, m.reason = phases[w.phase], reasons[w.reason]
 	if m.phase == connstate.PhaseConnected {
-		m.disconnectedSince = time.Time{}
+		m.disconnectedSince, m.usedSince = time.Time{}, epoch0.Add(-tick)
 	}
 	if m.phase == connstate.PhaseConnected || w.linked {
 		m.connection, m.stated = connectionID, ours
