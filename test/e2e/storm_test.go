@@ -42,7 +42,7 @@ func atOnce(events []auditEvent, matches func(auditEvent) bool) (most int) {
 	return most
 }
 
-// TestReconnectStorm stops the API server of 500 extensions for a minute. After the restart, all
+// TestReconnectStorm stops the API server of 500 extensions for a while. After the restart, all
 // extensions are connected again within a minute. The reconnects use the existing tokens, run a few
 // at a time, and use only the TCP connections that they need.
 func TestReconnectStorm(t *testing.T) {
@@ -65,8 +65,13 @@ func TestReconnectStorm(t *testing.T) {
 		AllowIdentity: clustercache.GuardedByAdmission,
 		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second,
 			Timeout: 5 * time.Second, FailureThreshold: 3},
-		// the default backoff
-		ConnectBackoff: wait.Backoff{Duration: 30 * time.Second, Factor: 2, Jitter: 0.2, Steps: 20, Cap: 5 * time.Minute},
+		ConnectBackoff: wait.Backoff{
+			Duration: testenv.Long(5*time.Second, 30*time.Second), // 30 s is the default
+			Factor:   2,
+			Jitter:   0.2,
+			Steps:    20,
+			Cap:      5 * time.Minute,
+		},
 	}).start(t)
 	g.Eventually(o.countPhase(clustercache.PhaseConnected)).WithTimeout(patience).Should(Equal(extensions))
 	before := map[string]clustercache.ConnectionState{}

@@ -22,7 +22,7 @@ import (
 var flappingDuration = flag.Duration("flapping", testenv.Long(15*time.Second, time.Minute),
 	"how long TestFlappingPermissions revokes and grants permissions")
 
-// TestFlappingPermissions revokes and grants the permissions of 100 of 200 scopes for a minute. The
+// TestFlappingPermissions revokes and grants the permissions of 100 of 200 scopes for a while. The
 // other 100 scopes are not affected: their informers send no second list, and their handlers
 // receive each event exactly once. Stopped informers leave no goroutines behind.
 func TestFlappingPermissions(t *testing.T) {

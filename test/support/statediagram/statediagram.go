@@ -57,6 +57,8 @@ func (d Diagram) Check(page, name, start string, update, early bool) error {
 	}
 	diagram := d.mermaid(start)
 	switch {
+	case update && early:
+		return errors.New("an exploration that ends early does not find all transitions: update without -short and -race")
 	case update:
 		return os.WriteFile(page, []byte(before+begin+diagram+end+after), 0o644)
 	case early:
