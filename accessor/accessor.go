@@ -33,7 +33,7 @@ type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
 	within    *fence.Term          // in which this replica may act for the extension; nil for any time
-	term      *fence.Term          // the part of within that ends with the accessor; nil without ownership
+	term      *fence.Term          // within; where replicas share, the part of it that ends with the accessor
 	requests  *connection.Requests // that can be refused when the extension is given up; nil if it never is
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry   // has its own lock; may be used under mu, because it never calls the accessor
@@ -46,6 +46,8 @@ type identityAccessor struct {
 	object      client.Object          // as last resolved; immutable
 	conn        *connection.Connection // that has begun and not ended; nil for none
 	answered    <-chan struct{}        // closed when no request is under way, after RefuseRequests
+	termEnded   bool                   // EndTerm was carried out
+	unfollow    func() bool            // ends what followTerm began; nil before
 	membership  *targets.Membership
 	credentials openCredentials
 	attempt     *attempt      // the one that was created last
@@ -62,10 +64,7 @@ func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAcce
 			Metrics: set.options.Metrics}}
 	if set.options.Divided {
 		set.options.Metrics.Took()
-		a.requests = &connection.Requests{}
-	}
-	if set.options.Divided || term != nil {
-		a.term = term.Part()
+		a.term, a.requests = term.Part(), &connection.Requests{}
 	}
 	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {
@@ -211,9 +210,16 @@ func (a *identityAccessor) leave(event lifecycle.Event) {
 
 // followTerm ends the accessor with its term. The caller has made the accessor known before.
 func (a *identityAccessor) followTerm() {
-	if a.term != nil {
-		context.AfterFunc(a.term.Context(), func() { a.step(a.leaseEnded(), eventPayload{}) })
+	if a.within == nil {
+		return
 	}
+	stop := context.AfterFunc(a.within.Context(), func() { a.step(a.leaseEnded(), eventPayload{}) })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.termEnded {
+		stop()
+	}
+	a.unfollow = stop
 }
 
 // leaseEnded returns the event for the end of the term.

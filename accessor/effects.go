@@ -49,9 +49,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 	case lifecycle.RefuseRequests:
 		a.answered = a.requests.Refuse(a.published.Load().err)
 	case lifecycle.EndTerm:
-		if a.term != nil {
-			a.term.End("this replica does not act for the extension any more")
-		}
+		a.endTermLocked()
 	default:
 		panic(fmt.Sprintf("unknown effect %T", effect))
 	}
@@ -92,7 +90,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 		answered := a.answered
 		return func() { a.awaitAnswers(answered, e.Until) }
 	case lifecycle.AwaitTasks:
-		return func() { a.awaitTasks(e.Until) }
+		return func() { a.awaitTasks(e.Timeout) }
 	case lifecycle.Left:
 		return func() { a.hasLeft(e.Clean) }
 	case lifecycle.ReportTarget:

@@ -68,11 +68,22 @@ func (a *identityAccessor) awaitAnswers(answered <-chan struct{}, until time.Tim
 	})
 }
 
-// awaitTasks reports to the machine when the goroutines of the connections have ended, or at that time.
-func (a *identityAccessor) awaitTasks(until time.Time) {
+// awaitTasks reports to the machine when the goroutines of the connections have ended, or after timeout.
+func (a *identityAccessor) awaitTasks(timeout time.Duration) {
 	a.set.spawn(func() {
-		a.step(lifecycle.TasksEnded{Clean: a.tasks.Wait(time.Until(until))}, eventPayload{})
+		a.step(lifecycle.TasksEnded{Clean: a.tasks.Wait(timeout)}, eventPayload{})
 	})
+}
+
+// endTermLocked ends what still uses the accessor's part of the term. A whole term ends with its lease.
+func (a *identityAccessor) endTermLocked() {
+	a.termEnded = true
+	if a.unfollow != nil {
+		a.unfollow()
+	}
+	if a.set.options.Divided {
+		a.term.End("this replica does not act for the extension any more")
+	}
 }
 
 // hasLeft answers those who wait until nothing of the extension runs any more.

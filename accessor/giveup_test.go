@@ -129,9 +129,9 @@ func TestGiveUpCuts(t *testing.T) {
 			s := driveShared(t)
 			_, conn := s.accessor()
 			underWay := s.request(conn)
+			begun := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
-			begun := time.Now()
 			gaveUp := s.giveUp(ctx)
 			var err error
 			g.Eventually(underWay).WithTimeout(patience).Should(Receive(&err))
@@ -167,7 +167,7 @@ func TestGiveUpAwaitsTasks(t *testing.T) {
 			}
 			gaveUp := s.giveUp(t.Context())
 			g.Consistently(gaveUp).WithTimeout(soon).ShouldNot(Receive())
-			g.Expect(s.Keys()).To(BeEmpty())
+			g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())
 			handled <- struct{}{}
 			g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
 			g.Expect(a.left).To(BeClosed())

@@ -183,7 +183,7 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	s.byKey.Store(key, a)
 	s.notOwned.Delete(key)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
-		s.byKey.Delete(key)
+		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: context.Cause(s.life)})
 		return 0
 	}
 	a.followTerm()

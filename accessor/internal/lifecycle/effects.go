@@ -97,8 +97,8 @@ type (
 	EndWatches struct{}
 	// AwaitAnswers makes the driver report RequestsAnswered, or NoMoreTime at Until.
 	AwaitAnswers struct{ Until time.Time }
-	// AwaitTasks makes the driver report TasksEnded, at Until at the latest.
-	AwaitTasks struct{ Until time.Time }
+	// AwaitTasks makes the driver report TasksEnded, after Timeout at the latest.
+	AwaitTasks struct{ Timeout time.Duration }
 	// Left answers those who wait until nothing of the extension runs here any more.
 	Left struct{ Clean bool }
 	// ReportTarget reports to the target whether the target answered.

@@ -242,8 +242,12 @@ var invariants = []struct {
 	{"the term has ended exactly if the machine has, and no connection outlives it", func(t *transition) bool {
 		return t.world.termEnded == (t.current.stage >= ending) && (!t.world.termEnded || t.current.connection == 0)
 	}},
-	{"the connection ends before the term, so that its requests have its reason", func(t *transition) bool {
-		ended := false
+	{"the term ends after the connection, whose reason its requests have, or else before it", func(t *transition) bool {
+		ended, refused := false, t.previous.stage == refusing
+		if refused && count[EndTerm](t.effects) > 0 {
+			_, first := t.effects[0].(EndTerm)
+			return first
+		}
 		for _, e := range t.effects {
 			switch e.(type) {
 			case EndTerm:
@@ -300,6 +304,16 @@ var invariants = []struct {
 		_, over := t.event.(TasksEnded)
 		return n == 0 || n == 1 && over && !t.input.left && t.world.unregistered && t.world.termEnded && !t.world.underWay &&
 			t.current.stage == gone
+	}},
+	{"an extension that another replica may have counts as given up, once", func(t *transition) bool {
+		n := 0
+		for _, e := range t.effects {
+			if r, ok := e.(Record); ok && r.Counter == GivenUp {
+				n++
+			}
+		}
+		lost := t.previous.stage == serving && t.current.stage != serving && t.current.reason == connstate.ReasonNotOwned
+		return lost == (n == 1) && n <= 1
 	}},
 	{"an end that no Reconcile caused wakes", func(t *transition) bool {
 		if t.previous.stage != serving || t.current.stage == serving {
@@ -478,7 +492,7 @@ func (w world) step(choice *input) (next world, broken []string) {
 		case EndTerm:
 			next.termEnded, next.underWay, next.answersBy = true, false, unset
 		case AwaitTasks:
-			next.tasksBy = ticksOf(e.Until)
+			next.tasksBy = ticks(e.Timeout / tick)
 		case Left:
 			next.left, next.tasksBy = true, unset
 		}

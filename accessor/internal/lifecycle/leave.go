@@ -58,17 +58,23 @@ func (s *step) end(reason connstate.Reason, cause error) {
 		s.unregister()
 	}
 	s.stage = ending
+	if !wasServing { // first: what is cut must not arrive after an answer to those who wait
+		s.emit(EndTerm{})
+	}
 	connected := s.connection != 0
 	s.drop(reason, cause)
 	if connected && s.connection != 0 { // given up: the state said so before the connection ends
 		s.endConnection()
 	}
-	s.emit(EndTerm{})
 	s.emit(EndWatches{})
 	if wasServing {
+		s.emit(EndTerm{}) // last: the requests of the connection have its reason
 		s.notify()
+		if reason == connstate.ReasonNotOwned {
+			s.emit(Record{Counter: GivenUp})
+		}
 	}
-	s.emit(AwaitTasks{Until: s.now.Add(s.config.TaskTimeout)})
+	s.emit(AwaitTasks{Timeout: s.config.TaskTimeout})
 }
 
 // unregister makes room for another machine of the extension.

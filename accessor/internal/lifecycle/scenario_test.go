@@ -243,7 +243,7 @@ func describeLeaving(effect Effect) string {
 	case AwaitAnswers:
 		return fmt.Sprintf("await answers until %s", e.Until.Sub(epoch0))
 	case AwaitTasks:
-		return fmt.Sprintf("await tasks until %s", e.Until.Sub(epoch0))
+		return fmt.Sprintf("await tasks for %s", e.Timeout)
 	case Left:
 		if !e.Clean {
 			return "left, and something hangs"

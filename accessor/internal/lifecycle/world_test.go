@@ -369,6 +369,9 @@ var inputs = func() (list []input) {
 		input{name: "lease ended", event: func(*world) Event {
 			return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
 		}},
+		input{name: "lease of a share ended", event: func(*world) Event {
+			return LeaseEnded{Reason: connstate.ReasonNotOwned, Cause: errServer}
+		}},
 		input{name: "given up", event: func(*world) Event { return GiveUp{Cause: errServer} }},
 		input{name: "given up with a request under way", possible: func(w *world) bool {
 			return w.stage == int8(serving) && w.phase > 0
