@@ -198,6 +198,10 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 		return base, nil
 	}).Bind(host{config: &rest.Config{Host: url}}, identity.Kind{}, nil, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var leads func() bool
+	if f != nil {
+		leads = f.Open
+	}
 	d.Set = NewSet(Options{
 		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
 		HealthProbe: probes.WithDefaults(), ConnectBackoff: backoff,
@@ -211,7 +215,7 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 			}
 		}, funcr.Options{}),
 		Wake:  func(key client.ObjectKey) { d.wake <- key },
-		Fence: f,
+		Leads: leads,
 		Changed: func(object client.Object) {
 			d.mu.Lock()
 			defer d.mu.Unlock()

@@ -7,7 +7,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
-	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
@@ -40,7 +39,7 @@ type Options struct {
 	Metrics        *metrics.Cache  // may be nil
 	Tracer         *tracing.Tracer // may be nil
 	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
-	Fence          *fence.Fence    // why extensions are unknown while it is closed; may be nil
+	Leads          func() bool     // whether this replica has all extensions; nil unless one replica leads
 	Divided        bool            // replicas share the extensions: accessors are given up one by one
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.

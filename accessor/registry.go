@@ -19,7 +19,7 @@ import (
 type registry struct {
 	byKey      *xsync.Map[client.ObjectKey, *identityAccessor] // a load takes half the time of sync.Map
 	mayNotRead atomic.Pointer[error]                           // see MayNotRead; nil if the host operator may
-	fence      *fence.Fence                                    // nil for none
+	leads      func() bool                                     // see Options.Leads
 	// checkKey returns why no extension can have a key; nil for any key
 	checkKey func(client.ObjectKey) error
 	divided  bool // replicas share the extensions, so what is unknown here may be another's
@@ -59,7 +59,7 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 }
 
 func (r *registry) absence() absence {
-	a := absence{oneLeads: r.fence != nil, leads: r.fence.Open(), shared: r.divided}
+	a := absence{oneLeads: r.leads != nil, leads: r.leads != nil && r.leads(), shared: r.divided}
 	if cause := r.mayNotRead.Load(); cause != nil {
 		a.mayNotRead = *cause
 	}

@@ -69,7 +69,7 @@ func NewSet(options Options) *Set {
 	}
 	return &Set{
 		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](),
-			notOwned: xsync.NewMap[client.ObjectKey, types.UID](), fence: options.Fence,
+			notOwned: xsync.NewMap[client.ObjectKey, types.UID](), leads: options.Leads,
 			checkKey: options.CheckKey, divided: options.Divided},
 		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,

@@ -25,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/credential"
-	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -103,16 +102,11 @@ type Options struct {
 	// plus up to a fifth of jitter. The wait ends early when the missing ServiceAccount, Secret or
 	// target is back.
 	ConnectBackoff wait.Backoff
-	// Fence, if set, is the fence of the lease with which this replica leads; see package fence. While it
-	// is closed, no request of a connection starts, and none goes on: a replica that was suspended, or cut
-	// off, sends nothing as a tenant that another replica may already serve. Streams such as those of exec,
-	// over TCP connections that client-go dials itself, are the exception. Connections end with the
-	// lease, with the reason NotLeading, and are made anew when the fence opens again.
-	Fence *fence.Fence
-	// Ownership, if set, divides the extensions among replicas, each of which connects its share; see
-	// package ownership. An extension that is another replica's is not connected (NotOwned). The
-	// reconciler then runs on every replica, whether or not the manager has a leader, and so must your
-	// controllers that use the ClusterCache. Ownership excludes Fence, because it has fences of its own.
+	// Ownership, if set, says which extensions are this replica's; see package ownership. With
+	// ownership.Leader the replica with the lease of the leader election has all of them. With other
+	// engines each replica has a share of them: the reconciler then runs on every replica, whether or
+	// not the manager has a leader, and so must your controllers that use the ClusterCache. An
+	// extension that is another replica's is not connected (NotLeading, NotOwned).
 	Ownership ownership.Engine
 	// EventRecorder, if set, records an Event on an extension when the extension connects, and when
 	// it is not connected for another reason than before. Each extension may have a burst of a few
@@ -219,8 +213,6 @@ func (o *Options) validate() error {
 		return errors.New("Options.Client.UserAgent must be set: the logs of API servers show it for the host operator")
 	case strings.ContainsFunc(o.Client.UserAgent, unicode.IsControl):
 		return errors.Errorf("Options.Client.UserAgent %q must be one line without control characters", o.Client.UserAgent)
-	case o.Ownership != nil && o.Fence != nil:
-		return errors.New("Options.Ownership and Options.Fence exclude each other: the engine has fences of its own")
 	case o.Client.Timeout < 0 || o.Client.QPS < 0 || o.Client.Burst < 0 || o.Client.MaxDiscoveryBytes < 0:
 		return errors.New("Options.Client: Timeout, QPS, Burst and MaxDiscoveryBytes must not be negative")
 	case o.Client.MaxDiscoveryBytes > 0 && o.Client.MaxDiscoveryBytes < 1<<20:

@@ -12,9 +12,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/latchkey-dev/latchkey/fence"
-	"github.com/latchkey-dev/latchkey/ownership"
 )
 
 func TestMain(m *testing.M) {
@@ -23,16 +20,12 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop"))
 }
 
-// anEngine is an engine that is not used.
-type anEngine struct{ ownership.Engine }
-
 func TestOptionsAreValidated(t *testing.T) {
 	for problem, options := range map[string]Options{
 		"UserAgent must be set": {},
 		"must be one line":      {Client: ClientOptions{UserAgent: "x\ny"}},
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
 		"the least is 1 MiB":    {Client: ClientOptions{UserAgent: "x", MaxDiscoveryBytes: 64}},
-		"exclude each other":    {Client: ClientOptions{UserAgent: "x"}, Fence: &fence.Fence{}, Ownership: anEngine{}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
 		"there is an index": {Scheme: scheme.Scheme,
 			Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},

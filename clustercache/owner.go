@@ -30,6 +30,21 @@ type owner struct {
 	running map[chan struct{}]client.Object
 }
 
+// shares reports whether replicas share the extensions.
+func (o *owner) shares() bool { return o != nil && o.engine.Kind() == ownership.Shared }
+
+// leads returns the function that reports whether this replica has all extensions, or nil if replicas
+// share them, or if there is no engine.
+func (o *owner) leads() func() bool {
+	if o == nil || o.shares() {
+		return nil
+	}
+	return func() bool {
+		_, leads := o.engine.Owns(o.reconciler.object)
+		return leads
+	}
+}
+
 // reconciling begins what acts on the engine's answer for an extension, and returns the function that ends
 // it.
 func (o *owner) reconciling(extension client.Object) (end func()) {

@@ -51,8 +51,7 @@ type reconciler struct {
 	labelled func(client.Object) bool // whether the label selects the object; cheap
 	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
-	fence    *fence.Fence // nil for none
-	owner    *owner       // nil if all extensions are this replica's
+	owner    *owner // nil if all extensions are this replica's
 	metrics  *metrics.Cache
 	ended    func() // called when nothing runs any more
 
@@ -108,9 +107,6 @@ func (r *reconciler) run(ctx context.Context) error {
 	defer end()
 	running.Go(func() { r.resolver.Run(ctx, r.wake) })
 	running.Go(func() { r.watchPermissions(ctx) })
-	if r.fence != nil {
-		running.Go(func() { r.fence.Watch(ctx, func() { r.wakeAll(ctx) }) })
-	}
 	if r.runAlongside != nil {
 		running.Go(func() { r.runAlongside(ctx) })
 	}
@@ -134,20 +130,6 @@ func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection
 func (r *reconciler) wake(key client.ObjectKey) {
 	if q := r.queue.Load(); q != nil {
 		(*q).Add(reconcile.Request{NamespacedName: key})
-	}
-}
-
-// wakeAll enqueues a Reconcile of every extension, known or not.
-func (r *reconciler) wakeAll(ctx context.Context) {
-	for _, key := range r.set.Keys() { // also if the extensions cannot be listed
-		r.wake(key)
-	}
-	keys, err := r.listExtensions(ctx, nil)
-	if err != nil {
-		return // watchPermissions logs it, and the next event of an extension reconciles it
-	}
-	for _, key := range keys {
-		r.wake(key)
 	}
 }
 
@@ -202,10 +184,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			r.firstPass.reconciled(req.NamespacedName)
 		}
 	}()
-	term := r.fence.Term()
-	if r.fence != nil && term == nil {
+	if leads := r.owner.leads(); leads != nil && !leads() {
 		r.forget(req.NamespacedName, ReasonNotLeading)
-		return reconcile.Result{}, nil // the fence wakes all when it opens
+		return reconcile.Result{}, nil // Take wakes it
 	}
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
 	// would double the memory of the extensions.
@@ -240,10 +221,15 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.owner.forgotten(object)
 		return reconcile.Result{}, err
 	}
+	var term *fence.Term // nil for any time
 	if r.owner != nil {
 		defer r.owner.reconciling(shared)() // before the engine is asked
 		owned := false
-		if term, owned = r.owner.term(object); !owned {
+		switch term, owned = r.owner.term(object); {
+		case !owned && !r.owner.shares():
+			r.forget(req.NamespacedName, ReasonNotLeading)
+			return reconcile.Result{}, nil
+		case !owned:
 			r.set.RemoveNotOwned(req.NamespacedName, object.GetUID())
 			r.forget(req.NamespacedName, ReasonNotOwned)
 			return reconcile.Result{}, nil // Take wakes it

@@ -85,7 +85,6 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		matches:  o.matches,
 		kind:     kind.GroupKind(),
 		resource: kind.Resource,
-		fence:    o.Fence,
 		metrics:  counts,
 		ended:    ended,
 
@@ -96,10 +95,13 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 			return nil, errors.WithMessage(err, "Options.Ownership")
 		}
 		r.owner = &owner{engine: o.Ownership, reconciler: r}
-		if needs := controllerOptions.NeedLeaderElection; needs != nil && *needs {
-			return nil, errors.New("with Options.Ownership the reconciler runs on every replica: leave NeedLeaderElection unset")
+		if r.owner.shares() {
+			if needs := controllerOptions.NeedLeaderElection; needs != nil && *needs {
+				return nil, errors.New("with this Options.Ownership the reconciler runs on every replica: " +
+					"leave NeedLeaderElection unset")
+			}
+			controllerOptions.NeedLeaderElection = new(false) // each replica has its share
 		}
-		controllerOptions.NeedLeaderElection = new(false) // each replica has its share
 	}
 	rbacWatcher, err := o.rbacWatcher(mgr, logger)
 	if err != nil {
@@ -112,8 +114,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Scheme:   o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
-		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Fence: o.Fence,
-		Divided: o.Ownership != nil,
+		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Leads: r.owner.leads(),
+		Divided: r.owner.shares(),
 		Wake:    r.wake, Changed: hub.Changed, States: states,
 	})
 	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,

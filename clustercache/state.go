@@ -174,7 +174,7 @@ const (
 	ReasonStale = connstate.ReasonStale
 	// ReasonIdentityMismatch: the API server or the extension states another identity.
 	ReasonIdentityMismatch = connstate.ReasonIdentityMismatch
-	// ReasonNotLeading: this replica does not hold the lease of Options.Fence.
+	// ReasonNotLeading: by Options.Ownership another replica leads, or none does.
 	ReasonNotLeading = connstate.ReasonNotLeading
 	// ReasonNotOwned: by Options.Ownership this replica does not have the extension: another one has
 	// it, or none has it yet, or it is unknown. Return without a requeue, and write no status; the

@@ -12,6 +12,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/ownership"
 )
 
 var (
@@ -41,7 +42,7 @@ func ExampleForLeaderElection() {
 		cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 			Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
 			AllowIdentity: clustercache.GuardedByAdmission,
-			Fence:         f,
+			Ownership:     ownership.Leader(f),
 		}, controller.Options{})
 		_ = cc
 		return err

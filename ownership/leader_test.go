@@ -39,6 +39,8 @@ type engine struct {
 	running bool // guarded by mu
 }
 
+func (*engine) Kind() Kind { return Shared }
+
 func (*engine) Check(schema.GroupKind, bool) error { return nil }
 
 func (e *engine) Owns(client.Object) (*fence.Fence, bool) {

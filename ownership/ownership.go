@@ -9,9 +9,25 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
+// Kind is how an Engine divides the extensions among replicas.
+type Kind int
+
+const (
+	// OneLeads is the kind of an engine with which one replica at a time has all extensions. Owns gives
+	// the same answer for every extension, also before Run. On the other replicas the extensions have
+	// the reason NotLeading, and the reconciler runs where the manager leads.
+	OneLeads Kind = iota + 1
+	// Shared is the kind of an engine with which each replica has some of the extensions. The others
+	// have the reason NotOwned there, and the reconciler runs on every replica.
+	Shared
+)
+
 // Engine decides which extensions are this replica's. An Engine belongs to one ClusterCache. Owns may be
 // called from any goroutine, at any time.
 type Engine interface {
+	// Kind returns how the engine divides the extensions. It is always the same.
+	Kind() Kind
+
 	// Check returns an error if the engine cannot divide extensions of this kind. SetupWithManager calls
 	// Check, and fails with its error.
 	Check(kind schema.GroupKind, namespaced bool) error

@@ -30,6 +30,7 @@ import (
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -298,7 +299,9 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 		return err
 	}
 	defer endElection()
-	options.Fence = fenced
+	if fenced != nil {
+		options.Ownership = ownership.Leader(fenced)
+	}
 	managerCtx, err := m.share(ctx, restConfig, &managerOptions, &options)
 	if err != nil {
 		return err

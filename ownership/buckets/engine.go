@@ -62,6 +62,9 @@ type plan struct {
 	serving map[string][]int
 }
 
+// Kind implements ownership.Engine.
+func (*Engine) Kind() ownership.Kind { return ownership.Shared }
+
 // Check implements ownership.Engine. Every kind can be divided.
 func (e *Engine) Check(kind schema.GroupKind, _ bool) error {
 	if e.kind != (schema.GroupKind{}) {

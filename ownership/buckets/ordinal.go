@@ -35,6 +35,9 @@ type ordinalEngine struct {
 	running           atomic.Bool
 }
 
+// Kind implements ownership.Engine.
+func (*ordinalEngine) Kind() ownership.Kind { return ownership.Shared }
+
 // Check implements ownership.Engine.
 func (*ordinalEngine) Check(schema.GroupKind, bool) error { return nil }
 

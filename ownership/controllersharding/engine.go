@@ -57,6 +57,9 @@ type drain struct {
 	resourceVersion string
 }
 
+// Kind implements ownership.Engine.
+func (*Engine) Kind() ownership.Kind { return ownership.Shared }
+
 // Check implements ownership.Engine. The sharder never moves cluster-scoped objects, so they are refused.
 func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
 	if !namespaced {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -94,7 +95,7 @@ func TestLeaseEnds(t *testing.T) {
 	config, _ := h.operatorConfig(t)
 	lease, f := testutil.NewLease()
 	defer lease.Release()
-	o := newOperatorAt(t, config, clustercache.Options{Fence: f,
+	o := newOperatorAt(t, config, clustercache.Options{Ownership: ownership.Leader(f),
 		AllowIdentity: clustercache.GuardedByAdmission})
 	o.also = append(o.also, h.quiet)
 	o.start(t)

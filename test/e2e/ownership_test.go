@@ -40,6 +40,8 @@ func newHandEngine(f *fence.Fence) *handEngine {
 	return &handEngine{fence: f, running: make(chan ownership.Replica, 1), owned: map[string]bool{}}
 }
 
+func (*handEngine) Kind() ownership.Kind { return ownership.Shared }
+
 func (*handEngine) Check(schema.GroupKind, bool) error { return nil }
 
 func (e *handEngine) Owns(extension client.Object) (*fence.Fence, bool) {

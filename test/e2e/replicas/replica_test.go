@@ -227,11 +227,12 @@ func elect(config *rest.Config, o options, m *manager.Options, c *clustercache.O
 	if err != nil {
 		return err
 	}
-	m.LeaderElectionResourceLockInterface, c.Fence = fence.ForLeaderElection(lock, leaseDuration)
+	var f *fence.Fence
+	m.LeaderElectionResourceLockInterface, f = fence.ForLeaderElection(lock, leaseDuration)
 	m.LeaderElection, m.LeaderElectionReleaseOnCancel = true, true
 	m.LeaseDuration, m.RenewDeadline, m.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
-	if o.Unfenced {
-		c.Fence = nil
+	if !o.Unfenced {
+		c.Ownership = ownership.Leader(f)
 	}
 	return nil
 }

@@ -1,0 +1,50 @@
+package ownership
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/fence"
+)
+
+// Leader returns an engine for a host operator with leader election: the replica that holds the lease of
+// f has all extensions. [fence.ForLeaderElection] returns f. While f is closed, no request of a connection
+// starts, and none goes on: a replica that was suspended, or cut off, sends nothing as a tenant that
+// another replica may already serve. Streams such as those of exec, over TCP connections that client-go
+// dials itself, are the exception. Connections end with the lease, with the reason NotLeading, and are
+// made anew when f opens again.
+//
+// Several ClusterCaches may each have a Leader of the same f.
+func Leader(f *fence.Fence) Engine { return leader{f} }
+
+// leader is an engine of a replica that has all extensions while its fence is open.
+type leader struct{ fence *fence.Fence }
+
+// Kind implements Engine.
+func (leader) Kind() Kind { return OneLeads }
+
+// Check implements Engine.
+func (leader) Check(schema.GroupKind, bool) error { return nil }
+
+// Owns implements Engine.
+func (l leader) Owns(client.Object) (f *fence.Fence, owned bool) { return l.fence, l.fence.Open() }
+
+// Run implements Engine. What the replica has ends with the lease, so Run gives nothing up.
+func (l leader) Run(ctx context.Context, replica Replica) error {
+	var taking sync.WaitGroup
+	defer taking.Wait()
+	end := func() {}
+	l.fence.Watch(ctx, func() {
+		end() // of the term before
+		taking.Wait()
+		var term context.Context
+		if term, end = context.WithCancel(ctx); l.fence.Open() {
+			taking.Go(func() { _ = replica.Take(term, func(client.Object) bool { return true }) })
+		}
+	})
+	end()
+	return nil
+}
