@@ -291,7 +291,9 @@ func TestAwaitOthers(t *testing.T) {
 		f := newVirtualFleet(t)
 		f.orderly = false
 		a := f.join("a")
-		time.Sleep(a.engine.options.RetryPeriod - 10*time.Millisecond) // a waits a tenth of a second longer
+		// Each of them may need a tenth of a second until its informer counts as synced: client-go looks
+		// that often, and first at once.
+		time.Sleep(a.engine.options.RetryPeriod - 200*time.Millisecond)
 		b := f.join("b")
 		time.Sleep(time.Second)
 		g.Expect(f.shares()).To(Equal(map[string]int{"a": 4, "b": 4}))
