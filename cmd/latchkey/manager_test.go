@@ -198,7 +198,6 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			m := start(t, args...)
 			g.Expect(m.process.Signal(syscall.SIGTERM)).To(Succeed())
 			g.Eventually(m.ended).WithTimeout(gracePeriod).Should(Receive(), "%s", m.printed)
-			g.Expect(m.printed.String()).To(ContainSubstring("shutdown did not complete within 9s of the signal"))
 		})
 	}
 	t.Run("a second signal", func(t *testing.T) {
