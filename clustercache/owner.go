@@ -133,6 +133,9 @@ func (o *owner) Take(ctx context.Context, share ownership.Share) error {
 	for _, key := range extensions {
 		r.wake(key)
 	}
+	if !o.shares() {
+		return nil
+	}
 	err = r.set.Settled(ctx, extensions, func(key client.ObjectKey) bool { return o.isWanted(ctx, key, share) })
 	r.metrics.TookShare(ctx, time.Since(start))
 	return err

@@ -20,14 +20,15 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that the
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
-// manager starts, no extension is connected. With Options.Ownership the reconciler runs on every
-// replica, and connects the extensions that are the replica's. All connections end when the manager
-// ends.
+// manager starts, no extension is connected. If replicas share the extensions (Options.Ownership), the
+// reconciler runs on every replica, and connects the extensions that are the replica's. All connections
+// end when the manager ends.
 //
 // ctx is used only during the call. A manager takes several ClusterCaches with different
 // Options.Name. They share the TCP connections to each API server, what is known of its health and
@@ -93,6 +94,9 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if o.Ownership != nil {
 		if err := o.Ownership.Check(kind.GroupKind(), kind.Namespaced); err != nil {
 			return nil, errors.WithMessage(err, "Options.Ownership")
+		}
+		if k := o.Ownership.Kind(); k != ownership.OneLeads && k != ownership.Shared {
+			return nil, errors.Errorf("Options.Ownership: no such Kind: %d", k)
 		}
 		r.owner = &owner{engine: o.Ownership, reconciler: r}
 		if r.owner.shares() {

@@ -49,6 +49,9 @@ func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) 
 	if options.Lease.Name == "" || options.Lease.Namespace == "" || options.Holder == "" {
 		return nil, errors.New("LeaderOptions.Lease and LeaderOptions.Holder must be set")
 	}
+	if engine.Kind() != Shared {
+		return nil, errors.New("the engine must be one with which replicas share the extensions")
+	}
 	times := holding.Times{LeaseDuration: options.LeaseDuration}.WithDefaults()
 	if err := times.Validate(); err != nil {
 		return nil, err

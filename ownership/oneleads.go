@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -27,7 +28,12 @@ type leader struct{ fence *fence.Fence }
 func (leader) Kind() Kind { return OneLeads }
 
 // Check implements Engine.
-func (leader) Check(schema.GroupKind, bool) error { return nil }
+func (l leader) Check(schema.GroupKind, bool) error {
+	if l.fence == nil {
+		return errors.New("the fence of ownership.Leader is nil: fence.ForLeaderElection returns one")
+	}
+	return nil
+}
 
 // Owns implements Engine.
 func (l leader) Owns(client.Object) (f *fence.Fence, owned bool) { return l.fence, l.fence.Open() }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
@@ -30,6 +31,16 @@ func (r *taker) Take(ctx context.Context, share Share) error {
 func (r *taker) GiveUp(context.Context, Share) error {
 	r.gaveUp.Add(1)
 	return nil
+}
+
+// A Leader without a fence is an error in time, and replicas that share instead of a leader share.
+func TestLeaderIsChecked(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(Leader(nil).Check(schema.GroupKind{}, true)).To(MatchError(ContainSubstring("fence.ForLeaderElection")))
+	_, f := testutil.NewLease()
+	g.Expect(Leader(f).Check(schema.GroupKind{}, true)).To(Succeed())
+	_, err := InsteadOfLeader(Leader(f), nil, LeaderOptions{Lease: leaderLease, Holder: "x"})
+	g.Expect(err).To(MatchError(ContainSubstring("share the extensions")))
 }
 
 // A replica takes everything whenever its lease begins, although a Take of an earlier term still waits.

@@ -15,7 +15,8 @@ type Kind int
 const (
 	// OneLeads is the kind of an engine with which one replica at a time has all extensions. Owns gives
 	// the same answer for every extension, also before Run. On the other replicas the extensions have
-	// the reason NotLeading, and the reconciler runs where the manager leads.
+	// the reason NotLeading, and the reconciler runs where the manager leads. Such an engine has a fence
+	// for what it owns, and never calls GiveUp: everything ends with the lease, and with the manager.
 	OneLeads Kind = iota + 1
 	// Shared is the kind of an engine with which each replica has some of the extensions. The others
 	// have the reason NotOwned there, and the reconciler runs on every replica.
@@ -36,11 +37,11 @@ type Engine interface {
 	// so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O. It is
 	// called on each reconcile of an extension. If the result changes for another reason than a change of
 	// the extension, the engine calls Take or GiveUp. Do not change the object, which has its
-	// GroupVersionKind.
+	// GroupVersionKind. An engine of kind OneLeads is also asked with an object that has no content.
 	Owns(extension client.Object) (f *fence.Fence, owned bool)
 
-	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns. To
-	// return earlier, with or without an error, ends the manager.
+	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns. If
+	// Run returns before ctx is done, with or without an error, the manager ends. Where replicas share,
 	// Owns reports false for every extension before Run is called, and after it has returned.
 	Run(ctx context.Context, replica Replica) error
 }
@@ -64,7 +65,7 @@ type Share func(extension client.Object) bool
 type Replica interface {
 	// Take connects the extensions in share. Owns must report that they are this replica's before the
 	// call. Take returns when each of them that exists now is connected, or has been tried once, or when ctx is
-	// done.
+	// done. With an engine of kind OneLeads, Take does not wait for that.
 	Take(ctx context.Context, share Share) error
 
 	// GiveUp ends the connections of the extensions in share. Owns must report that they are not this

@@ -10,7 +10,7 @@ import (
 
 var (
 	owned = gauge("latchkey_ownership_extensions",
-		"Extensions by whether this replica serves them: true or false. Only with Options.Ownership.", "owned")
+		"Extensions by whether this replica serves them: true or false. Only where replicas share the extensions.", "owned")
 	ownedBySlice = gauge("latchkey_ownership_slice_extensions",
 		"The same, by slice: the first 6 bits of the FNV-1a hash (64 bits) of the UID. Where extensions have two replicas, "+
 			"and as many others none, the sums of slices differ, though not that of all. Slices without an extension are "+
