@@ -52,8 +52,6 @@ type identityAccessor struct {
 	credentials openCredentials
 	attempt     *attempt      // the one that was created last
 	compared    comparedState // as last reported
-	healthy     bool          // as of healthSince
-	healthSince time.Time     // zero before the first look
 }
 
 func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAccessor {

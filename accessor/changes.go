@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
@@ -53,12 +54,21 @@ func (a *identityAccessor) reportChange() { a.set.options.States.Changed(a.key) 
 // reportUnseenChanges reports the changes that come without a step: a served request ends a series
 // of failed probes, one member's probe fails for all members of a target, and a token is renewed.
 func (s *Set) reportUnseenChanges() {
-	if !s.options.States.HasSubscribers() {
-		return
-	}
 	s.each(func(a *identityAccessor) {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.reportIfChangedLocked()
+		if a.look() {
+			a.step(lifecycle.Looked{}, eventPayload{}) // which reports
+		}
 	})
+}
+
+// look reports what has changed, unless a step does: that of the machine, if it is healthy now and was
+// not before, or the other way around.
+func (a *identityAccessor) look() (healthChanged bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.machine.HealthChanged(time.Now(), a.observedLocked()) {
+		return true
+	}
+	a.reportIfChangedLocked()
+	return false
 }

@@ -69,6 +69,28 @@ func TestProbeTimesAreNoChanges(t *testing.T) {
 	g.Eventually(func() int { return c.of("red") }).WithTimeout(patience).Should(BeNumerically(">", before))
 }
 
+// Since when a connection is healthy, or not, does not depend on when anyone looks.
+func TestHealthSince(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	probes := fastProbes
+	probes.FailureThreshold = 1000000
+	d := drive(t, r.URL, probes, noRetry)
+	d.extension("red", "red")
+	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", 10), "no one has looked yet")
+	first := d.eventually("red", connectedAs("user-of-red"))
+	g.Expect(first.HealthSince).To(Equal(first.Since), "healthy since the connect")
+
+	r.status(http.StatusInternalServerError)
+	failed := r.reviews.Load()
+	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", failed+10))
+	begun := time.Now()
+	unhealthy := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
+	g.Expect(unhealthy.HealthSince).To(BeTemporally("<", begun), "before anyone looked")
+	later := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
+	g.Expect(later.HealthSince).To(Equal(unhealthy.HealthSince))
+}
+
 // A retry changes Phase and Since, and not since when there is no connection.
 func TestDisconnectedSinceSurvivesRetries(t *testing.T) {
 	g := NewWithT(t)

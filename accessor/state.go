@@ -118,7 +118,8 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 	snap := a.machine.Snapshot(time.Now(), a.observedLocked())
 	state := ConnectionState{Extension: a.key, Source: snap.Source, Phase: snap.Phase, Reason: snap.Reason,
 		Since: snap.Since, DisconnectedSince: snap.DisconnectedSince, Epoch: snap.Epoch, Health: snap.Health,
-		Healthy: snap.Healthy, CredentialSince: snap.CredentialSince, Message: connstate.ErrorText(snap.Err),
+		Healthy: snap.Healthy, HealthSince: snap.HealthSince, CredentialSince: snap.CredentialSince,
+		Message:            connstate.ErrorText(snap.Err),
 		ObservedGeneration: snap.Generation}
 	if a.object != nil {
 		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time
@@ -129,10 +130,6 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 	if current := a.credentials.get(snap.Credential); current != nil {
 		state.TokenExpires = current.Expires()
 	}
-	if a.healthSince.IsZero() || a.healthy != snap.Healthy {
-		a.healthy, a.healthSince = snap.Healthy, time.Now()
-	}
-	state.HealthSince = a.healthSince
 	return state
 }
 

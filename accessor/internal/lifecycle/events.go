@@ -107,6 +107,9 @@ type RetryAt struct {
 // AccessChanged reports that the connection's cache gained or lost access to a kind.
 type AccessChanged struct{}
 
+// Looked reports nothing but what the driver observes.
+type Looked struct{}
+
 // Removed reports that the extension was removed, or that the manager stops.
 type Removed struct {
 	Reason connstate.Reason
@@ -140,6 +143,7 @@ func (ProbeRequested) isEvent()      {}
 func (TargetDown) isEvent()          {}
 func (RetryAt) isEvent()             {}
 func (AccessChanged) isEvent()       {}
+func (Looked) isEvent()              {}
 func (Removed) isEvent()             {}
 func (LeaseEnded) isEvent()          {}
 func (GiveUp) isEvent()              {}

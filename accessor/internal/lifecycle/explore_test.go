@@ -108,6 +108,16 @@ var invariants = []struct {
 		}
 		return is.Equal(was) && !is.IsZero()
 	}},
+	{"the time since when the connection is healthy, or not, changes with that", func(t *transition) bool {
+		if t.current.healthy == t.previous.healthy {
+			return t.current.healthSince.Equal(t.previous.healthSince)
+		}
+		return t.current.healthSince.Equal(epoch0)
+	}},
+	{"each step notices whether the connection is healthy, and only a connection is", func(t *transition) bool {
+		s := t.current.Snapshot(epoch0, t.seen)
+		return s.Healthy == t.current.healthy && (!s.Healthy || s.Phase == connstate.PhaseConnected)
+	}},
 	{"connections begin and end with their publish", func(t *transition) bool { return t.connectionsAddUp() }},
 	{"the last publish has the machine's phase and reason", func(t *transition) bool {
 		last := Publish{Phase: t.previous.phase, Reason: t.previous.reason}

@@ -59,6 +59,8 @@ type Machine struct {
 	deniedUntil time.Time    // until when a connect that was denied is repeated; zero if none was
 	denials     wait.Backoff // while deniedUntil is set
 	health      connstate.Health
+	healthy     bool      // as last noticed
+	healthSince time.Time // of healthy
 	probeReason probeReason
 	throttled   throttled
 	lastID      uint64 // the last ID of a credential or attempt
@@ -127,7 +129,7 @@ func New(config *Config, now time.Time, jitter float64) Machine {
 	return Machine{
 		config: config, createdAt: now, jitter: jitter,
 		phase: connstate.PhaseDisconnected, reason: connstate.ReasonNotStarted, since: now, disconnectedSince: now,
-		backoff: config.Backoff,
+		healthSince: now, backoff: config.Backoff,
 	}
 }
 
@@ -163,6 +165,7 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 		s.retryAt(e)
 	case AccessChanged:
 		s.notify()
+	case Looked:
 	case Removed:
 		s.end(e.Reason, e.Cause)
 	case LeaseEnded:
@@ -172,6 +175,7 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 		s.giveUp(e)
 		s.emit(Wake{})
 	}
+	s.noteHealth()
 	if _, resolved := event.(Resolved); !resolved && isForward(before, m.Deadline(now, seen)) {
 		s.emit(Wake{})
 	}
@@ -263,6 +267,20 @@ func (m *Machine) isHealthy(now time.Time, seen Observed, health connstate.Healt
 	return m.isThrottled(seen) && now.Before(due.Add(time.Duration(probe.FailureThreshold)*probe.Interval))
 }
 
+// noteHealth notes since when the connection is healthy, or not.
+func (s *step) noteHealth() {
+	if s.HealthChanged(s.now, s.seen) {
+		s.healthy, s.healthSince = !s.healthy, s.now
+	}
+}
+
+// HealthChanged reports whether the connection is healthy now and was not when the machine noticed it
+// last, or the other way around. The driver then calls Step with Looked.
+func (m *Machine) HealthChanged(now time.Time, seen Observed) bool {
+	connected := m.phase == connstate.PhaseConnected
+	return m.healthy != (connected && m.isHealthy(now, seen, m.health.Served(seen.Served).WithTarget(seen.Target)))
+}
+
 // Snapshot is the machine's state, for status reports.
 type Snapshot struct {
 	Phase  connstate.Phase
@@ -288,6 +306,8 @@ type Snapshot struct {
 	// refuses probes for now.
 	LastSuccess     time.Time
 	Proven, Healthy bool
+	// HealthSince is since when Healthy is what it is.
+	HealthSince time.Time
 }
 
 // Snapshot returns the state at now.
@@ -305,6 +325,9 @@ func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 		s.Err = m.rotationErr
 		s.Proven = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
 		s.Healthy = m.isHealthy(now, seen, s.Health)
+	}
+	if s.HealthSince = m.healthSince; s.Healthy != m.healthy { // the machine has not noticed yet
+		s.HealthSince = now
 	}
 	if s.LastSuccess = s.Health.LastProbeSuccessTime; s.LastSuccess.IsZero() {
 		s.LastSuccess = m.createdAt

@@ -129,8 +129,8 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(p.machine.Snapshot(p.now, Observed{})).
 		To(
 			Equal(Snapshot{Phase: connstate.PhaseDisconnected, Reason: connstate.ReasonNotStarted, Since: epoch0,
-				DisconnectedSince: epoch0,
-				LastSuccess:       epoch0}))
+				DisconnectedSince: epoch0, HealthSince: epoch0,
+				LastSuccess: epoch0}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
 	g.Expect(s.Source).To(Equal("elsewhere"), "the source is known without a credential")
 	g.Expect(s.Err).To(MatchError("failed"))
@@ -142,7 +142,8 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(s).
 		To(Equal(Snapshot{Phase: connstate.PhaseConnected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
 			Credential: s.Credential, CredentialSince: p.now,
-			Health: connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true}))
+			Health: connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true,
+			HealthSince: p.now}))
 	g.Expect(s.Credential).NotTo(BeZero())
 
 	connectedAt := p.now

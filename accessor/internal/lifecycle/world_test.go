@@ -187,6 +187,8 @@ func (w *world) machine() *Machine {
 		m.throttled.served = at(horizon - 1)
 	}
 	m.lastID = lastID
+	m.healthSince = epoch0.Add(-tick)
+	m.healthy = m.HealthChanged(epoch0, w.observed()) // so that the machine has noticed what there is
 	return &m
 }
 
@@ -365,6 +367,7 @@ var inputs = func() (list []input) {
 		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
+		input{name: "looked", event: func(*world) Event { return Looked{} }},
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
 		input{name: "lease ended", event: func(*world) Event {
 			return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
