@@ -39,7 +39,7 @@ func TestEndOfContext(t *testing.T) {
 		a := newAPIServer(t)
 		mapper := meta.NewDefaultRESTMapper(nil)
 		mapper.Add(configMaps, meta.RESTScopeNamespace)
-		transport := &http.Transport{DialContext: a.network.DialContext}
+		transport := &http.Transport{DialContext: a.dial}
 		defer transport.CloseIdleConnections()
 		for range 200 {
 			c, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: &http.Client{Transport: transport},

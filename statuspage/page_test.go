@@ -20,6 +20,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/test/bufconn"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -270,13 +271,13 @@ func TestQuietStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		page, cache, end := startPage(t, named("a", connected()))
-		listener := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+		listener := bufconn.Listen(1024)
 		http2 := new(http.Protocols)
 		http2.SetUnencryptedHTTP2(true)
 		server := &http.Server{Handler: page, Protocols: http2, ReadHeaderTimeout: time.Second}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
-		transport := &http.Transport{Protocols: http2, DialContext: listener.dial}
+		transport := &http.Transport{Protocols: http2, DialContext: connect(listener)}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://page/status/live", http.NoBody)
 		g.Expect(err).NotTo(HaveOccurred())
 		resp, err := transport.RoundTrip(req)
@@ -309,33 +310,9 @@ func TestQuietStream(t *testing.T) {
 	})
 }
 
-// pipeListener makes connections in memory.
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case conn := <-l.conns:
-		return conn, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{} }
-
-func (l *pipeListener) dial(context.Context, string, string) (net.Conn, error) {
-	client, server := net.Pipe()
-	l.conns <- server
-	return client, nil
+// connect is what an HTTP client dials with, to the server of a listener in this process.
+func connect(listener *bufconn.Listener) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
 }
 
 // A page whose process ends begins no stream, and says when to ask again.
@@ -358,12 +335,12 @@ func TestSlowClients(t *testing.T) {
 			states[i] = named(fmt.Sprint("extension-", i), connected())
 		}
 		page, _, end := startPage(t, states...)
-		listener := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+		listener := bufconn.Listen(1024)
 		server := &http.Server{Handler: page.Guard(&reviewer{}, "/status/"), ReadHeaderTimeout: time.Second}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
 		send := func(request string) net.Conn {
-			conn, err := listener.dial(t.Context(), "", "")
+			conn, err := listener.DialContext(t.Context())
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = conn.Write([]byte(request))
 			g.Expect(err).NotTo(HaveOccurred())
