@@ -70,8 +70,9 @@ func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAcce
 			go drain()
 		}
 	}
-	a.published.Store(&snapshot{phase: connstate.PhaseDisconnected, reason: connstate.ReasonNotStarted, since: now,
-		err: &connstate.NotConnectedError{Extension: key, Reason: connstate.ReasonNotStarted, Since: now}})
+	first := a.machine.Snapshot(now, lifecycle.Observed{})
+	a.published.Store(&snapshot{phase: first.Phase, reason: first.Reason, since: first.Since,
+		err: &connstate.NotConnectedError{Extension: key, Reason: first.Reason, Since: first.DisconnectedSince}})
 	return a
 }
 
@@ -137,7 +138,7 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 }
 
 // stepAsync is step for callers that must not run the effects that others have queued. Such a
-// caller is a request that got a 401, or a scope that reports its state.
+// caller is a request that got a 401, a scope that reports its state, or the end of a term.
 func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 	a.mu.Lock()
 	drain := a.stepLocked(event, eventPayload{})
@@ -199,8 +200,8 @@ func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolut
 	return resolution
 }
 
-// leave passes an event that ends the accessor to the machine, and returns when all resulting effects
-// have run. Requests and event handlers may still run.
+// leave passes an event that ends the accessor to the machine, and returns when all resulting
+// effects have run. Requests and event handlers may still run.
 func (a *identityAccessor) leave(event lifecycle.Event) {
 	a.step(event, eventPayload{})
 	a.effects.wait()
@@ -211,7 +212,7 @@ func (a *identityAccessor) followTerm() {
 	if a.within == nil {
 		return
 	}
-	stop := context.AfterFunc(a.within.Context(), func() { a.step(a.leaseEnded(), eventPayload{}) })
+	stop := context.AfterFunc(a.within.Context(), func() { a.stepAsync(a.leaseEnded()) })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.termEnded {

@@ -272,7 +272,7 @@ func (d *driver) reconcile(name string) time.Duration {
 	}
 	term := d.fence.Term()
 	if d.fence != nil && term == nil {
-		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonNotLeading)
+		d.LeaseEnded(client.ObjectKey{Name: name})
 		return 0
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}

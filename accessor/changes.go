@@ -61,8 +61,8 @@ func (s *Set) reportUnseenChanges() {
 	})
 }
 
-// look reports what has changed, unless a step does: that of the machine, if it is healthy now and was
-// not before, or the other way around.
+// look reports what has changed, unless a step does: that of the machine, if it is healthy now and
+// was not before, or the other way around.
 func (a *identityAccessor) look() (healthChanged bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

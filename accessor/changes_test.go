@@ -69,7 +69,7 @@ func TestProbeTimesAreNoChanges(t *testing.T) {
 	g.Eventually(func() int { return c.of("red") }).WithTimeout(patience).Should(BeNumerically(">", before))
 }
 
-// Since when a connection is healthy, or not, does not depend on when anyone looks.
+// Since when a connection is healthy, or not, does not depend on when the state is read.
 func TestHealthSince(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
@@ -77,7 +77,7 @@ func TestHealthSince(t *testing.T) {
 	probes.FailureThreshold = 1000000
 	d := drive(t, r.URL, probes, noRetry)
 	d.extension("red", "red")
-	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", 10), "no one has looked yet")
+	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", 10), "the state was not read yet")
 	first := d.eventually("red", connectedAs("user-of-red"))
 	g.Expect(first.HealthSince).To(Equal(first.Since), "healthy since the connect")
 
@@ -86,7 +86,7 @@ func TestHealthSince(t *testing.T) {
 	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", failed+10))
 	begun := time.Now()
 	unhealthy := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
-	g.Expect(unhealthy.HealthSince).To(BeTemporally("<", begun), "before anyone looked")
+	g.Expect(unhealthy.HealthSince).To(BeTemporally("<", begun), "before the state was read")
 	later := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
 	g.Expect(later.HealthSince).To(Equal(unhealthy.HealthSince))
 }

@@ -214,21 +214,61 @@ func TestConnectWhenTheLeaseEnds(t *testing.T) {
 	g.Expect(d.disconnectReasons()).NotTo(ContainElement(string(connstate.ReasonUnreachable)))
 }
 
-// A lease that runs out ends the connection without anybody asking.
+// driveLeased returns a driver with a lease for that time, and red connected.
+func driveLeased(t *testing.T, seconds int) (*driver, *testutil.Lease) {
+	t.Helper()
+	l, f := testutil.NewLease()
+	d := driveFenced(t, newReviewer(t).URL, rareProbes, noRetry, f)
+	d.extension("red", "red")
+	l.Renew(seconds)
+	d.eventually("red", connectedAs("user-of-red"))
+	return d, l
+}
+
+// A lease that runs out ends the connection although no request is sent.
 func TestLeaseRunsOut(t *testing.T) {
 	g := NewWithT(t)
-	r := newReviewer(t)
-	l, f := testutil.NewLease()
-	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
-	d.extension("red", "red")
-	l.Renew(2)
-	renewed := time.Now()
-	d.eventually("red", connectedAs("user-of-red"))
+	begun := time.Now()
+	d, _ := driveLeased(t, 2)
 	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
 	conn := a.published.Load().conn
 	<-conn.Life().Done()
-	g.Expect(time.Since(renewed)).To(BeNumerically(">", 1900*time.Millisecond))
+	g.Expect(time.Since(begun)).To(BeNumerically(">", 1900*time.Millisecond))
 	g.Expect(context.Cause(conn.Life())).To(Satisfy(notLeading))
 	g.Eventually(func() error { _, err := d.At(client.ObjectKey{Name: "red"}).GetClient(); return err }).
 		WithTimeout(patience).Should(Satisfy(notLeading))
+}
+
+// The state says that there is no connection as soon as the lease has ended, although no Reconcile
+// follows: the workers may all be busy.
+func TestStateWhenTheLeaseEnds(t *testing.T) {
+	g := NewWithT(t)
+	d, l := driveLeased(t, 3600)
+	a, _ := d.byKey.Load(red)
+	conn := a.published.Load().conn
+
+	var reconciles atomic.Int64
+	block, blocked := make(chan struct{}), make(chan struct{}, 1)
+	d.mu.Lock()
+	d.tokens["busy"], d.newToken = "", func(name string) string {
+		if name == "busy" && reconciles.Add(1) == 1 {
+			blocked <- struct{}{}
+			d.mu.Unlock()
+			<-block
+			d.mu.Lock()
+		}
+		return name
+	}
+	d.mu.Unlock()
+	defer close(block)
+	d.wake <- client.ObjectKey{Name: "busy"}
+	g.Eventually(blocked).WithTimeout(patience).Should(Receive())
+
+	l.Release()
+	g.Eventually(func() error { _, err := d.At(red).GetClient(); return err }).WithTimeout(patience).
+		Should(Satisfy(notLeading))
+	g.Expect(a.state()).To(Satisfy(disconnectedFor(connstate.ReasonNotLeading)))
+	g.Expect(a.state().Healthy).To(BeFalse())
+	g.Expect(conn.Err()).To(Satisfy(notLeading))
+	g.Expect(d.changed()).To(ContainElement("red"))
 }

@@ -17,8 +17,8 @@ import (
 // givenUpAtOnce is how many extensions are given up at the same time.
 const givenUpAtOnce = 32
 
-// answerTimeout is how long requests under way may take until they have their answers, when an extension
-// is given up.
+// answerTimeout is how long requests under way may take until they have their answers, when an
+// extension is given up.
 const answerTimeout = 2 * time.Second
 
 // settleInterval is how often Settled looks.
@@ -36,19 +36,8 @@ func (s *Set) unregister(a *identityAccessor) {
 	})
 }
 
-// end returns the event that ends the accessor for this reason.
-func (a *identityAccessor) end(reason connstate.Reason) lifecycle.Event {
-	switch reason {
-	case connstate.ReasonNotOwned:
-		return lifecycle.GiveUp{Cause: errGivenUp}
-	case connstate.ReasonNotLeading:
-		return a.leaseEnded()
-	default:
-		return lifecycle.Removed{Reason: reason}
-	}
-}
-
-// awaitAnswers reports to the machine when the requests under way have their answers, or at that time.
+// awaitAnswers reports to the machine when the requests under way have their answers, or at that
+// time.
 func (a *identityAccessor) awaitAnswers(answered <-chan struct{}, until time.Time) {
 	select {
 	case <-answered:
@@ -68,14 +57,16 @@ func (a *identityAccessor) awaitAnswers(answered <-chan struct{}, until time.Tim
 	})
 }
 
-// awaitTasks reports to the machine when the goroutines of the connections have ended, or after timeout.
+// awaitTasks reports to the machine when the goroutines of the connections have ended, or after
+// timeout.
 func (a *identityAccessor) awaitTasks(timeout time.Duration) {
 	a.set.spawn(func() {
 		a.step(lifecycle.TasksEnded{Clean: a.tasks.Wait(timeout)}, eventPayload{})
 	})
 }
 
-// endTermLocked ends what still uses the accessor's part of the term. A whole term ends with its lease.
+// endTermLocked ends what still uses the accessor's part of the term. A whole term ends with its
+// lease.
 func (a *identityAccessor) endTermLocked() {
 	a.termEnded = true
 	if a.unfollow != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,13 +16,12 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 var red = client.ObjectKey{Name: "red"}
 
-// shared is a driver of a replica that shares extensions with others, and has red. hold lets requests
-// for /hold wait.
+// shared is a driver of a replica that shares extensions with others, and has red. hold lets
+// requests for /hold wait.
 type shared struct {
 	*driver
 	server  *reviewer
@@ -58,7 +56,8 @@ func (s *shared) accessor() (*identityAccessor, *connection.Connection) {
 	return a, a.published.Load().conn
 }
 
-// request sends a request for /hold, and returns when it has arrived. The channel receives its error.
+// request sends a request for /hold, and returns when it has arrived. The channel receives its
+// error.
 func (s *shared) request(conn *connection.Connection) <-chan error {
 	s.t.Helper()
 	result := make(chan error, 1)
@@ -68,7 +67,7 @@ func (s *shared) request(conn *connection.Connection) <-chan error {
 }
 
 func put(conn *connection.Connection, url string) error {
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodPut, url, http.NoBody)
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPut, url, nil)
 	if err != nil {
 		return err
 	}
@@ -89,6 +88,33 @@ func (s *shared) giveUp(ctx context.Context) <-chan error {
 	return result
 }
 
+// refusing is red with a request under way, given up.
+type refusing struct {
+	*shared
+	a                *identityAccessor
+	conn             *connection.Connection
+	underWay, gaveUp <-chan error
+}
+
+func driveRefusing(t *testing.T) refusing {
+	t.Helper()
+	r := refusing{shared: driveShared(t)}
+	r.a, r.conn = r.accessor()
+	r.underWay = r.request(r.conn)
+	r.gaveUp = r.giveUp(t.Context())
+	NewWithT(t).Eventually(r.Keys).WithTimeout(patience).Should(BeEmpty())
+	return r
+}
+
+// expectAnswered lets the request have its answer, and expects that this ends everything.
+func (r refusing) expectAnswered() {
+	r.t.Helper()
+	r.release()
+	g := NewWithT(r.t)
+	g.Eventually(r.underWay).WithTimeout(patience).Should(Receive(BeNil()))
+	g.Eventually(r.gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
+}
+
 func reasonIs(reason connstate.Reason) gomegatypes.GomegaMatcher {
 	return Satisfy(func(err error) bool {
 		var notConnected *connstate.NotConnectedError
@@ -98,29 +124,24 @@ func reasonIs(reason connstate.Reason) gomegatypes.GomegaMatcher {
 
 const soon = 300 * time.Millisecond
 
-// An extension that is given up refuses requests at once. Those under way get their answers, and GiveUp
-// returns only then.
+// An extension that is given up refuses requests at once. Those under way get their answers, and
+// GiveUp returns only then.
 func TestGiveUpAwaitsAnswers(t *testing.T) {
 	g := NewWithT(t)
-	s := driveShared(t)
-	a, conn := s.accessor()
-	underWay := s.request(conn)
-	gaveUp := s.giveUp(t.Context())
-	g.Eventually(func() error { _, err := s.At(red).GetClient(); return err }).WithTimeout(patience).
+	r := driveRefusing(t)
+	g.Eventually(func() error { _, err := r.At(red).GetClient(); return err }).WithTimeout(patience).
 		Should(reasonIs(connstate.ReasonNotOwned))
-	g.Eventually(func() error { return put(conn, s.server.URL+"/hold") }).WithTimeout(patience).
+	g.Eventually(func() error { return put(r.conn, r.server.URL+"/hold") }).WithTimeout(patience).
 		Should(reasonIs(connstate.ReasonNotOwned), "a request that has not started")
-	g.Consistently(gaveUp).WithTimeout(soon).ShouldNot(Receive())
-	g.Expect(a.left).NotTo(BeClosed())
-	s.release()
-	g.Eventually(underWay).WithTimeout(patience).Should(Receive(BeNil()))
-	g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
-	g.Expect(conn.Err()).To(reasonIs(connstate.ReasonNotOwned))
-	g.Expect(s.disconnectReasons()).To(Equal([]string{"NotOwned"}), "one log line")
+	g.Consistently(r.gaveUp).WithTimeout(soon).ShouldNot(Receive())
+	g.Expect(r.a.left).NotTo(BeClosed())
+	r.expectAnswered()
+	g.Expect(r.conn.Err()).To(reasonIs(connstate.ReasonNotOwned))
+	g.Expect(r.disconnectReasons()).To(Equal([]string{"NotOwned"}), "one log line")
 }
 
-// A request that has no answer in time is cut, and its outcome is unknown. So it is if the caller of
-// GiveUp has no more time.
+// A request that has no answer in time is cut, and its outcome is unknown. So it is if the caller
+// of GiveUp has no more time.
 func TestGiveUpCuts(t *testing.T) {
 	for name, timeout := range map[string]time.Duration{"after answerTimeout": time.Minute, "with the context": soon} {
 		t.Run(name, func(t *testing.T) {
@@ -162,7 +183,11 @@ func TestGiveUpAwaitsTasks(t *testing.T) {
 			s.mu.Lock()
 			s.others["red"] = true
 			s.mu.Unlock()
-			if before != "" {
+			switch before {
+			case "":
+			case connstate.ReasonNotOwned:
+				s.RemoveNotOwned(red, a.uid())
+			default:
 				s.Remove(red, before)
 			}
 			gaveUp := s.giveUp(t.Context())
@@ -175,96 +200,41 @@ func TestGiveUpAwaitsTasks(t *testing.T) {
 	}
 }
 
-// What happens to the target while answers are awaited neither cuts the requests under way nor changes
-// the reason of those that were refused.
+// What happens to the target while answers are awaited neither cuts the requests under way nor
+// changes the reason of those that were refused.
 func TestGiveUpKeepsItsReason(t *testing.T) {
 	g := NewWithT(t)
-	s := driveShared(t)
-	a, conn := s.accessor()
-	underWay := s.request(conn)
-	gaveUp := s.giveUp(t.Context())
-	g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())
-	a.step(lifecycle.TargetDown{Target: lifecycle.TargetID(a.membership.ID()), Err: errDown}, eventPayload{})
-	g.Expect(conn.Err()).NotTo(HaveOccurred())
-	g.Expect(a.state()).To(Satisfy(disconnectedFor(connstate.ReasonNotOwned)))
-	s.release()
-	g.Eventually(underWay).WithTimeout(patience).Should(Receive(BeNil()))
-	g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
+	r := driveRefusing(t)
+	r.a.step(lifecycle.TargetDown{Target: lifecycle.TargetID(r.a.membership.ID()), Err: errDown}, eventPayload{})
+	g.Expect(r.conn.Err()).NotTo(HaveOccurred())
+	g.Expect(r.a.state()).To(Satisfy(disconnectedFor(connstate.ReasonNotOwned)))
+	r.expectAnswered()
 }
 
 // An extension can be taken again while answers of its earlier connection are awaited.
 func TestTakenAgainWhileRefusing(t *testing.T) {
 	g := NewWithT(t)
-	s := driveShared(t)
-	first, conn := s.accessor()
-	underWay := s.request(conn)
-	gaveUp := s.giveUp(t.Context())
-	g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())
-	s.mu.Lock()
-	s.others["red"] = false
-	s.mu.Unlock()
-	s.wake <- red
-	s.eventually("red", connectedAs("user-of-red"))
-	second, _ := s.accessor()
-	g.Expect(second).NotTo(BeIdenticalTo(first))
-	g.Expect(put(conn, s.server.URL+"/hold")).To(reasonIs(connstate.ReasonNotOwned), "an earlier handle")
-	s.release()
-	g.Eventually(underWay).WithTimeout(patience).Should(Receive(BeNil()))
-	g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
-	g.Expect(s.Keys()).To(ConsistOf(red), "the end of the first accessor leaves the second")
+	r := driveRefusing(t)
+	r.mu.Lock()
+	r.others["red"] = false
+	r.mu.Unlock()
+	r.wake <- red
+	r.eventually("red", connectedAs("user-of-red"))
+	second, _ := r.accessor()
+	g.Expect(second).NotTo(BeIdenticalTo(r.a))
+	g.Expect(put(r.conn, r.server.URL+"/hold")).To(reasonIs(connstate.ReasonNotOwned), "an earlier handle")
+	r.expectAnswered()
+	g.Expect(r.Keys()).To(ConsistOf(red), "the end of the first accessor leaves the second")
 	g.Expect(second.state()).To(Satisfy(connectedAs("user-of-red")))
 }
 
 // A manager that stops does not wait for answers that are awaited.
 func TestShutdownWhileRefusing(t *testing.T) {
 	g := NewWithT(t)
-	s := driveShared(t)
-	_, conn := s.accessor()
-	underWay := s.request(conn)
-	s.giveUp(t.Context())
-	g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())
-	s.shutdown()
-	g.Eventually(underWay).WithTimeout(patience).Should(Receive(reasonIs(connstate.ReasonNotOwned)))
+	r := driveRefusing(t)
+	r.shutdown()
+	g.Eventually(r.underWay).WithTimeout(patience).Should(Receive(reasonIs(connstate.ReasonNotOwned)))
 	leaving := 0
-	s.leaving.Range(func(any, any) bool { leaving++; return true })
+	r.leaving.Range(func(any, any) bool { leaving++; return true })
 	g.Expect(leaving).To(BeZero())
-}
-
-// The state says that there is no connection as soon as the lease has ended, although no Reconcile
-// follows: the workers may all be busy.
-func TestStateWhenTheLeaseEnds(t *testing.T) {
-	g := NewWithT(t)
-	r := newReviewer(t)
-	l, f := testutil.NewLease()
-	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
-	d.extension("red", "red")
-	l.Renew(3600)
-	d.eventually("red", connectedAs("user-of-red"))
-	a, _ := d.byKey.Load(red)
-	conn := a.published.Load().conn
-
-	var reconciles atomic.Int64
-	block, blocked := make(chan struct{}), make(chan struct{}, 1)
-	d.mu.Lock()
-	d.tokens["busy"], d.newToken = "", func(name string) string {
-		if name == "busy" && reconciles.Add(1) == 1 {
-			blocked <- struct{}{}
-			d.mu.Unlock()
-			<-block
-			d.mu.Lock()
-		}
-		return name
-	}
-	d.mu.Unlock()
-	defer close(block)
-	d.wake <- client.ObjectKey{Name: "busy"}
-	g.Eventually(blocked).WithTimeout(patience).Should(Receive())
-
-	l.Release()
-	g.Eventually(func() error { _, err := d.At(red).GetClient(); return err }).WithTimeout(patience).
-		Should(Satisfy(notLeading))
-	g.Expect(a.state()).To(Satisfy(disconnectedFor(connstate.ReasonNotLeading)))
-	g.Expect(a.state().Healthy).To(BeFalse())
-	g.Expect(conn.Err()).To(Satisfy(notLeading))
-	g.Expect(d.changed()).To(ContainElement("red"))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// The reason of an extension without an accessor follows from what this replica is, and only then from
-// what the host operator may read: a replica that does not lead reads nothing.
+// The reason of an extension without an accessor follows from what this replica is, and only then
+// from what the host operator may read: a replica that does not lead reads nothing.
 func TestAbsentReason(t *testing.T) {
 	forbidden := errors.New("forbidden")
 	const notStarted, notLeading = connstate.ReasonNotStarted, connstate.ReasonNotLeading

@@ -190,20 +190,28 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	return a.reconcile(object, resolution, err)
 }
 
-// Remove ends the extension's connection and deletes all state of the extension.
+// Remove ends the connection of an extension that does not exist any more, or is not wanted, and
+// deletes all state of the extension. The reason says which.
 func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
 	if found, ok := s.byKey.Load(key); ok {
-		found.leave(found.end(reason))
+		found.leave(lifecycle.Removed{Reason: reason})
 	}
-	if reason != connstate.ReasonNotOwned {
-		s.notOwned.Delete(key)
-	}
+	s.notOwned.Delete(key)
 }
 
-// RemoveNotOwned removes an extension that is another replica's, and remembers that it exists.
+// RemoveNotOwned gives up an extension that is another replica's, and remembers that it exists.
 func (s *Set) RemoveNotOwned(key client.ObjectKey, uid types.UID) {
-	s.Remove(key, connstate.ReasonNotOwned)
+	if found, ok := s.byKey.Load(key); ok {
+		found.leave(lifecycle.GiveUp{Cause: errGivenUp})
+	}
 	s.notOwned.Store(key, uid)
+}
+
+// LeaseEnded ends the connection of an extension for which this replica has no lease any more.
+func (s *Set) LeaseEnded(key client.ObjectKey) {
+	if found, ok := s.byKey.Load(key); ok {
+		found.leave(found.leaseEnded())
+	}
 }
 
 // leaseReason is the reason of what ends with a lease.

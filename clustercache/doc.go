@@ -78,11 +78,12 @@
 //   - On a replica that is not the leader, every getter returns a [NotConnectedError] with reason
 //     NotStarted, or NotLeading with ownership.Leader in Options.Ownership.
 //   - With another engine in Options.Ownership each replica is connected for its share of the
-//     extensions. For the others getters return reason NotOwned: return without a requeue, and write
-//     no status.
-//   - Leader election alone does not keep a replica from acting after it has lost its lease: a replica
-//     that was suspended or cut off notices late. The fence of ownership.Leader does. [ErrOutcomeUnknown]
-//     is in the chain of the error of a write that was under way when its connection ended.
+//     extensions. For the others getters return reason NotOwned: return without a requeue, and
+//     write no status.
+//   - Leader election alone does not keep a replica from acting after it has lost its lease: a
+//     replica that was suspended or cut off notices late. The fence of ownership.Leader does.
+//     [ErrOutcomeUnknown] is in the chain of the error of a write that was under way when its
+//     connection ended.
 //   - Anyone who may write an extension chooses its ServiceAccount. An extension of a namespaced
 //     kind may name only a ServiceAccount of its own namespace, unless Options.AllowIdentity
 //     decides otherwise. In that namespace the extension may name any ServiceAccount, unless a

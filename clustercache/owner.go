@@ -33,8 +33,8 @@ type owner struct {
 // shares reports whether replicas share the extensions.
 func (o *owner) shares() bool { return o != nil && o.engine.Kind() == ownership.Shared }
 
-// leads returns the function that reports whether this replica has all extensions, or nil if replicas
-// share them, or if there is no engine.
+// leads returns the function that reports whether this replica has all extensions, or nil if
+// replicas share them, or if there is no engine.
 func (o *owner) leads() func() bool {
 	if o == nil || o.shares() {
 		return nil

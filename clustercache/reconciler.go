@@ -32,7 +32,6 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/fence"
-	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
@@ -185,7 +184,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 	}()
 	if leads := r.owner.leads(); leads != nil && !leads() {
-		r.forget(req.NamespacedName, ReasonNotLeading)
+		r.set.LeaseEnded(req.NamespacedName)
+		r.forget(req.NamespacedName)
 		return reconcile.Result{}, nil // Take wakes it
 	}
 	// The set keeps the informer's own object, which stays unchanged: a copy for each extension
@@ -194,7 +194,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
 		case apierrors.IsNotFound(err):
-			r.forget(req.NamespacedName, ReasonDeleted)
+			r.set.Remove(req.NamespacedName, ReasonDeleted)
+			r.forget(req.NamespacedName)
 			return reconcile.Result{}, nil
 		case !apierrors.IsForbidden(err):
 			read = false
@@ -217,7 +218,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	object := shared.DeepCopyObject().(client.Object) // Filter, AllowIdentity and Credentials get this copy
 	wanted, err := r.isWanted(object)
 	if !wanted {
-		r.forget(req.NamespacedName, ReasonFiltered)
+		r.set.Remove(req.NamespacedName, ReasonFiltered)
+		r.forget(req.NamespacedName)
 		r.owner.forgotten(object)
 		return reconcile.Result{}, err
 	}
@@ -227,11 +229,12 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		owned := false
 		switch term, owned = r.owner.term(object); {
 		case !owned && !r.owner.shares():
-			r.forget(req.NamespacedName, ReasonNotLeading)
-			return reconcile.Result{}, nil
+			r.set.LeaseEnded(req.NamespacedName)
+			r.forget(req.NamespacedName)
+			return reconcile.Result{}, nil // Take wakes it
 		case !owned:
 			r.set.RemoveNotOwned(req.NamespacedName, object.GetUID())
-			r.forget(req.NamespacedName, ReasonNotOwned)
+			r.forget(req.NamespacedName)
 			return reconcile.Result{}, nil // Take wakes it
 		}
 	}
@@ -242,9 +245,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: r.set.Reconcile(shared, resolution, err, term)}, nil
 }
 
-// forget ends the extension's connection and removes all its data.
-func (r *reconciler) forget(key client.ObjectKey, reason connstate.Reason) {
-	r.set.Remove(key, reason)
+// forget removes what the reconciler knows of an extension whose connection has ended.
+func (r *reconciler) forget(key client.ObjectKey) {
 	r.resolver.Forget(key)
 	r.references.set(key, types.NamespacedName{})
 	r.forbidden.forget(key)

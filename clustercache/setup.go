@@ -26,9 +26,9 @@ import (
 
 // SetupWithManager adds a reconciler to the manager and returns the ClusterCache that the
 // reconciler serves. The reconciler runs on the leader only. On other replicas, and before the
-// manager starts, no extension is connected. If replicas share the extensions (Options.Ownership), the
-// reconciler runs on every replica, and connects the extensions that are the replica's. All connections
-// end when the manager ends.
+// manager starts, no extension is connected. If replicas share the extensions (Options.Ownership),
+// the reconciler runs on every replica, and connects the extensions that are the replica's. All
+// connections end when the manager ends.
 //
 // ctx is used only during the call. A manager takes several ClusterCaches with different
 // Options.Name. They share the TCP connections to each API server, what is known of its health and

@@ -116,8 +116,8 @@ type Removed struct {
 	Cause  error
 }
 
-// LeaseEnded reports that the term in which this replica may act for the extension has ended. Reason
-// is that of connections that end with the term.
+// LeaseEnded reports that the term in which this replica may act for the extension has ended.
+// Reason is that of connections that end with the term.
 type LeaseEnded struct {
 	Reason connstate.Reason
 	Cause  error

@@ -546,8 +546,8 @@ func (w world) connects(inputsByName map[string]*input) bool {
 	return false
 }
 
-// ends reports whether time alone leads to the end of a machine that leaves, or that is given up with a
-// request under way. known has the results so far.
+// ends reports whether time alone leads to the end of a machine that leaves, or that is given up
+// with a request under way. known has the results so far.
 func (w world) ends(inputsByName map[string]*input, known map[world]bool) (ends bool) {
 	if w.stage == int8(serving) {
 		w, _ = w.step(inputsByName["given up"])

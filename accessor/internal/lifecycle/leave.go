@@ -21,7 +21,7 @@ const (
 // giveUp lets no request start any more. Those under way may still get their answers, because
 // another replica waits until they have. The review of an attempt is such a request.
 func (s *step) giveUp(e GiveUp) {
-	s.unregister()
+	s.emit(Unregister{})
 	s.stage = refusing
 	s.rotationErr = nil
 	s.publish(connstate.PhaseDisconnected, connstate.ReasonNotOwned, e.Cause)
@@ -55,7 +55,7 @@ func (s *step) leave(event Event) {
 func (s *step) end(reason connstate.Reason, cause error) {
 	wasServing := s.stage == serving
 	if wasServing {
-		s.unregister()
+		s.emit(Unregister{})
 	}
 	s.stage = ending
 	if !wasServing { // first: what is cut must not arrive after an answer to those who wait
@@ -76,6 +76,3 @@ func (s *step) end(reason connstate.Reason, cause error) {
 	}
 	s.emit(AwaitTasks{Timeout: s.config.TaskTimeout})
 }
-
-// unregister makes room for another machine of the extension.
-func (s *step) unregister() { s.emit(Unregister{}) }

@@ -274,8 +274,8 @@ func (s *step) noteHealth() {
 	}
 }
 
-// HealthChanged reports whether the connection is healthy now and was not when the machine noticed it
-// last, or the other way around. The driver then calls Step with Looked.
+// HealthChanged reports whether the connection is healthy now and was not when the machine noticed
+// it last, or the other way around. The driver then calls Step with Looked.
 func (m *Machine) HealthChanged(now time.Time, seen Observed) bool {
 	connected := m.phase == connstate.PhaseConnected
 	return m.healthy != (connected && m.isHealthy(now, seen, m.health.Served(seen.Served).WithTarget(seen.Target)))
