@@ -144,7 +144,7 @@ test: controlplane ## all tests of all modules: unit tests with the race detecto
 	go test -race -short -timeout 20m ./...
 	@$(MAKE) --no-print-directory -j $(PROCESSES) --output-sync --keep-going \
 		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance)
-	go test -timeout 20m -run '$(ALONE)' ./test/e2e ./test/e2e/replicas -p 1
+	go test -p 1 -timeout 20m -run '$(ALONE)' ./test/e2e ./test/e2e/replicas
 	go test -C $(CONTROLPLANE) -race .
 
 run/test/e2e-1:

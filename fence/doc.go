@@ -16,8 +16,8 @@
 //		LeaderElectionReleaseOnCancel:       true, // if the process ends when Start returns
 //		LeaseDuration:                       &leaseDuration,
 //	})
-//	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{Ownership: ownership.Leader(f)},
-//		controller.Options{})
+//	cc, err := clustercache.SetupWithManager(ctx, mgr,
+//		clustercache.Options{Ownership: ownership.Leader(f)}, controller.Options{})
 //
 // resourcelock.NewFromKubeconfig makes a lock. Its identity must be unique to the process.
 //

@@ -1,17 +1,19 @@
-// Package ownership says which extensions are this replica's: each extension is one replica's at a time.
+// Package ownership says which extensions are this replica's: each extension is one replica's at a
+// time.
 //
 // # Setup
 //
-// Choose an engine, and set it as clustercache.Options.Ownership. With [Leader] one replica at a time has
-// all extensions: that of the leader election. With the others replicas share them. Package buckets
-// divides the extensions of any kind by their UIDs, with a lease for each part. Package
-// controllersharding follows the labels that kubernetes-controller-sharding sets.
+// Choose an engine, and set it as clustercache.Options.Ownership. With [Leader] one replica at a
+// time has all extensions: that of the leader election. With the others replicas share them.
+// Package buckets divides the extensions of any kind by their UIDs, with a lease for each part.
+// Package controllersharding follows the labels that kubernetes-controller-sharding sets.
 //
 // # Usage
 //
-// On a replica that shares, and does not have an extension, calls for it return a NotConnectedError with the reason
-// NotOwned. A controller returns then, without a requeue and without writing the status: the replica that
-// has the extension does that. The extension source has an event when the extension comes to this replica.
+// On a replica that shares, and does not have an extension, calls for it return a NotConnectedError
+// with the reason NotOwned. A controller returns then, without a requeue and without writing the
+// status: the replica that has the extension does that. The extension source has an event when the
+// extension comes to this replica.
 //
 // Controllers that use the ClusterCache run on every replica. A manager without leader election runs them
 // so. If the manager has leader election for other reasons, set controller.Options.NeedLeaderElection to

@@ -11,12 +11,12 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// Leader returns an engine for a host operator with leader election: the replica that holds the lease of
-// f has all extensions. [fence.ForLeaderElection] returns f. While f is closed, no request of a connection
-// starts, and none goes on: a replica that was suspended, or cut off, sends nothing as a tenant that
-// another replica may already serve. Streams such as those of exec, over TCP connections that client-go
-// dials itself, are the exception. Connections end with the lease, with the reason NotLeading, and are
-// made anew when f opens again.
+// Leader returns an engine for a host operator with leader election: the replica that holds the
+// lease of f has all extensions. [fence.ForLeaderElection] returns f. While f is closed, no request
+// of a connection starts, and none goes on: a replica that was suspended, or cut off, sends nothing
+// as a tenant that another replica may already serve. Streams such as those of exec, over TCP
+// connections that client-go dials itself, are the exception. Connections end with the lease, with
+// the reason NotLeading, and are made anew when f opens again.
 //
 // Several ClusterCaches may each have a Leader of the same f.
 func Leader(f *fence.Fence) Engine { return leader{f} }

@@ -43,8 +43,8 @@ func TestLeaderIsChecked(t *testing.T) {
 	g.Expect(err).To(MatchError(ContainSubstring("share the extensions")))
 }
 
-// A replica takes everything whenever its lease begins, although a Take of an earlier term still waits.
-// What it has ends with the lease, so nothing is given up.
+// A replica takes everything whenever its lease begins, although a Take of an earlier term still
+// waits. What it has ends with the lease, so nothing is given up.
 func TestLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

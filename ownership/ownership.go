@@ -13,10 +13,11 @@ import (
 type Kind int
 
 const (
-	// OneLeads is the kind of an engine with which one replica at a time has all extensions. Owns gives
-	// the same answer for every extension, also before Run. On the other replicas the extensions have
-	// the reason NotLeading, and the reconciler runs where the manager leads. Such an engine has a fence
-	// for what it owns, and never calls GiveUp: everything ends with the lease, and with the manager.
+	// OneLeads is the kind of an engine with which one replica at a time has all extensions. Owns
+	// gives the same answer for every extension, also before Run. On the other replicas the extensions
+	// have the reason NotLeading, and the reconciler runs where the manager leads. Such an engine has
+	// a fence for what it owns, and never calls GiveUp: everything ends with the lease, and with the
+	// manager.
 	OneLeads Kind = iota + 1
 	// Shared is the kind of an engine with which each replica has some of the extensions. The others
 	// have the reason NotOwned there, and the reconciler runs on every replica.
@@ -40,9 +41,9 @@ type Engine interface {
 	// GroupVersionKind. An engine of kind OneLeads is also asked with an object that has no content.
 	Owns(extension client.Object) (f *fence.Fence, owned bool)
 
-	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns. If
-	// Run returns before ctx is done, with or without an error, the manager ends. Where replicas share,
-	// Owns reports false for every extension before Run is called, and after it has returned.
+	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns.
+	// If Run returns before ctx is done, with or without an error, the manager ends. Where replicas
+	// share, Owns reports false for every extension before Run is called, and after it has returned.
 	Run(ctx context.Context, replica Replica) error
 }
 

@@ -31,12 +31,12 @@ type Env struct {
 // shortLine is why a test does not run with -short.
 const shortLine = "-short: tests that start a control plane or programs do not run; \"make test\" runs them"
 
-// LongVariable is the environment variable that, if it is set, makes end-to-end tests take their long
-// forms: more rounds, longer outages.
+// LongVariable is the environment variable that, if it is set, makes end-to-end tests take their
+// long forms: more rounds, longer outages.
 const LongVariable = "LATCHKEY_LONG_TESTS"
 
-// Long returns how long a test goes on, or how often it does a thing: long if LongVariable is set, as
-// "make soak" does, and otherwise short. The short form shows the same, less often.
+// Long returns how long a test goes on, or how often it does a thing: long if LongVariable is set,
+// as "make soak" does, and otherwise short. The short form shows the same, less often.
 func Long[T any](short, long T) T {
 	if os.Getenv(LongVariable) != "" {
 		return long
@@ -44,8 +44,9 @@ func Long[T any](short, long T) T {
 	return short
 }
 
-// Short reports whether the tests run with -short, and if so prints why the tests of this package do
-// not run. Call Short in the TestMain of a package whose tests all need a control plane. Run does so.
+// Short reports whether the tests run with -short, and if so prints why the tests of this package
+// do not run. Call Short in the TestMain of a package whose tests all need a control plane. Run
+// does so.
 func Short() bool {
 	if !flag.Parsed() {
 		flag.Parse()
