@@ -134,6 +134,9 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 		seen.Served = a.conn.LastServed()
 		seen.Target, seen.Members = a.membership.Health(), a.membership.Members()
 	}
+	if a.within.Err() != nil {
+		seen.LeaseEnded = new(a.leaseEnded())
+	}
 	return seen
 }
 

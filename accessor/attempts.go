@@ -68,10 +68,6 @@ func (t *attempt) submit() {
 		finished, conn := run()
 		finished.Attempt = t.Attempt
 		endSpan(span, finished.Answer, t.ctx.Err() != nil)
-		if t.accessor.within.Err() != nil {
-			// What failed because the lease ended says nothing about the credential or the target.
-			t.accessor.step(t.accessor.leaseEnded(), eventPayload{})
-		}
 		t.accessor.step(finished, eventPayload{conn: conn})
 	})
 }

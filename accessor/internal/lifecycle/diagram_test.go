@@ -28,7 +28,7 @@ func TestDiagram(t *testing.T) {
 		for i := range front {
 			for n := range inputs {
 				choice := &inputs[n]
-				if choice.possible != nil && !choice.possible(&front[i]) {
+				if choice.seen != nil || choice.possible != nil && !choice.possible(&front[i]) {
 					continue
 				}
 				successor, _ := front[i].step(choice)

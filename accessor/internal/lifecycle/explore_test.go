@@ -140,7 +140,7 @@ var invariants = []struct {
 	}},
 	{"a late answer causes a discard and no other effect", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
-		if !ok || finished.Attempt == t.previous.attempt.id {
+		if !ok || finished.Attempt == t.previous.attempt.id || t.previous.stage != t.current.stage {
 			return true
 		}
 		return len(t.effects) == 1 && count[DiscardConnection](t.effects) == 1
@@ -299,13 +299,14 @@ var invariants = []struct {
 			case NoMoreTime, LeaseEnded, Removed:
 				return true
 			}
-			return false
+			return t.seen.LeaseEnded != nil
 		}},
 	{"the reason of refused requests stays", func(t *transition) bool {
 		return t.previous.stage == serving || t.previous.reason == t.current.reason && t.previous.phase == t.current.phase
 	}},
 	{"without a lease there is no connection, and the state says so in that step", func(t *transition) bool {
 		_, over := t.event.(LeaseEnded)
+		over = over || t.seen.LeaseEnded != nil
 		return !over || t.current.phase == connstate.PhaseDisconnected && t.current.connection == 0 &&
 			t.current.stage >= ending
 	}},
@@ -326,11 +327,8 @@ var invariants = []struct {
 		return lost == (n == 1) && n <= 1
 	}},
 	{"an end that no Reconcile caused wakes", func(t *transition) bool {
-		if t.previous.stage != serving || t.current.stage == serving {
-			return true
-		}
 		_, removed := t.event.(Removed)
-		return removed == (count[Wake](t.effects) == 0)
+		return !t.leaves() || removed == (count[Wake](t.effects) == 0)
 	}},
 	{"events of another target have no effect", func(t *transition) bool {
 		switch e := t.event.(type) {
@@ -351,6 +349,9 @@ type transition struct {
 	effects           []Effect
 	input, world      world // before the event, and after the step
 }
+
+// leaves reports whether the machine stops serving in this step.
+func (t *transition) leaves() bool { return t.previous.stage == serving && t.current.stage != serving }
 
 func count[E Effect](effects []Effect) (n int) {
 	for _, e := range effects {
@@ -482,6 +483,9 @@ func (w world) step(choice *input) (next world, broken []string) {
 	}
 	m := w.machine()
 	t := transition{previous: *m, seen: w.observed(), event: choice.event(&w), input: w}
+	if choice.seen != nil {
+		choice.seen(&t.seen)
+	}
 	t.effects = m.Step(epoch0, t.seen, t.event)
 	t.current = *m
 	next = w

@@ -31,16 +31,31 @@ func (s *step) giveUp(e GiveUp) {
 	s.emit(AwaitAnswers{Until: s.now.Add(s.config.AnswerTimeout)})
 }
 
+// leaseEnded ends the machine before it handles the event. What failed because the lease has ended
+// says nothing about the credential or the target.
+func (s *step) leaseEnded(e LeaseEnded, event Event) {
+	s.forgetAttempt(event)
+	if s.stage == serving {
+		s.emit(Wake{}) // no Reconcile caused the end, and one must learn of it
+	}
+	s.end(e.Reason, e.Cause)
+}
+
+// forgetAttempt forgets the attempt that the event is the end of.
+func (s *step) forgetAttempt(event Event) {
+	if finished, ok := event.(AttemptFinished); ok && finished.Attempt == s.attempt.id {
+		s.attempt = attempt{}
+	}
+}
+
 // leave handles an event after the machine has left the registry.
 func (s *step) leave(event Event) {
 	switch e := event.(type) {
 	case AttemptFinished:
-		if e.Attempt == s.attempt.id {
-			s.attempt = attempt{}
-		}
+		s.forgetAttempt(e)
 		s.discard(e)
 	case RequestsAnswered, NoMoreTime, LeaseEnded, Removed:
-		if s.stage == refusing { // the reason stays: it is that of the requests that were refused
+		if s.stage == refusing {
 			s.end(s.reason, s.cause)
 		}
 	case TasksEnded:
@@ -60,6 +75,7 @@ func (s *step) end(reason connstate.Reason, cause error) {
 	s.stage = ending
 	if !wasServing { // first: what is cut must not arrive after an answer to those who wait
 		s.emit(EndTerm{})
+		reason, cause = s.reason, s.cause // those of the requests that were refused
 	}
 	connected := s.connection != 0
 	s.drop(reason, cause)

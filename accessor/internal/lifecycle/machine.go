@@ -121,6 +121,9 @@ type Observed struct {
 	Members int
 	// Jitter in [0,1) is random. Backoffs use it.
 	Jitter float64
+	// LeaseEnded is set if the term in which this replica may act for the extension has ended. The
+	// event may come later than another one.
+	LeaseEnded *LeaseEnded
 }
 
 // New returns the machine of an extension that is not connected. jitter in [0,1) makes its probes
@@ -143,8 +146,12 @@ func (m *Machine) ObjectVersion() string { return m.resolution.ObjectVersion }
 // Step handles an event at now, and returns the effects that the driver must carry out, in order.
 func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	s := step{Machine: m, now: now, seen: seen}
+	if m.stage < ending && seen.LeaseEnded != nil {
+		s.leaseEnded(*seen.LeaseEnded, event)
+	}
 	if m.stage != serving {
 		s.leave(event)
+		s.noteHealth()
 		sortEffects(s.effects)
 		return s.effects
 	}
@@ -169,8 +176,7 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 	case Removed:
 		s.end(e.Reason, e.Cause)
 	case LeaseEnded:
-		s.end(e.Reason, e.Cause)
-		s.emit(Wake{}) // no Reconcile caused the end, and one must learn of it
+		s.leaseEnded(e, e)
 	case GiveUp:
 		s.giveUp(e)
 		s.emit(Wake{})

@@ -301,6 +301,7 @@ type input struct {
 	name     string
 	possible func(w *world) bool // nil for always
 	before   func(w world) world // what happens before the event; nil for nothing
+	seen     func(*Observed)     // what the driver observes besides; nil for nothing
 	event    func(w *world) Event
 	change   func(w world) world // in place of an event
 }
@@ -342,6 +343,16 @@ var inputs = func() (list []input) {
 				Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep}}
 		}}
 	}
+	over := LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
+	unnoticed := func(name string, in input) input { // the lease has ended, and its event comes later
+		in.name, in.seen = name, func(seen *Observed) { seen.LeaseEnded = &over }
+		return in
+	}
+	list = append(list,
+		unnoticed("resolved after the lease", list[0]),
+		unnoticed("valid after the lease", answer("", connstate.Valid, ours, "")),
+		unnoticed("silence after the lease", answer("", connstate.Silent, connstate.Identity{}, "")),
+		unnoticed("looked after the lease", input{event: func(*world) Event { return Looked{} }}))
 	return append(list,
 		resolveErr(connstate.ReasonUnreachable, false), resolveErr(connstate.ReasonInvalidCredential,
 			true), resolveErr(connstate.ReasonNotAllowed, false),
@@ -369,9 +380,7 @@ var inputs = func() (list []input) {
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
 		input{name: "looked", event: func(*world) Event { return Looked{} }},
 		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
-		input{name: "lease ended", event: func(*world) Event {
-			return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
-		}},
+		input{name: "lease ended", event: func(*world) Event { return over }},
 		input{name: "lease of a share ended", event: func(*world) Event {
 			return LeaseEnded{Reason: connstate.ReasonNotOwned, Cause: errServer}
 		}},
