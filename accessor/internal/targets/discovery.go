@@ -29,8 +29,10 @@ type sharedDiscovery struct {
 	published chan struct{} // guarded by mu; closed at the next success; nil if no member waits
 }
 
-// publish frees all members that wait.
+// publish frees all members that wait. Later calls do not join a flight that began before: what they
+// got would be older than they are.
 func (s *sharedDiscovery) publish() {
+	s.flight.Forget("")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.published != nil {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -323,6 +324,30 @@ func TestFailedGroupIsNotMissing(t *testing.T) {
 	forgetTime(target)
 	_, err = member(target, "three").RESTMapping(hat)
 	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// A call after a success does not join the flight that brought it, and that has not ended yet.
+func TestDiscoverAfterSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		var shared sharedDiscovery
+		first, ends := newKinds(), make(chan struct{})
+		published := atomic.Pointer[kinds]{}
+		found, err := shared.discover(t.Context(), func() (*kinds, error) {
+			published.Store(first)
+			shared.publish()
+			<-ends
+			return first, nil
+		}, published.Load)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(found).To(BeIdenticalTo(first))
+		start, second := time.Now(), newKinds()
+		found, err = shared.discover(t.Context(), func() (*kinds, error) { return second, nil }, published.Load)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(found).To(BeIdenticalTo(second))
+		g.Expect(time.Now()).To(Equal(start), "it does not wait for the first flight")
+		close(ends)
+	})
 }
 
 // forgetTime makes the last discovery older than rediscoverAfter.
