@@ -64,12 +64,13 @@ func (s *step) dropAndBackOff(reason connstate.Reason, cause error) {
 	}
 }
 
+var errOtherIdentity = errors.New("the extension refers to another identity, API server or certificate authority now")
+
 // adopt begins anew with another target or identity. It reports whether there is something to
 // connect with.
 func (s *step) adopt(e Resolved) bool {
 	if s.credential != 0 {
-		s.drop(connstate.ReasonIdentityMismatch,
-			errors.New("the extension refers to another identity, API server or certificate authority now"))
+		s.drop(connstate.ReasonIdentityMismatch, errOtherIdentity)
 	}
 	if e.TargetErr != nil {
 		s.dropAndBackOff(connstate.ReasonInvalidCredential, e.TargetErr)

@@ -18,7 +18,12 @@ type step struct {
 	notified bool // Notify is among the effects
 }
 
-func (s *step) emit(e Effect) { s.effects = append(s.effects, e) }
+func (s *step) emit(e Effect) {
+	if s.effects == nil {
+		s.effects = make([]Effect, 0, 8) // of a connect or its end; most steps have none
+	}
+	s.effects = append(s.effects, e)
+}
 
 // notify emits Notify, at most once per step.
 func (s *step) notify() {
