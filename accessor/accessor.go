@@ -158,7 +158,7 @@ func (a *identityAccessor) reconcile(object client.Object, resolution identity.R
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution),
 		Err: err}
 	if err != nil {
-		event.Reason = reasonOf(err)
+		event.Reason = lifecycle.ReasonOf(err)
 	}
 	payload := eventPayload{resolution: resolution}
 	a.mu.Lock()
@@ -226,7 +226,7 @@ func (a *identityAccessor) followTerm() {
 
 // leaseEnded returns the event for the end of the term.
 func (a *identityAccessor) leaseEnded() lifecycle.LeaseEnded {
-	return lifecycle.LeaseEnded{Reason: a.set.leaseReason(), Cause: cmp.Or(a.within.Err(), fence.ErrClosed)}
+	return lifecycle.LeaseEnded{Cause: cmp.Or(a.within.Err(), fence.ErrClosed)}
 }
 
 // belongsTo reports whether the accessor is that of the object in the term, and not of an earlier

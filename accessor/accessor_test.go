@@ -263,7 +263,7 @@ func (d *driver) reconcile(name string) time.Duration {
 	uid := "uid-" + name + d.uidSuffixes[name]
 	d.mu.Unlock()
 	if !exists {
-		d.Remove(client.ObjectKey{Name: name}, connstate.ReasonDeleted)
+		d.Remove(client.ObjectKey{Name: name}, Deleted)
 		return 0
 	}
 	if others {

@@ -15,7 +15,6 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
-	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/healthprobe"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -42,7 +41,7 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 	ctx, cancel := context.WithCancel(a.set.life)
 	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
 		extension: connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term,
-			TermReason: a.set.leaseReason(), Requests: a.requests},
+			TermReason: a.set.lifecycle.LeaseReason(), Requests: a.requests},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership, conn: a.conn}
 }
@@ -178,18 +177,7 @@ func (t *attempt) prepare() error {
 
 // notSent is the result of an attempt whose own credential failed.
 func notSent(startedAt time.Time, err error) lifecycle.AttemptFinished {
-	verdict, retryAfter := notSentVerdict(err)
-	return lifecycle.AttemptFinished{Asked: startedAt,
-		Answer: lifecycle.Answer{Verdict: verdict, Err: err, NotSent: reasonOf(err), RetryAfter: retryAfter}}
-}
-
-// notSentVerdict returns the verdict about a credential that failed. The API server that issues tokens
-// may refuse to for now.
-func notSentVerdict(err error) (healthprobe.Verdict, time.Duration) {
-	if retryAfter, throttled := connstate.ThrottledFor(err); throttled {
-		return healthprobe.Throttled, retryAfter
-	}
-	return healthprobe.Failing, 0
+	return lifecycle.AttemptFinished{Asked: startedAt, Answer: lifecycle.NotSent(err)}
 }
 
 // ask asks the API server which identity the requests of clients have. If they impersonate, ask
@@ -247,12 +235,10 @@ func (a asking) once(ctx context.Context, conn *connection.Connection,
 	got := healthprobe.Ask(ctx, config, &limited, a.timeout)
 	answer = lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err,
 		RetryAfter: got.RetryAfter}
-	var none *credential.NoTokenError
-	switch reason := reasonOf(got.Err); {
+	switch {
 	case got.Err == nil:
-	case reason != connstate.ReasonUnreachable, errors.As(got.Err, &none):
-		answer.Verdict, answer.RetryAfter = notSentVerdict(got.Err)
-		answer.NotSent = reason
+	case !lifecycle.WasSent(got.Err):
+		answer = lifecycle.NotSent(got.Err)
 	case conn.Resolution().UntrustedServer:
 		a.logger.V(1).Info("API server named by a credential returned an error", "target", conn.Host(),
 			"error", connstate.ErrorText(got.Err))

@@ -152,5 +152,7 @@ func (s *Set) settled(key client.ObjectKey, wanted func(client.ObjectKey) bool) 
 	if !ok {
 		return !wanted(key)
 	}
-	return a.published.Load().reason != connstate.ReasonNotStarted
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.machine.Settled()
 }

@@ -170,9 +170,13 @@ func TestGiveUpCuts(t *testing.T) {
 // GiveUp returns when no event handler runs any more, whatever ended the connection before: another
 // replica must not get the extension while one of this replica still handles events.
 func TestGiveUpAwaitsTasks(t *testing.T) {
-	for _, before := range []connstate.Reason{"", connstate.ReasonNotOwned, connstate.ReasonFiltered,
-		connstate.ReasonDeleted} {
-		t.Run("after "+string(before), func(t *testing.T) {
+	for name, before := range map[string]func(*Set, *identityAccessor){
+		"connected": func(*Set, *identityAccessor) {},
+		"not owned": func(s *Set, a *identityAccessor) { s.RemoveNotOwned(red, a.uid()) },
+		"filtered":  func(s *Set, _ *identityAccessor) { s.Remove(red, Filtered) },
+		"deleted":   func(s *Set, _ *identityAccessor) { s.Remove(red, Deleted) },
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := NewWithT(t)
 			s := driveShared(t)
@@ -183,13 +187,7 @@ func TestGiveUpAwaitsTasks(t *testing.T) {
 			s.mu.Lock()
 			s.others["red"] = true
 			s.mu.Unlock()
-			switch before {
-			case "":
-			case connstate.ReasonNotOwned:
-				s.RemoveNotOwned(red, a.uid())
-			default:
-				s.Remove(red, before)
-			}
+			before(s.Set, a)
 			gaveUp := s.giveUp(t.Context())
 			g.Consistently(gaveUp).WithTimeout(soon).ShouldNot(Receive())
 			g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())

@@ -85,7 +85,7 @@ func TestRemoveWaitsForNotifications(t *testing.T) {
 		<-n.entered
 		removed := make(chan struct{})
 		go func() {
-			n.Remove(client.ObjectKey{Name: "red"}, connstate.ReasonDeleted)
+			n.Remove(client.ObjectKey{Name: "red"}, Deleted)
 			close(removed)
 		}()
 		synctest.Wait()
@@ -115,7 +115,7 @@ func TestNotificationThatPanics(t *testing.T) {
 		g.Expect(<-panicked).To(Equal("unlucky"))
 		removed := make(chan struct{})
 		go func() {
-			n.Remove(client.ObjectKey{Name: "red"}, connstate.ReasonDeleted) // runs the remaining notifications
+			n.Remove(client.ObjectKey{Name: "red"}, Deleted) // runs the remaining notifications
 			close(removed)
 		}()
 		for range 2 {
@@ -160,7 +160,7 @@ func TestRemovedAccessorJoinsNoTarget(t *testing.T) {
 	d.mu.Lock()
 	delete(d.tokens, "red") // so that no Reconcile connects it again
 	d.mu.Unlock()
-	a.step(lifecycle.Removed{Reason: connstate.ReasonDeleted}, eventPayload{})
+	a.step(lifecycle.Removed{Why: lifecycle.Deleted}, eventPayload{})
 	a.reconcile(object, resolution, nil)
 	g.Eventually(d.shared.targets.List).Should(BeEmpty())
 	g.Expect(a.credentials).To(BeEmpty())

@@ -16,7 +16,6 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/fence"
-	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
@@ -29,6 +28,15 @@ const handlerTimeout = 5 * time.Second
 
 // denialRetry is how long a connect that was denied waits before it sends the review again.
 var denialRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 10, Jitter: 0.2}
+
+// Removal is why there is to be no connection for an extension any more.
+type Removal = lifecycle.Removal
+
+// The removals that the reconciler knows of.
+const (
+	Deleted  = lifecycle.Deleted
+	Filtered = lifecycle.Filtered
+)
 
 // Shared is what the sets of one manager use together: the TCP connections to each API server, what
 // is known of its health and its kinds, and the pool whose limits hold for all of them. The zero
@@ -81,6 +89,7 @@ func NewSet(options Options) *Set {
 			DenialRetry:   denialRetry,
 			AnswerTimeout: answerTimeout,
 			TaskTimeout:   handlerTimeout,
+			Shared:        options.Divided,
 		},
 		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
@@ -142,17 +151,17 @@ func (s *Set) shutdown() {
 		if a.published.Load().conn != nil {
 			connected++
 		}
-		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})
 	})
 	s.leaving.Range(func(key, _ any) bool { // requests under way have no more time
-		key.(*identityAccessor).leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+		key.(*identityAccessor).leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})
 		return true
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
-	s.end(&connstate.NotConnectedError{Reason: connstate.ReasonNotStarted, Since: time.Now(), Err: stopping})
+	s.end(stopping)
 	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
 	s.each(func(a *identityAccessor) {
-		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: stopping})
+		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})
 	})
 	s.attempts.Close()
 	if !s.tasks.Wait(handlerTimeout) {
@@ -177,13 +186,13 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	case found.within != term: // the lease ended and began again
 		found.leave(found.leaseEnded())
 	default: // the object was deleted and created again between two reconciles
-		found.leave(lifecycle.Removed{Reason: connstate.ReasonDeleted})
+		found.leave(lifecycle.Removed{Why: lifecycle.Deleted})
 	}
 	a := newAccessor(s, key, term)
 	s.byKey.Store(key, a)
 	s.notOwned.Delete(key)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
-		a.leave(lifecycle.Removed{Reason: connstate.ReasonNotStarted, Cause: context.Cause(s.life)})
+		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: context.Cause(s.life)})
 		return 0
 	}
 	a.followTerm()
@@ -191,10 +200,10 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 }
 
 // Remove ends the connection of an extension that does not exist any more, or is not wanted, and
-// deletes all state of the extension. The reason says which.
-func (s *Set) Remove(key client.ObjectKey, reason connstate.Reason) {
+// deletes all state of the extension.
+func (s *Set) Remove(key client.ObjectKey, why Removal) {
 	if found, ok := s.byKey.Load(key); ok {
-		found.leave(lifecycle.Removed{Reason: reason})
+		found.leave(lifecycle.Removed{Why: why})
 	}
 	s.notOwned.Delete(key)
 }
@@ -212,14 +221,6 @@ func (s *Set) LeaseEnded(key client.ObjectKey) {
 	if found, ok := s.byKey.Load(key); ok {
 		found.leave(found.leaseEnded())
 	}
-}
-
-// leaseReason is the reason of what ends with a lease.
-func (s *Set) leaseReason() connstate.Reason {
-	if s.options.Divided {
-		return connstate.ReasonNotOwned
-	}
-	return connstate.ReasonNotLeading
 }
 
 // WakeDelay returns how long one of the given number of waiters delays its retry after the resource

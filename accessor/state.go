@@ -133,11 +133,11 @@ func (a *identityAccessor) stateLocked() ConnectionState {
 	return state
 }
 
-// rotationError returns why the newest credential of a connection is not in use, nil if it is.
-func (a *identityAccessor) rotationError() error {
+// stale returns why a caller whose object differs from that of the connection has none.
+func (a *identityAccessor) stale(mismatch error) (connstate.Reason, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.machine.Snapshot(time.Now(), a.observedLocked()).Err
+	return a.machine.Stale(mismatch)
 }
 
 // unhealthy reports whether the extension is not connected or its last probe did not succeed. If

@@ -3,7 +3,6 @@ package accessor
 import (
 	"context"
 
-	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -48,11 +47,8 @@ func (v View) published() (*identityAccessor, *snapshot, error) {
 	}
 	if v.binding != nil {
 		if err := published.conn.MadeFor(*v.binding); err != nil {
-			if rotationErr := a.rotationError(); rotationErr != nil {
-				err = errors.WithMessage(rotationErr, err.Error())
-			}
-			return nil, nil, &connstate.NotConnectedError{Extension: v.key, Reason: connstate.ReasonStale,
-				Since: published.since, Err: err}
+			reason, cause := a.stale(err)
+			return nil, nil, &connstate.NotConnectedError{Extension: v.key, Reason: reason, Since: published.since, Err: cause}
 		}
 	}
 	return a, published, nil

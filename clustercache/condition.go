@@ -17,13 +17,10 @@ const ConditionConnected = "Connected"
 //   - False for a NotConnectedError, with its Reason and its text.
 //   - False for a NoTokenError, with reason TokenRequestFailed and its text.
 //
-// Pass only errors of calls for this extension: any other error yields True. Check for ReasonStale
-// and ReasonNotOwned first, and return without writing the status: after ReasonStale the next event
-// usually leads to another result, and with ReasonNotOwned another replica writes the status:
+// Pass only errors of calls for this extension: any other error yields True. Check whether the
+// status is the caller's to write first:
 //
-//	var notConnected *clustercache.NotConnectedError
-//	if errors.As(err, &notConnected) &&
-//		(notConnected.Reason == clustercache.ReasonStale || notConnected.Reason == clustercache.ReasonNotOwned) {
+//	if clustercache.ReportedElsewhere(err) {
 //		return ctrl.Result{}, nil
 //	}
 //
@@ -44,4 +41,13 @@ func Condition(err error, generation int64) metav1.Condition {
 		condition.Status, condition.Reason = metav1.ConditionTrue, string(PhaseConnected)
 	}
 	return condition
+}
+
+// ReportedElsewhere reports whether a call failed with a reason that the caller must not report: it
+// returns without writing the status of the extension, and without a requeue. After ReasonStale the
+// next event leads to a Reconcile with a newer object. With ReasonNotOwned another replica has the
+// extension, and writes its status. ReportedElsewhere returns false for nil and for any other error.
+func ReportedElsewhere(err error) bool {
+	var notConnected *NotConnectedError
+	return errors.As(err, &notConnected) && notConnected.ReportedElsewhere()
 }

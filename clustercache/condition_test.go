@@ -43,6 +43,16 @@ func TestCondition(t *testing.T) {
 	}
 }
 
+func TestReportedElsewhere(t *testing.T) {
+	g := NewWithT(t)
+	for _, reason := range []Reason{ReasonStale, ReasonNotOwned} {
+		g.Expect(ReportedElsewhere(errors.Wrap(&NotConnectedError{Reason: reason}, "reading"))).To(BeTrue(), reason)
+	}
+	g.Expect(ReportedElsewhere(&NotConnectedError{Reason: ReasonNotLeading})).To(BeFalse())
+	g.Expect(ReportedElsewhere(errors.New("no"))).To(BeFalse())
+	g.Expect(ReportedElsewhere(nil)).To(BeFalse())
+}
+
 func TestEnqueueExtension(t *testing.T) {
 	g := NewWithT(t)
 	extension := newUnstructured(ClusterExtensionGVK)

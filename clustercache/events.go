@@ -94,7 +94,7 @@ func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) 
 		event.reason = credentialNotUsed
 	case state.Phase == PhaseConnected:
 		event.kind, event.reason = corev1.EventTypeNormal, string(PhaseConnected)
-	case state.Reason == ReasonNotStarted:
+	case state.Reason.Pending():
 		return last, false // the first connect is in progress
 	}
 	return event, event != last

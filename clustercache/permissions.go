@@ -34,7 +34,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 				identity.Rule(r.resource, nil, "list", "watch"))
 			r.set.MayNotRead(err)
 			if !lacking {
-				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "reason", ReasonOperatorForbidden, "error", err.Error())
+				ctrl.LoggerFrom(ctx).Info("Extensions cannot be read", "error", err.Error())
 			}
 			lacking = true
 		case err == nil:

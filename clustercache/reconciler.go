@@ -194,7 +194,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.objects.Get(ctx, req.NamespacedName, shared, client.UnsafeDisableDeepCopy); err != nil {
 		switch {
 		case apierrors.IsNotFound(err):
-			r.set.Remove(req.NamespacedName, ReasonDeleted)
+			r.set.Remove(req.NamespacedName, accessor.Deleted)
 			r.forget(req.NamespacedName)
 			return reconcile.Result{}, nil
 		case !apierrors.IsForbidden(err):
@@ -218,7 +218,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	object := shared.DeepCopyObject().(client.Object) // Filter, AllowIdentity and Credentials get this copy
 	wanted, err := r.isWanted(object)
 	if !wanted {
-		r.set.Remove(req.NamespacedName, ReasonFiltered)
+		r.set.Remove(req.NamespacedName, accessor.Filtered)
 		r.forget(req.NamespacedName)
 		r.owner.forgotten(object)
 		return reconcile.Result{}, err

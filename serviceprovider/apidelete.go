@@ -160,7 +160,7 @@ func reachAfter(err error) reach {
 func (r *APIReconciler[T, C]) reportUnreachable(obj T, config C, request *clustersv1alpha1.AccessRequest,
 	err error) (reach, reconcile.Result, error) {
 	var notConnected *clustercache.NotConnectedError
-	if !errors.As(err, &notConnected) || notConnected.Reason == clustercache.ReasonStale {
+	if !errors.As(err, &notConnected) || notConnected.ReportedElsewhere() {
 		result, err := r.notConnected(obj, config, err)
 		return unclear, result, err
 	}

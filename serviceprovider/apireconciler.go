@@ -229,9 +229,9 @@ func (r *APIReconciler[T, C]) notConnected(obj T, config C, err error) (reconcil
 	case !errors.As(err, &notConnected):
 		StatusProgressing(obj, ReasonAccessError, platformProblem(err))
 		return reconcile.Result{}, errors.WithMessage(err, "getting the clusters")
-	case notConnected.Reason == clustercache.ReasonStale, notConnected.Reason == clustercache.ReasonNotOwned:
+	case notConnected.ReportedElsewhere():
 		return reconcile.Result{}, nil // an event leads here again, or another replica has the object
-	case notConnected.Reason == clustercache.ReasonNotStarted && isReady(obj):
+	case notConnected.Reason.Pending() && isReady(obj):
 		// The process has just started. What it said before is right until the first connect ends.
 	default:
 		StatusProgressing(obj, string(notConnected.Reason), notConnected.Error())

@@ -59,7 +59,7 @@ func stateOf(state clustercache.ConnectionState) string {
 	switch {
 	case state.Phase == clustercache.PhaseConnected:
 		return v1alpha1.StateConnected
-	case state.Phase == clustercache.PhaseConnecting && state.Reason == clustercache.ReasonNotStarted:
+	case state.Reason.Pending():
 		return v1alpha1.StateConnecting
 	default:
 		return v1alpha1.StateDisconnected

@@ -91,15 +91,13 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	installErr := r.install(ctx, extension)
-	var notConnected *clustercache.NotConnectedError
-	if errors.As(installErr, &notConnected) &&
-		(notConnected.Reason == clustercache.ReasonStale || notConnected.Reason == clustercache.ReasonNotOwned) {
+	if clustercache.ReportedElsewhere(installErr) {
 		return ctrl.Result{}, nil // another reconcile follows, here or on the replica that has the extension
 	}
 	if err := r.report(ctx, extension, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if notConnected != nil {
+	if errors.Is(installErr, clustercache.ErrNotConnected) {
 		return ctrl.Result{}, nil // the extension source requests a reconcile after the connect
 	}
 	return ctrl.Result{}, installErr

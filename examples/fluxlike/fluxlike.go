@@ -152,14 +152,10 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 	connected := clustercache.Condition(err, release.Generation)
 	released := metav1.Condition{Type: conditionReleased, Status: metav1.ConditionTrue, Reason: "Applied",
 		ObservedGeneration: release.Generation}
-	var notConnected *clustercache.NotConnectedError
-	isNotConnected := errors.As(err, &notConnected)
 	switch {
-	case isNotConnected && notConnected.Reason == clustercache.ReasonStale:
-		return nil // a newer version of the Release, or of the connection, leads here again
-	case isNotConnected && notConnected.Reason == clustercache.ReasonNotOwned:
-		return nil // another replica reports the Release
-	case isNotConnected:
+	case clustercache.ReportedElsewhere(err):
+		return nil // a newer version of the Release or of the connection leads here again, or on another replica
+	case errors.Is(err, clustercache.ErrNotConnected):
 		released.Status, released.Reason, released.Message = metav1.ConditionUnknown, "NotConnected", err.Error()
 	case err != nil:
 		released.Status, released.Reason, released.Message = metav1.ConditionFalse, reasonOf(err), err.Error()
@@ -172,7 +168,7 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 			return client.IgnoreNotFound(err)
 		}
 	}
-	if isNotConnected {
+	if errors.Is(err, clustercache.ErrNotConnected) {
 		return nil // the extension source requests a reconcile after the connect
 	}
 	return err

@@ -27,10 +27,11 @@ const (
 
 // Reason is one word for why an extension is not connected, or "" when the extension is connected.
 //
-// To add a Reason: declare it here. Export it in clustercache/state.go. Add its row to
-// docs/operations.md. If a provider of credentials causes it, add the error to
-// credential/errors.go, and the case to reasonOf and TestReasonOf in package accessor. If the
-// lifecycle machine decides on it, add it to the reasons in lifecycle/world_test.go.
+// To add a Reason: declare it here. Export it in clustercache/state.go. Say what to do about it in
+// internal/advice and in the table of docs/operations.md. Only lifecycle decides on it: add what an
+// error means to ReasonOf in lifecycle/reasons.go (a provider's error is in credential/errors.go), or
+// what the machine concludes to a step, and the Reason to the reasons in lifecycle/world_test.go.
+// Then run make generate.
 type Reason string
 
 const (
@@ -102,6 +103,9 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 	}
 }
 
+// Pending reports whether the first connect of the extension has not ended yet.
+func (r Reason) Pending() bool { return r == ReasonNotStarted }
+
 // ErrNotConnected is in the chain of every error that occurs because an extension is not connected,
 // for errors.Is.
 var ErrNotConnected = errors.New("not connected")
@@ -149,6 +153,12 @@ func (e *NotConnectedError) Cause() error { return ErrNotConnected }
 func (e *NotConnectedError) Status() metav1.Status {
 	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
 		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
+}
+
+// ReportedElsewhere reports whether the caller must leave the status of the extension alone: a later
+// Reconcile with a newer object writes it, or the replica that has the extension.
+func (e *NotConnectedError) ReportedElsewhere() bool {
+	return e.Reason == ReasonStale || e.Reason == ReasonNotOwned
 }
 
 // Unwrap returns Err.

@@ -110,18 +110,24 @@ type AccessChanged struct{}
 // Looked reports nothing but what the driver observes.
 type Looked struct{}
 
-// Removed reports that the extension was removed, or that the manager stops.
+// Removed reports that there is to be no connection for the extension any more.
 type Removed struct {
-	Reason connstate.Reason
-	Cause  error
+	Why   Removal
+	Cause error // with Stopped
 }
 
+// Removal is why there is to be no connection for an extension any more.
+type Removal int8
+
+// The removals.
+const (
+	Deleted  Removal = iota // the extension does not exist any more
+	Filtered                // the host operator does not want it
+	Stopped                 // the manager stops
+)
+
 // LeaseEnded reports that the term in which this replica may act for the extension has ended.
-// Reason is that of connections that end with the term.
-type LeaseEnded struct {
-	Reason connstate.Reason
-	Cause  error
-}
+type LeaseEnded struct{ Cause error }
 
 // GiveUp reports that another replica is to have the extension.
 type GiveUp struct{ Cause error }

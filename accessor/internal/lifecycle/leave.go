@@ -38,7 +38,7 @@ func (s *step) leaseEnded(e LeaseEnded, event Event) {
 	if s.stage == serving {
 		s.emit(Wake{}) // no Reconcile caused the end, and one must learn of it
 	}
-	s.end(e.Reason, e.Cause)
+	s.end(s.config.LeaseReason(), e.Cause)
 }
 
 // forgetAttempt forgets the attempt that the event is the end of.

@@ -21,6 +21,8 @@ type Config struct {
 	AnswerTimeout time.Duration
 	// TaskTimeout is how long event handlers may take to return, when a connection has ended for good.
 	TaskTimeout time.Duration
+	// Shared is set if replicas share the extensions: what one loses, another one may have.
+	Shared bool
 }
 
 // Machine is one connection's lifecycle. Create a Machine with [New]. Machine is not safe for
@@ -174,7 +176,7 @@ func (m *Machine) Step(now time.Time, seen Observed, event Event) []Effect {
 		s.notify()
 	case Looked:
 	case Removed:
-		s.end(e.Reason, e.Cause)
+		s.end(e.Why.reason(), e.Cause)
 	case LeaseEnded:
 		s.leaseEnded(e, e)
 	case GiveUp:
@@ -340,6 +342,9 @@ func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 	}
 	return s
 }
+
+// Settled reports whether a first attempt has ended: the machine is connected, or has a reason.
+func (m *Machine) Settled() bool { return !m.reason.Pending() }
 
 // Standing returns the state that the target needs: whether there is a connection, when it last
 // probed, and until when the machine waits because the target did not answer (zero if it does not

@@ -32,6 +32,9 @@ var scenarioConfig = &Config{
 	TaskTimeout:   5 * time.Second,
 }
 
+// removals are the removals by the words of scenarios.
+var removals = map[string]Removal{"deleted": Deleted, "filtered": Filtered, "stopped": Stopped}
+
 // player is the driver of a scenario.
 type player struct {
 	machine        Machine
@@ -155,9 +158,9 @@ func (p *player) event(verb string, o options) (Event, error) {
 	case "access-changed":
 		return AccessChanged{}, nil
 	case "removed":
-		return Removed{Reason: connstate.Reason(o.get("reason", "Deleted"))}, nil
+		return Removed{Why: removals[o.get("why", "deleted")]}, nil
 	case "lease-ended":
-		return LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errors.New("the lease was not renewed")}, nil
+		return LeaseEnded{Cause: errors.New("the lease was not renewed")}, nil
 	case "given-up":
 		return GiveUp{Cause: errors.New("another replica is to have it")}, nil
 	case "requests-answered":

@@ -32,6 +32,7 @@ var (
 
 		AnswerTimeout: 2 * tick,
 		TaskTimeout:   3 * tick,
+		Shared:        true,
 	}
 	ours, others = connstate.Identity{Username: "ours", UID: "1", Groups: []string{"a"}},
 		connstate.Identity{Username: "others", UID: "2"}
@@ -343,7 +344,7 @@ var inputs = func() (list []input) {
 				Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep}}
 		}}
 	}
-	over := LeaseEnded{Reason: connstate.ReasonNotLeading, Cause: errServer}
+	over := LeaseEnded{Cause: errServer}
 	unnoticed := func(name string, in input) input { // the lease has ended, and its event comes later
 		in.name, in.seen = name, func(seen *Observed) { seen.LeaseEnded = &over }
 		return in
@@ -379,11 +380,8 @@ var inputs = func() (list []input) {
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
 		input{name: "access changed", event: func(*world) Event { return AccessChanged{} }},
 		input{name: "looked", event: func(*world) Event { return Looked{} }},
-		input{name: "removed", event: func(*world) Event { return Removed{Reason: connstate.ReasonDeleted} }},
+		input{name: "removed", event: func(*world) Event { return Removed{Why: Deleted} }},
 		input{name: "lease ended", event: func(*world) Event { return over }},
-		input{name: "lease of a share ended", event: func(*world) Event {
-			return LeaseEnded{Reason: connstate.ReasonNotOwned, Cause: errServer}
-		}},
 		input{name: "given up", event: func(*world) Event { return GiveUp{Cause: errServer} }},
 		input{name: "given up with a request under way", possible: func(w *world) bool {
 			return w.stage == int8(serving) && w.phase > 0
