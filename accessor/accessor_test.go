@@ -203,7 +203,7 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 		leads = f.Open
 	}
 	d.Set = NewSet(Options{
-		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
+		Scheme: scheme.Scheme, Client: testClient(),
 		HealthProbe: probes.WithDefaults(), ConnectBackoff: backoff,
 		Logger: funcr.New(func(_, args string) {
 			if _, rest, ok := strings.Cut(args, `"msg"="Not connected"`); ok {
@@ -302,10 +302,10 @@ func (d *driver) deleteExtension(name string) {
 		WithTimeout(patience).Should(BeFalse())
 }
 
-func (d *driver) eventually(name string, matcher any) ConnectionState {
+func (d *driver) eventually(name string, matcher any) State {
 	d.t.Helper()
-	var state ConnectionState
-	NewWithT(d.t).Eventually(func() ConnectionState {
+	var state State
+	NewWithT(d.t).Eventually(func() State {
 		state, _ = d.At(client.ObjectKey{Name: name}).State()
 		return state
 	}).WithTimeout(patience).WithPolling(time.Millisecond).Should(Satisfy(matcher))
@@ -325,14 +325,21 @@ func (d *driver) disconnectReasons() []string {
 	return append([]string(nil), d.reasons...)
 }
 
-func connectedAs(user string) func(ConnectionState) bool {
-	return func(s ConnectionState) bool {
+func testClient() ClientOptions {
+	return ClientOptions{Config: rest.Config{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"}}
+}
+
+// message returns what the state says to people.
+func message(s State) string { return connstate.ErrorText(s.Err) }
+
+func connectedAs(user string) func(State) bool {
+	return func(s State) bool {
 		return s.Phase == connstate.PhaseConnected && s.Identity.Username == user
 	}
 }
 
-func disconnectedFor(reason connstate.Reason) func(ConnectionState) bool {
-	return func(s ConnectionState) bool { return s.Phase == connstate.PhaseDisconnected && s.Reason == reason }
+func disconnectedFor(reason connstate.Reason) func(State) bool {
+	return func(s State) bool { return s.Phase == connstate.PhaseDisconnected && s.Reason == reason }
 }
 
 var errDown = errors.New("down")
@@ -446,7 +453,7 @@ func TestUnauthorizedReview(t *testing.T) {
 		}
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-" + token, UID: "uid-of-" + token}
 	})
-	state := d.eventually("red", func(s ConnectionState) bool {
+	state := d.eventually("red", func(s State) bool {
 		return s.Phase == connstate.PhaseConnected && s.Epoch == 2
 	})
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
@@ -474,7 +481,7 @@ func TestIdentityThatChanges(t *testing.T) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated, authenticationv1.UserInfo{Username: "user-of-token", UID: "another"}
 	})
-	state := d.eventually("red", func(s ConnectionState) bool {
+	state := d.eventually("red", func(s State) bool {
 		return s.Phase == connstate.PhaseConnected && s.Identity.UID == "another"
 	})
 	g.Expect(state.Epoch).To(BeEquivalentTo(2))
@@ -491,7 +498,7 @@ func TestFailingReviews(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-token"))
 	r.status(http.StatusInternalServerError)
 	previous := r.reviews.Load()
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase != connstate.PhaseConnected })
+	d.eventually("red", func(s State) bool { return s.Phase != connstate.PhaseConnected })
 	g.Expect(r.reviews.Load() - previous).To(BeNumerically(">=", fastProbes.FailureThreshold))
 	d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
@@ -650,9 +657,9 @@ func TestEchoedSecret(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "hunter2-hunter2")
 	state := d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
-	g.Expect(state.Message).To(ContainSubstring("[redacted]"))
+	g.Expect(message(state)).To(ContainSubstring("[redacted]"))
 	_, err := d.At(client.ObjectKey{Name: "red"}).GetClient()
-	g.Expect(fmt.Sprintf("%s %+v %v", state.Message, err, state)).NotTo(ContainSubstring("hunter2"))
+	g.Expect(fmt.Sprintf("%s %+v %v", message(state), err, state)).NotTo(ContainSubstring("hunter2"))
 }
 
 // A review without a user name fails.
@@ -662,7 +669,7 @@ func TestEmptyIdentity(t *testing.T) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, authenticationv1.UserInfo{} })
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
-	g.Expect(d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed)).Message).
+	g.Expect(message(d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed)))).
 		To(ContainSubstring("stated no user name"))
 }
 
@@ -680,7 +687,7 @@ func TestUnreadableServiceAccount(t *testing.T) {
 	d.Reconcile(object, identity.Resolution{ServiceAccount: types.NamespacedName{Namespace: "another", Name: "one"}},
 		errDown, nil)
 	g.Eventually(d.disconnectReasons).WithTimeout(patience).Should(Equal([]string{"Unreachable"}))
-	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 || s.Phase != connstate.PhaseConnected })
+	d.eventually("red", func(s State) bool { return s.Epoch == 2 || s.Phase != connstate.PhaseConnected })
 }
 
 // An extension that was deleted and created again between two reconciles is another extension. The
@@ -697,7 +704,7 @@ func TestRecreatedExtension(t *testing.T) {
 	d.uidSuffixes["red"] = "-again"
 	d.mu.Unlock()
 	d.wake <- client.ObjectKey{Name: "red"}
-	state := d.eventually("red", func(s ConnectionState) bool {
+	state := d.eventually("red", func(s State) bool {
 		return s.Phase == connstate.PhaseConnected && s.UID == "uid-red-again"
 	})
 	g.Expect(state.Epoch).To(BeEquivalentTo(1))
@@ -723,7 +730,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		s.Reconcile(object, resolution, nil, nil)
 	}
 	s = NewSet(Options{
-		Scheme: scheme.Scheme, Client: ClientOptions{Timeout: 5 * time.Second, QPS: 100, Burst: 100, UserAgent: "test"},
+		Scheme: scheme.Scheme, Client: testClient(),
 		HealthProbe: rareProbes.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(), Wake: func(
 			client.ObjectKey) {
 		},

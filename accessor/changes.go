@@ -9,23 +9,22 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// comparedState is what subscribers must know of, as far as the accessor itself determines it. The
-// times of probes are left out: they change all the time.
+// comparedState is what subscribers must know of, as far as the accessor itself determines it.
 type comparedState struct {
-	uid          types.UID
-	generation   int64
-	phase        connstate.Phase
-	reason       connstate.Reason
-	message      string
-	since        time.Time
-	epoch        int64
-	source       string
-	target       string
-	tokenExpires time.Time
-	credential   time.Time
-	healthy      bool
-	failures     int
-	probeError   string
+	Snapshot            // without errors, and without what changes all the time
+	uid                 types.UID
+	message, probeError string
+	target              string
+	tokenExpires        time.Time
+}
+
+// compared returns what subscribers must know of the state.
+func (s *State) compared() comparedState {
+	c := comparedState{Snapshot: s.Snapshot, uid: s.UID, message: connstate.ErrorText(s.Err),
+		probeError: connstate.ErrorText(s.Health.LastError), target: s.Target, tokenExpires: s.TokenExpires}
+	c.Health = connstate.Health{ConsecutiveFailures: s.Health.ConsecutiveFailures}
+	c.Err, c.LastSuccess, c.Proven = nil, time.Time{}, false
+	return c
 }
 
 // reportIfChangedLocked reports a change of the state to the subscribers, if there are any.
@@ -34,13 +33,7 @@ func (a *identityAccessor) reportIfChangedLocked() {
 		return // the first call of a new subscriber names all extensions
 	}
 	state := a.stateLocked()
-	now := comparedState{
-		uid: state.UID, generation: state.ObservedGeneration, phase: state.Phase, reason: state.Reason,
-		message: state.Message, since: state.Since, epoch: state.Epoch, source: state.Source, target: state.Target,
-		tokenExpires: state.TokenExpires, credential: state.CredentialSince,
-		healthy: state.Healthy, failures: state.Health.ConsecutiveFailures,
-		probeError: connstate.ErrorText(state.Health.LastError),
-	}
+	now := state.compared()
 	if now != a.compared {
 		a.compared = now
 		a.reportChange()

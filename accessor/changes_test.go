@@ -65,7 +65,7 @@ func TestProbeTimesAreNoChanges(t *testing.T) {
 
 	before = c.of("red")
 	r.status(http.StatusInternalServerError)
-	d.eventually("red", func(s ConnectionState) bool { return !s.Healthy && s.HealthSince.After(healthy.HealthSince) })
+	d.eventually("red", func(s State) bool { return !s.Healthy && s.HealthSince.After(healthy.HealthSince) })
 	g.Eventually(func() int { return c.of("red") }).WithTimeout(patience).Should(BeNumerically(">", before))
 }
 
@@ -85,9 +85,9 @@ func TestHealthSince(t *testing.T) {
 	failed := r.reviews.Load()
 	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", failed+10))
 	begun := time.Now()
-	unhealthy := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
+	unhealthy := d.eventually("red", func(s State) bool { return !s.Healthy })
 	g.Expect(unhealthy.HealthSince).To(BeTemporally("<", begun), "before the state was read")
-	later := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy })
+	later := d.eventually("red", func(s State) bool { return !s.Healthy })
 	g.Expect(later.HealthSince).To(Equal(unhealthy.HealthSince))
 }
 
@@ -100,7 +100,7 @@ func TestDisconnectedSinceSurvivesRetries(t *testing.T) {
 	d.extension("red", "red")
 	first := d.eventually("red", disconnectedFor(connstate.ReasonUnauthorized))
 	g.Expect(first.DisconnectedSince).NotTo(BeZero())
-	later := d.eventually("red", func(s ConnectionState) bool {
+	later := d.eventually("red", func(s State) bool {
 		return s.Phase == connstate.PhaseDisconnected && s.Since.After(first.Since) && r.reviews.Load() > 3
 	})
 	g.Expect(later.DisconnectedSince).To(Equal(first.DisconnectedSince))
@@ -133,7 +133,7 @@ func TestSilenceIsReportedForAllMembers(t *testing.T) {
 	})
 	for _, name := range names {
 		before := c.of(name)
-		d.eventually(name, func(s ConnectionState) bool { return !s.Healthy && s.Phase == connstate.PhaseConnected })
+		d.eventually(name, func(s State) bool { return !s.Healthy && s.Phase == connstate.PhaseConnected })
 		g.Eventually(func() int { return c.of(name) }).WithTimeout(patience).Should(BeNumerically(">", before), name)
 	}
 }

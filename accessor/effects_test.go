@@ -42,7 +42,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 	g := NewWithT(t)
 	set := NewSet(Options{HealthProbe: connstate.ProbeOptions{}.WithDefaults(), ConnectBackoff: noRetry,
 		Logger: logr.Discard(),
-		Client: ClientOptions{Timeout: time.Hour}})
+		Client: ClientOptions{Config: rest.Config{Timeout: time.Hour}}})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"}, nil)
 	membership, err := set.shared.targets.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})

@@ -115,7 +115,7 @@ func TestAnswersThatAreNotServed(t *testing.T) {
 				g.Expect(r.reviews.Load()-reviews).To(BeNumerically("<=", 1), "requests that are served count as probes")
 				return
 			}
-			g.Eventually(func() ConnectionState {
+			g.Eventually(func() State {
 				_ = get()
 				state, _ := view.State()
 				return state
@@ -244,7 +244,7 @@ func TestThrottledConnect(t *testing.T) {
 			start := time.Now()
 			d.extension("red", "red")
 			state := d.eventually("red", disconnectedFor(connstate.ReasonThrottled))
-			g.Expect(state.Message).To(And(ContainSubstring("refuses requests for now"), ContainSubstring("after 2s"),
+			g.Expect(message(state)).To(And(ContainSubstring("refuses requests for now"), ContainSubstring("after 2s"),
 				ContainSubstring("too busy here")))
 			g.Expect(r.reviews.Load()).To(BeEquivalentTo(1), "the transport repeats nothing")
 			r.rest.Store(nil)
@@ -281,7 +281,7 @@ func TestThrottledProbes(t *testing.T) {
 	connected := d.eventually("red", connectedAs("user-of-red"))
 	busy := refuses(http.StatusTooManyRequests, "", "text/plain", "too busy here")
 	r.rest.Store(&busy)
-	throttled := d.eventually("red", func(s ConnectionState) bool { return s.Health.LastError != nil })
+	throttled := d.eventually("red", func(s State) bool { return s.Health.LastError != nil })
 	g.Expect(throttled.Healthy || throttled.Health.LastProbeTime.Sub(throttled.Health.LastProbeSuccessTime) >
 		probes.IdentityInterval).To(BeTrue(), "no evidence either way")
 	var since []time.Time
@@ -289,13 +289,13 @@ func TestThrottledProbes(t *testing.T) {
 	g.Expect(since).To(Equal([]time.Time{throttled.Health.LastProbeSuccessTime}))
 	reviews := r.reviews.Load()
 	g.Eventually(r.reviews.Load).WithTimeout(patience).Should(BeNumerically(">", reviews+10))
-	state := d.eventually("red", func(s ConnectionState) bool { return !s.Healthy }) // by age
+	state := d.eventually("red", func(s State) bool { return !s.Healthy }) // by age
 	g.Expect(state.Phase).To(Equal(connstate.PhaseConnected))
 	g.Expect(state.Epoch).To(Equal(connected.Epoch))
 	g.Expect(state.Health.ConsecutiveFailures).To(BeZero())
 	g.Expect(connstate.ErrorText(state.Health.LastError)).To(ContainSubstring("too busy here"))
 	r.rest.Store(nil)
-	d.eventually("red", func(s ConnectionState) bool { return s.Healthy && s.Health.LastError == nil })
+	d.eventually("red", func(s State) bool { return s.Healthy && s.Health.LastError == nil })
 }
 
 // ThrottleTimeout of nothing but throttled probes ends the connection.

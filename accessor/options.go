@@ -14,14 +14,12 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// Options of connections; clustercache documents them.
+// What configures connections.
 type (
-	// CacheOptions are clustercache.CacheOptions.
-	CacheOptions = connection.CacheOptions
-	// CacheIndex is a clustercache.CacheOptionsIndex.
-	CacheIndex = connection.CacheIndex
-	// ClientOptions are clustercache.ClientOptions.
+	// ClientOptions configure clients.
 	ClientOptions = connection.ClientOptions
+	// CacheOptions configure caches.
+	CacheOptions = connection.CacheOptions
 )
 
 // Options configure a Set. Every field must be set. SetupWithManager sets defaults for the fields

@@ -141,7 +141,7 @@ func TestTargetOutlivesANewIdentity(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	resolution.Key += "another"
 	d.Set.Reconcile(object, resolution, nil, nil)
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Epoch >= 2 })
+	d.eventually("red", func(s State) bool { return s.Phase == connstate.PhaseConnected && s.Epoch >= 2 })
 	g.Expect(d.shared.targets.List()).To(HaveLen(1))
 	g.Expect(d.shared.targets.List()[0]).To(BeIdenticalTo(previous[0]))
 }

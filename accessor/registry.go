@@ -107,10 +107,10 @@ func (r *registry) Keys() (keys []client.ObjectKey) {
 }
 
 // States returns a snapshot of all connections, sorted by key.
-func (r *registry) States() []ConnectionState {
-	var states []ConnectionState
+func (r *registry) States() []State {
+	var states []State
 	r.each(func(a *identityAccessor) { states = append(states, a.state()) })
-	slices.SortFunc(states, func(x, y ConnectionState) int {
+	slices.SortFunc(states, func(x, y State) int {
 		return strings.Compare(x.Extension.Namespace+"\x00"+x.Extension.Name, y.Extension.Namespace+"\x00"+y.Extension.Name)
 	})
 	return states

@@ -69,9 +69,9 @@ func (p *tokenReviews) count(token string) int {
 	return p.seen[token]
 }
 
-func messageHas(text string) func(ConnectionState) bool {
-	return func(s ConnectionState) bool {
-		return s.Phase == connstate.PhaseConnected && strings.Contains(s.Message, text)
+func messageHas(text string) func(State) bool {
+	return func(s State) bool {
+		return s.Phase == connstate.PhaseConnected && strings.Contains(message(s), text)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestNewerTokenIsTakenUp(t *testing.T) {
 	g.Expect(after.Since).To(Equal(previous.Since))
 	g.Expect(previous.CredentialSince).To(Equal(previous.Since))
 	g.Expect(after.CredentialSince).To(BeTemporally(">", previous.CredentialSince))
-	g.Expect(after.Message).To(BeEmpty())
+	g.Expect(message(after)).To(BeEmpty())
 	g.Expect(conn.Err()).NotTo(HaveOccurred())
 	g.Expect(p.count("red-2")).To(Equal(1), "one review, before any other request with the token")
 	g.Expect(d.changed()).To(Equal([]string{"red"}), "the rotation causes no notification")
@@ -150,18 +150,18 @@ func TestNewerTokenThatIsRefused(t *testing.T) {
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-1"))
 	// The provider returns the token that is in use again, so the message disappears.
 	d.extension("red", "red-1")
-	d.eventually("red", func(s ConnectionState) bool { return s.Phase == connstate.PhaseConnected && s.Message == "" })
+	d.eventually("red", func(s State) bool { return s.Phase == connstate.PhaseConnected && s.Err == nil })
 	d.extension("red", "red-2")
 	d.eventually("red", messageHas("newest is not used"))
 	p.accept("red-2")
 	g.Eventually(func() string { return tokenInUse(t, d, "red") }).WithTimeout(patience).Should(Equal("red-2"))
-	after := d.eventually("red", func(s ConnectionState) bool { return s.Message == "" })
+	after := d.eventually("red", func(s State) bool { return s.Err == nil })
 	g.Expect(after.Epoch).To(Equal(previous.Epoch))
 	g.Expect(after.CredentialSince).To(BeTemporally(">", previous.CredentialSince))
 	g.Expect(d.disconnectReasons()).To(BeEmpty())
 	p.revoke("red-2")
 	d.extension("red", "red-4")
-	g.Expect(d.eventually("red", func(s ConnectionState) bool {
+	g.Expect(d.eventually("red", func(s State) bool {
 		return s.Phase == connstate.PhaseDisconnected
 	}).CredentialSince).To(BeZero())
 }
@@ -179,8 +179,8 @@ func TestNewerTokenWhenTheEarlierOneEnds(t *testing.T) {
 	d.eventually("red", messageHas("newest is not used"))
 	p.accept("red-2")
 	p.revoke("red-1")
-	d.eventually("red", func(s ConnectionState) bool {
-		return s.Phase == connstate.PhaseConnected && s.Epoch == 2 && s.Message == ""
+	d.eventually("red", func(s State) bool {
+		return s.Phase == connstate.PhaseConnected && s.Epoch == 2 && s.Err == nil
 	})
 	g.Expect(tokenInUse(t, d, "red")).To(Equal("red-2"))
 	g.Expect(d.disconnectReasons()).To(Equal([]string{"Unauthorized"}))
@@ -288,7 +288,7 @@ func TestCredentialThatIsNeverTheSame(t *testing.T) {
 				d.wake <- client.ObjectKey{Name: "red"}
 			}
 			d.extension("other", "other-1") // after them in the queue
-			d.eventually("other", func(s ConnectionState) bool {
+			d.eventually("other", func(s State) bool {
 				return s.Phase != connstate.PhaseConnecting && s.Epoch+int64(s.Health.ConsecutiveFailures) > 0
 			})
 			g.Expect(r.reviews.Load()).To(BeNumerically("<=", 6),
@@ -309,7 +309,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	r.echo.Store(true) // 502, with the request's headers
 	d.extension("echoed", "token")
 	state := d.eventually("echoed", disconnectedFor(connstate.ReasonProbeFailed))
-	g.Expect(state.Message).To(Equal("asking the API server who we are: the API server answered Bad Gateway"))
+	g.Expect(message(state)).To(Equal("asking the API server who we are: the API server answered Bad Gateway"))
 	r.echo.Store(false)
 	for name, user := range map[string]authenticationv1.UserInfo{
 		"long":       {Username: strings.Repeat("x", 2000)},
@@ -319,7 +319,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 		r.answers(func(string) (int, authenticationv1.UserInfo) { return http.StatusCreated, user })
 		d.extension(name, "token")
 		state := d.eventually(name, disconnectedFor(connstate.ReasonProbeFailed))
-		g.Expect(state.Message).To(ContainSubstring("are not printable or too long"))
+		g.Expect(message(state)).To(ContainSubstring("are not printable or too long"))
 	}
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated,
@@ -335,7 +335,7 @@ func TestAnswersOfForeignServers(t *testing.T) {
 			}
 	})
 	d.extension("endless", "token")
-	d.eventually("endless", func(s ConnectionState) bool {
+	d.eventually("endless", func(s State) bool {
 		return s.Phase == connstate.PhaseDisconnected && s.Reason != connstate.ReasonNotStarted
 	})
 	g.Expect(untrusted.Shorten(strings.Repeat("ä", 1000))).To(HaveLen(1024 + len("…")))
@@ -358,7 +358,7 @@ func TestNewerTokenOfOtherGroups(t *testing.T) {
 	state, _ := d.At(client.ObjectKey{Name: "red"}).State()
 	g.Expect(state.Epoch).To(BeEquivalentTo(1), "the same groups in another order")
 	d.extension("red", "red-3")
-	d.eventually("red", func(s ConnectionState) bool { return s.Epoch == 2 && len(s.Identity.Groups) == 1 })
+	d.eventually("red", func(s State) bool { return s.Epoch == 2 && len(s.Identity.Groups) == 1 })
 }
 
 // A 401 to a request is not lost while a newer credential is being verified.

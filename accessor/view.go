@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
+	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
@@ -113,7 +114,7 @@ func (v View) GetCluster() (cluster.Cluster, error) {
 }
 
 // Watch registers a watch; see clustercache.ClusterCache.
-func (v View) Watch(ctx context.Context, watcher Watcher) error {
+func (v View) Watch(ctx context.Context, watcher watches.Watcher) error {
 	a, published, err := v.published()
 	if err != nil {
 		return err
@@ -122,7 +123,7 @@ func (v View) Watch(ctx context.Context, watcher Watcher) error {
 }
 
 // WatchContent registers the watches of a content; see clustercache.ClusterCache.
-func (v View) WatchContent(ctx context.Context, content ContentWatch) error {
+func (v View) WatchContent(ctx context.Context, content watches.ContentWatch) error {
 	a, published, err := v.published()
 	if err != nil {
 		return err
@@ -141,13 +142,13 @@ func (v View) Unwatch(ctx context.Context, name string, dependents ...types.UID)
 
 // State returns a snapshot of the extension's connection. It returns false if the extension is
 // unknown, or if the connection is for another object or reference than the binding's.
-func (v View) State() (ConnectionState, bool) {
+func (v View) State() (State, bool) {
 	a, err := v.registry.find(v.key)
 	if err != nil || !v.isOf(a) {
-		return ConnectionState{}, false
+		return State{}, false
 	}
 	if conn := a.published.Load().conn; v.binding != nil && conn != nil && conn.MadeFor(*v.binding) != nil {
-		return ConnectionState{}, false
+		return State{}, false
 	}
 	return a.state(), true
 }

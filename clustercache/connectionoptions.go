@@ -1,13 +1,16 @@
 package clustercache
 
 import (
+	"context"
 	"time"
 
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // CacheOptions configure the cache of every connection.
@@ -102,23 +105,40 @@ type MetricsOptions struct {
 	PerExtension bool
 }
 
-// connections returns the form of the options that connections use.
+// connections returns the options in the types of the packages that carry them out.
 func (o *CacheOptions) connections() accessor.CacheOptions {
-	options := accessor.CacheOptions{
-		SyncPeriod: o.SyncPeriod, DefaultTransform: o.DefaultTransform, ByObject: o.ByObject,
-		AccessReviewInterval: o.AccessReviewInterval, IdleTimeout: o.IdleTimeout, PollWithoutWatch: o.PollWithoutWatch,
+	return accessor.CacheOptions{
+		Scopes: scopedcache.Options{
+			AccessReviewInterval: o.AccessReviewInterval,
+			IdleTimeout:          o.IdleTimeout,
+			PollWithoutWatch:     o.PollWithoutWatch,
+		},
+		Informers: cache.Options{
+			SyncPeriod:       o.SyncPeriod,
+			DefaultTransform: o.DefaultTransform,
+			ByObject:         o.ByObject,
+		},
+		AddIndexes:           addIndexes(o.Indexes),
 		DisableObjectSharing: o.DisableObjectSharing,
 	}
-	for _, index := range o.Indexes {
-		options.Indexes = append(options.Indexes, accessor.CacheIndex(index))
-	}
-	return options
 }
 
-// connections returns the form of the options that connections use.
+func addIndexes(indexes []CacheOptionsIndex) func(context.Context, client.FieldIndexer) error {
+	return func(ctx context.Context, cache client.FieldIndexer) error {
+		for _, index := range indexes {
+			if err := cache.IndexField(ctx, index.Object, index.Field, index.ExtractValue); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// connections returns the options in the types of the packages that carry them out.
 func (o *ClientOptions) connections() accessor.ClientOptions {
 	return accessor.ClientOptions{
-		Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent,
-		MaxDiscoveryBytes: o.MaxDiscoveryBytes, DisableFor: o.Cache.DisableFor,
+		Config:            rest.Config{Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent},
+		MaxDiscoveryBytes: o.MaxDiscoveryBytes,
+		DisableFor:        o.Cache.DisableFor,
 	}
 }

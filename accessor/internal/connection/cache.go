@@ -39,35 +39,27 @@ func newBoundCache(c *Connection) *boundCache {
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
 // when it is first used.
 func startCache(c *Connection) (scopedcache.Cache, error) {
-	instance, err := scopedcache.NewWithOptions(scopedcache.Options{
-		AccessReviewInterval: c.options.Cache.AccessReviewInterval,
-		IdleTimeout:          c.options.Cache.IdleTimeout,
-		PollWithoutWatch:     c.options.Cache.PollWithoutWatch,
-		ReadTimeout:          c.options.Client.Timeout,
-		PerNamespace:         true,
-		HideServerMessages:   c.resolution.UntrustedServer,
-		Logger:               c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
-		RBACWatcher:          rbacWatcher(c),
-		ObjectPool:           c.objects,
-		UnstreamedKinds:      c.unstreamed,
-		TracerProvider:       c.options.TracerProvider,
-		Username:             c.statedIdentity.Username,
-		Groups:               c.statedIdentity.Groups,
-		OnStateChange:        notifyAccessChanged(c.observers.AccessChanged),
-		OnScopesChange:       c.observers.ScopesChanged,
-	})(c.config, cache.Options{
-		HTTPClient:       c.streams,
-		Scheme:           c.options.Scheme,
-		Mapper:           c.mapper,
-		SyncPeriod:       c.options.Cache.SyncPeriod,
-		DefaultTransform: c.options.Cache.DefaultTransform,
-		ByObject:         c.options.Cache.ByObject,
-	})
+	scopes, informers := c.options.Cache.Scopes, c.options.Cache.Informers
+	scopes.ReadTimeout = c.options.Client.Timeout
+	scopes.PerNamespace = true
+	scopes.HideServerMessages = c.resolution.UntrustedServer
+	scopes.Logger = c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name))
+	scopes.RBACWatcher = rbacWatcher(c)
+	scopes.ObjectPool = c.objects
+	scopes.UnstreamedKinds = c.unstreamed
+	scopes.TracerProvider = c.options.TracerProvider
+	scopes.Username, scopes.Groups = c.statedIdentity.Username, c.statedIdentity.Groups
+	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
+	scopes.OnScopesChange = c.observers.ScopesChanged
+	informers.HTTPClient = c.streams
+	informers.Scheme = c.options.Scheme
+	informers.Mapper = c.mapper
+	instance, err := scopedcache.NewWithOptions(scopes)(c.config, informers)
 	if err != nil {
 		return nil, err
 	}
-	for _, index := range c.options.Cache.Indexes {
-		if err := instance.IndexField(c.life, index.Object, index.Field, index.ExtractValue); err != nil {
+	if add := c.options.Cache.AddIndexes; add != nil {
+		if err := add(c.life, instance); err != nil {
 			return nil, err
 		}
 	}
