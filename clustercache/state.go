@@ -18,55 +18,55 @@ import (
 
 // ConnectionState is a snapshot of one extension's connection. ConnectionState holds no secret.
 // Except for the errors and selectors in Scopes, ConnectionState shares nothing with the
-// connection.
+// connection. MarshalJSON has its JSON form.
 type ConnectionState struct {
 	// Extension is the key of the extension, and UID is the extension's UID.
-	Extension client.ObjectKey
-	UID       types.UID
+	Extension client.ObjectKey `json:"-"`
+	UID       types.UID        `json:"uid,omitempty"`
 	// Created is the metadata.creationTimestamp of the extension.
-	Created time.Time
+	Created time.Time `json:"created,omitzero"`
 	// ObservedGeneration is the metadata.generation of the extension that the state is based on.
-	ObservedGeneration int64
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Phase says whether there is a connection, and Since is the start of this phase.
-	Phase Phase
-	Since time.Time
+	Phase Phase     `json:"phase"`
+	Since time.Time `json:"since,omitzero"`
 	// DisconnectedSince is since when there is no connection, zero while connected. A retry does not
 	// change it, although a retry changes Phase and Since.
-	DisconnectedSince time.Time
+	DisconnectedSince time.Time `json:"disconnectedSince,omitzero"`
 	// Reason is why there is no connection, empty while connected.
-	Reason Reason
+	Reason Reason `json:"reason,omitempty"`
 	// Message states why there is no connection or, while connected, why the newest credential is
 	// not in use. It is for people, and never contains a secret.
-	Message string
+	Message string `json:"message,omitempty"`
 	// Identity is the user as the API server stated it, or zero while not connected. With
 	// credential.Impersonation the UID is that of the ServiceAccount. With a kubeconfig that
 	// impersonates, the UID is not known, and the impersonator is the kubeconfig's own user.
-	Identity Identity
+	Identity Identity `json:"-"`
 	// Target is the API server's URL, empty while unknown.
-	Target string
+	Target string `json:"target,omitempty"`
 	// Source is where the credential comes from: "serviceaccount ns/name" or "secret ns/name, key
 	// k". While not connected, Source is where the credential would come from. It is empty while
 	// unknown.
-	Source string
+	Source string `json:"source,omitempty"`
 	// Epoch is the number of connects so far.
-	Epoch int64
+	Epoch int64 `json:"epoch,omitempty"`
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
-	TokenExpires time.Time
+	TokenExpires time.Time `json:"tokenExpires,omitzero"`
 	// CredentialSince is since when the connection uses its current credential: since the connect, or
 	// since a rotation to another one. It is zero while not connected. A renewed token of a
 	// ServiceAccount is the same credential.
-	CredentialSince time.Time
+	CredentialSince time.Time `json:"credentialSince,omitzero"`
 	// Health has the results of the probes.
-	Health HealthCheckingState
+	Health HealthCheckingState `json:"-"`
 	// Healthy reports whether there is a connection and its last probe succeeded. HealthSince is
 	// since when Healthy is what it is.
-	Healthy     bool
-	HealthSince time.Time
+	Healthy     bool      `json:"healthy"`
+	HealthSince time.Time `json:"healthSince,omitzero"`
 	// Watches are the registered watches, sorted by name, kind and scope.
-	Watches []WatchState
+	Watches []WatchState `json:"-"`
 	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
 	// not connected.
-	Scopes []ScopeState
+	Scopes []ScopeState `json:"-"`
 }
 
 // WatchState is a snapshot of a watch with one informer. A WatchContent has one WatchState per kind

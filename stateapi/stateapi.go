@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -299,47 +298,4 @@ var scopeFields = map[string]func(*v1alpha1.Scope) string{
 	"status.state":     func(s *v1alpha1.Scope) string { return s.Status.State },
 	"status.reason":    func(s *v1alpha1.Scope) string { return s.Status.Reason },
 	"status.extension": func(s *v1alpha1.Scope) string { return s.Status.Extension },
-}
-
-type connectionColumn = apiserver.Column[*v1alpha1.Connection]
-
-func connectionColumns() apiserver.StoreOption {
-	return apiserver.Columns(
-		connectionColumn{Name: "Identity", Cell: func(c *v1alpha1.Connection) any { return identityText(c) },
-			Description: "The user of the connection or, while there is none, whom the extension names."},
-		connectionColumn{Name: "State", Cell: func(c *v1alpha1.Connection) any { return c.Status.State }},
-		connectionColumn{Name: "Reason", Cell: func(c *v1alpha1.Connection) any { return c.Status.Reason }},
-		connectionColumn{Name: "Probed", Description: "How long ago the last probe ended.",
-			Cell: func(c *v1alpha1.Connection) any {
-				if c.Status.Probe.LastTime == nil {
-					return ""
-				}
-				return duration.HumanDuration(time.Since(c.Status.Probe.LastTime.Time))
-			}},
-		connectionColumn{Name: "Scopes", Type: "integer",
-			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.Scopes) }},
-		connectionColumn{Name: "Forbidden", Type: "integer", Wide: true,
-			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) }},
-		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
-		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},
-		connectionColumn{Name: "Epoch", Type: "integer", Wide: true,
-			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch }},
-		connectionColumn{Name: "Message", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Message }},
-	)
-}
-
-type scopeColumn = apiserver.Column[*v1alpha1.Scope]
-
-func scopeColumns() apiserver.StoreOption {
-	return apiserver.Columns(
-		scopeColumn{Name: "Extension", Cell: func(s *v1alpha1.Scope) any { return s.Status.Extension }},
-		scopeColumn{Name: "Kind", Cell: func(s *v1alpha1.Scope) any { return s.Status.Kind }},
-		scopeColumn{Name: "In", Description: "The namespace; empty for all.",
-			Cell: func(s *v1alpha1.Scope) any { return s.Status.Selection.Namespace }},
-		scopeColumn{Name: "State", Cell: func(s *v1alpha1.Scope) any { return s.Status.State }},
-		scopeColumn{Name: "Reason", Cell: func(s *v1alpha1.Scope) any { return s.Status.Reason }},
-		scopeColumn{Name: "Representation", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.Representation }},
-		scopeColumn{Name: "Labels", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.LabelSelector }},
-		scopeColumn{Name: "Message", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.Message }},
-	)
 }

@@ -23,7 +23,8 @@
 // Open the path. Everything on the page follows the connections by itself. The address of the page
 // contains the filter and the selected extension, so that it can be passed on. Programs get the same
 // as JSON from view below the path, and every change of it as server-sent events from live; both
-// take the parameters of the page's own address. Below connections is clustercache.Handler.
+// take the parameters of the page's own address. For a shell, connections below the path is a table of
+// all connections, or of the one that the query extension names, or their JSON with format=json.
 //
 // # Considerations
 //

@@ -24,7 +24,6 @@ type Options struct {
 type Page struct {
 	name        string
 	connections clustercache.ClusterCache
-	text        http.Handler // clustercache.Handler
 	fleet       *fleet
 	viewers     chan struct{} // holds a token for each stream
 	ended       chan struct{} // closed when Start returns
@@ -33,7 +32,7 @@ type Page struct {
 // New returns a page that shows the connections.
 func New(connections clustercache.ClusterCache, options Options) *Page {
 	return &Page{name: cmp.Or(options.Name, "latchkey"), connections: connections,
-		text: clustercache.Handler(connections), fleet: newFleet(), viewers: make(chan struct{}, maxViewers),
+		fleet: newFleet(), viewers: make(chan struct{}, maxViewers),
 		ended: make(chan struct{})}
 }
 
@@ -74,7 +73,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case "view":
 			p.serveView(w, r)
 		case "connections":
-			p.text.ServeHTTP(w, r)
+			p.serveConnections(w, r)
 		default:
 			http.Error(w, "the page has only the paths view, live and connections below it", http.StatusNotFound)
 		}

@@ -1,0 +1,62 @@
+package statuspage
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
+)
+
+// serveConnections shows the states of all connections: a table as plain text, or JSON for requests
+// that accept application/json or have the query format=json. The query extension=namespace/name (or
+// extension=name) selects one extension.
+func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
+	states := []clustercache.ConnectionState{}
+	if wanted := r.URL.Query().Get("extension"); wanted != "" {
+		state, known := p.connections.GetConnectionState(r.Context(), keyOf(wanted))
+		if !known {
+			http.Error(w, "the extension is not known here", http.StatusNotFound)
+			return
+		}
+		states = append(states, state)
+	} else {
+		states = append(states, p.connections.ListConnectionStates(r.Context())...)
+	}
+	if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
+		w.Header().Set("Content-Type", "application/json")
+		// An error is that of the client's connection.
+		_ = json.NewEncoder(untrusted.Terminal(w)).Encode(map[string]any{"connections": states})
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	writeTable(untrusted.Terminal(w), states, time.Now())
+}
+
+// writeTable writes a row for each state. An error is that of the client's connection.
+func writeTable(w io.Writer, states []clustercache.ConnectionState, now time.Time) {
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "EXTENSION\tPHASE\tREASON\tAGE\tIDENTITY\tTARGET\tEPOCH\tWATCHES\tMESSAGE")
+	for _, state := range states {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", connstate.KeyString(state.Extension), state.Phase,
+			orDash(string(state.Reason)), now.Sub(state.Since).Round(time.Second), orDash(state.Identity.Username),
+			orDash(state.Target), state.Epoch, len(state.Watches), oneLine(state.Message))
+	}
+	_ = table.Flush()
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// oneLine returns the text without characters that would break the table.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
