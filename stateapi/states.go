@@ -25,11 +25,18 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 	c := &v1alpha1.Connection{
 		ObjectMeta: metadataOf(state, state.Extension.Name),
 		Status: v1alpha1.ConnectionStatus{
-			State: stateOf(state), Reason: string(state.Reason), Message: state.Message,
-			Since:  timeOf(cmp.Or(state.DisconnectedSince, state.Since)),
-			Source: state.Source, Target: state.Target, Epoch: state.Epoch, TokenExpires: timeOf(state.TokenExpires),
-			ObservedGeneration: state.ObservedGeneration, Scopes: int32(len(state.Scopes)),
-			Probe: v1alpha1.ProbeStatus{Error: connstate.ErrorText(state.Health.LastError)},
+			State:              stateOf(state),
+			Reason:             string(state.Reason),
+			Message:            state.Message,
+			Since:              timeOf(cmp.Or(state.DisconnectedSince, state.Since)),
+			Source:             state.Source,
+			Target:             state.Target,
+			Epoch:              state.Epoch,
+			TokenExpires:       timeOf(state.TokenExpires),
+			CredentialSince:    timeOf(state.CredentialSince),
+			ObservedGeneration: state.ObservedGeneration,
+			Scopes:             int32(len(state.Scopes)),
+			Probe:              v1alpha1.ProbeStatus{Error: connstate.ErrorText(state.Health.LastError)},
 		},
 	}
 	if state.Identity.Username != "" {
@@ -58,18 +65,15 @@ func connectionColumns() apiserver.StoreOption {
 		connectionColumn{Name: "State", Cell: func(c *v1alpha1.Connection) any { return c.Status.State }},
 		connectionColumn{Name: "Reason", Cell: func(c *v1alpha1.Connection) any { return c.Status.Reason }},
 		connectionColumn{Name: "Probed", Description: "How long ago the last probe ended.",
-			Cell: func(c *v1alpha1.Connection) any {
-				if c.Status.Probe.LastTime == nil {
-					return ""
-				}
-				return duration.HumanDuration(time.Since(c.Status.Probe.LastTime.Time))
-			}},
+			Cell: func(c *v1alpha1.Connection) any { return ageOf(c.Status.Probe.LastTime) }},
 		connectionColumn{Name: "Scopes", Type: "integer",
 			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.Scopes) }},
 		connectionColumn{Name: "Forbidden", Type: "integer", Wide: true,
 			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) }},
 		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
 		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},
+		connectionColumn{Name: "Credential", Wide: true, Description: "How long the connection has used its credential.",
+			Cell: func(c *v1alpha1.Connection) any { return ageOf(c.Status.CredentialSince) }},
 		connectionColumn{Name: "Epoch", Type: "integer", Wide: true,
 			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch }},
 		connectionColumn{Name: "Message", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Message }},
@@ -137,6 +141,14 @@ func scopesOf(state clustercache.ConnectionState) (scopes []*v1alpha1.Scope) {
 		})
 	}
 	return scopes
+}
+
+// ageOf returns how long ago something was, as kubectl writes it; "" if it was not.
+func ageOf(t *metav1.Time) string {
+	if t == nil {
+		return ""
+	}
+	return duration.HumanDuration(time.Since(t.Time))
 }
 
 type scopeColumn = apiserver.Column[*v1alpha1.Scope]

@@ -41,7 +41,7 @@ func connected() clustercache.ConnectionState {
 		Extension: client.ObjectKey{Namespace: "n", Name: "red"}, UID: "uid", Created: at(0), ObservedGeneration: 3,
 		Phase: clustercache.PhaseConnected, Since: at(2), Target: "https://server", Source: "serviceaccount a/b", Epoch: 4,
 		Identity: clustercache.Identity{Username: "system:serviceaccount:a:b", UID: "user", Groups: []string{"g"}},
-		Healthy:  true, HealthSince: at(3), TokenExpires: at(60),
+		Healthy:  true, HealthSince: at(3), TokenExpires: at(60), CredentialSince: at(6),
 		Health: clustercache.HealthCheckingState{LastProbeTime: at(5), LastProbeSuccessTime: at(5)},
 		Watches: []clustercache.WatchState{{Name: "w", Kind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
 			Scope:      clustercache.Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})},
@@ -66,6 +66,7 @@ func TestConnectionOf(t *testing.T) {
 	g.Expect(s.Since.Time).To(Equal(at(2)))
 	g.Expect(s.Identity.Username).To(Equal("system:serviceaccount:a:b"))
 	g.Expect(s.TokenExpires.Time).To(Equal(at(60)))
+	g.Expect(s.CredentialSince.Time).To(Equal(at(6)))
 	g.Expect([]int32{s.Scopes, s.ForbiddenScopes}).To(Equal([]int32{2, 1}))
 	g.Expect(s.Objects).To(BeNil(), "objects are counted on get only")
 	g.Expect(s.Probe).To(BeZero(), "times of probes are filled in on read")

@@ -355,6 +355,7 @@
       fact("State", state.phase + (state.since ? " since " + new Date(state.since).toLocaleString() : ""));
       fact("Identity", state.username);
       fact("Credential", state.source);
+      fact("In use since", state.credentialSince && new Date(state.credentialSince).toLocaleString());
       fact("API server", state.target);
       fact("Token or certificate valid until", state.tokenExpires && new Date(state.tokenExpires).toLocaleString());
       fact("Last successful request", state.lastProbeSuccess && new Date(state.lastProbeSuccess).toLocaleString());

@@ -100,6 +100,10 @@ func (in *ConnectionStatus) DeepCopyInto(out *ConnectionStatus) {
 		in, out := &in.TokenExpires, &out.TokenExpires
 		*out = (*in).DeepCopy()
 	}
+	if in.CredentialSince != nil {
+		in, out := &in.CredentialSince, &out.CredentialSince
+		*out = (*in).DeepCopy()
+	}
 	in.Probe.DeepCopyInto(&out.Probe)
 	if in.Objects != nil {
 		in, out := &in.Objects, &out.Objects

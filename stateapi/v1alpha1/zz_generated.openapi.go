@@ -205,6 +205,12 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
 						},
 					},
+					"credentialSince": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Since when the connection uses its credential: the connect, or the last rotation. A renewed token is the same credential. Absent while not connected.",
+							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
+						},
+					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
 							Description: "metadata.generation of the extension that the state is based on.",

@@ -205,7 +205,7 @@ func TestStatusPage(t *testing.T) {
 	b.eventually("#details-heading", Equal("extension-014"))
 	g.Expect(evaluate[string](b, "document.activeElement.id")).To(Equal("details-heading"))
 	b.eventually("#timeline", MatchRegexp(`Connected connect 1, as system:serviceaccount:tenants:team-012 to https://`))
-	b.eventually("#facts", ContainSubstring("serviceaccount tenants/team-012"))
+	b.eventually("#facts", And(ContainSubstring("serviceaccount tenants/team-012"), ContainSubstring("In use since")))
 
 	b.Log("a fault")
 	_, err := cp.Kubectl(t.Context(), "delete", "serviceaccount", "-n", tenants, "team-012")

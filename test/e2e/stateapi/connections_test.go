@@ -125,7 +125,7 @@ func TestConnections(t *testing.T) {
 		MatchRegexp(`^NAME +IDENTITY +STATE +REASON +PROBED +SCOPES +AGE\n`),
 		MatchRegexp(`\nteam-a +system:serviceaccount:a:deployer +Connected +\d+s +0 +\d+s\n`),
 		MatchRegexp(`\nteam-b +system:serviceaccount:b:deployer +Disconnected +ServiceAccountNotFound +(\d+s +)?0 +\d+s\n`)))
-	g.Expect(table("-o", "wide")()).To(MatchRegexp(`\nteam-a .* https://127.0.0.1:\d+/? .*serviceaccount a/deployer +1 `))
+	g.Expect(table("-o", "wide")()).To(MatchRegexp(`\nteam-a .* https://127.0.0.1:\d+/? .*serviceaccount a/deployer +\d+s +1 `))
 	g.Expect(table("--field-selector=status.state=Disconnected", "-o", "name")()).
 		To(Equal("connection.state.latchkey.dev/team-b\n"))
 	g.Expect(table("--field-selector=status.reason=ServiceAccountNotFound", "-o", "name")()).To(ContainSubstring("team-b"))
