@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -17,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/latchkey-dev/latchkey/internal/coalesce"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -26,46 +26,18 @@ type Hub struct {
 	Name    string         // of the ClusterCache, for logs
 	Metrics *metrics.Cache // counts the panics of map functions; may be nil
 
-	mu        sync.Mutex
-	consumers map[*pending]struct{} // guarded by mu
+	changes coalesce.Hub[client.ObjectKey, client.Object] // the objects last seen
+	looks   coalesce.Hub[struct{}, struct{}]              // see Look
 }
 
 // Changed notifies every consumer of a change to the extension. Changed never blocks. object is
 // shared: do not change it.
 func (h *Hub) Changed(object client.Object) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for p := range h.consumers {
-		p.put(object)
-	}
+	h.changes.Put(client.ObjectKeyFromObject(object), object)
 }
 
 // Look makes every consumer with a probeFailure check for episodes without success now.
-func (h *Hub) Look() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for p := range h.consumers {
-		select {
-		case p.look <- struct{}{}:
-		default: // a check is pending already
-		}
-	}
-}
-
-func (h *Hub) add(p *pending) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.consumers == nil {
-		h.consumers = map[*pending]struct{}{}
-	}
-	h.consumers[p] = struct{}{}
-}
-
-func (h *Hub) remove(p *pending) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.consumers, p)
-}
+func (h *Hub) Look() { h.looks.Put(struct{}{}, struct{}{}) }
 
 // Extensions is the state that consumers read in addition to changes.
 type Extensions interface {
@@ -88,68 +60,31 @@ func (h *Hub) Listen(ctx context.Context, known Extensions, probeFailure time.Du
 	h.begin(known).run(ctx, known, probeFailure, deliver)
 }
 
+// consumer is one consumer of a hub.
+type consumer struct {
+	changes *coalesce.Subscription[client.ObjectKey, client.Object]
+	looks   *coalesce.Subscription[struct{}, struct{}]
+}
+
 // begin registers a consumer. From then on the consumer misses no change, so Start calls begin
 // synchronously.
-func (h *Hub) begin(known Extensions) *pending {
-	p := &pending{hub: h, objects: map[client.ObjectKey]client.Object{}, signal: make(chan struct{}, 1),
-		look: make(chan struct{}, 1)}
-	h.add(p) // before Objects, so that no change is missed in between
-	p.putKnown(known.Objects())
-	return p
+func (h *Hub) begin(known Extensions) consumer {
+	c := consumer{h.changes.Subscribe(), h.looks.Subscribe()} // before Objects, so that no change is missed in between
+	c.changes.PutMissing(byKey(known.Objects()))
+	return c
 }
 
-// pending holds the extensions that one consumer has not received yet: one entry each, regardless
-// of the number of changes.
-type pending struct {
-	hub *Hub
-
-	mu      sync.Mutex
-	objects map[client.ObjectKey]client.Object // guarded by mu; the last object seen
-	signal  chan struct{}                      // holds a token when objects is not empty
-
-	look chan struct{} // holds a token when run is to check for episodes without success
-}
-
-func (p *pending) put(object client.Object) {
-	p.mu.Lock()
-	p.objects[client.ObjectKeyFromObject(object)] = object
-	p.mu.Unlock()
-	p.wake()
-}
-
-// putKnown adds objects, unless a newer version is pending already.
-func (p *pending) putKnown(objects []client.Object) {
-	if len(objects) == 0 {
-		return
-	}
-	p.mu.Lock()
+func byKey(objects []client.Object) map[client.ObjectKey]client.Object {
+	keyed := make(map[client.ObjectKey]client.Object, len(objects))
 	for _, object := range objects {
-		if _, newer := p.objects[client.ObjectKeyFromObject(object)]; !newer {
-			p.objects[client.ObjectKeyFromObject(object)] = object
-		}
+		keyed[client.ObjectKeyFromObject(object)] = object
 	}
-	p.mu.Unlock()
-	p.wake()
+	return keyed
 }
 
-func (p *pending) wake() {
-	select {
-	case p.signal <- struct{}{}:
-	default: // the token is there already
-	}
-}
-
-// take returns all pending extensions and clears the set.
-func (p *pending) take() map[client.ObjectKey]client.Object {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	objects := p.objects
-	p.objects = map[client.ObjectKey]client.Object{}
-	return objects
-}
-
-func (p *pending) run(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
-	defer p.hub.remove(p)
+func (c consumer) run(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
+	defer c.changes.Close()
+	defer c.looks.Close()
 	var tick <-chan time.Time
 	if probeFailure > 0 {
 		ticker := time.NewTicker(min(max(probeFailure/20, time.Millisecond), 5*time.Second))
@@ -160,7 +95,7 @@ func (p *pending) run(ctx context.Context, known Extensions, probeFailure time.D
 	look := func() {
 		var news []client.Object
 		reported, news = reported.next(known.Unhealthy(), time.Now(), probeFailure)
-		p.putKnown(news)
+		c.changes.PutMissing(byKey(news))
 	}
 	for {
 		select {
@@ -168,13 +103,13 @@ func (p *pending) run(ctx context.Context, known Extensions, probeFailure time.D
 			return
 		case <-tick:
 			look()
-		case <-p.look:
+		case <-c.looks.Signal():
 			if probeFailure > 0 {
 				look()
 			}
-		case <-p.signal:
+		case <-c.changes.Signal():
 		}
-		for _, object := range p.take() {
+		for _, object := range c.changes.Take() {
 			if ctx.Err() != nil {
 				return
 			}
@@ -236,8 +171,8 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 	if s.mapFunc == nil {
 		return errors.Errorf("%s has no map function", s)
 	}
-	p := s.hub.begin(s.known)
-	go p.run(ctx, s.known, s.options.ProbeFailure, func(object client.Object) { s.deliver(ctx, queue, object) })
+	c := s.hub.begin(s.known)
+	go c.run(ctx, s.known, s.options.ProbeFailure, func(object client.Object) { s.deliver(ctx, queue, object) })
 	return nil
 }
 

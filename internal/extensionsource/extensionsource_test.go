@@ -72,7 +72,8 @@ func TestSourceCoalesces(t *testing.T) {
 
 		cancel()
 		synctest.Wait()
-		g.Expect(all.consumers).To(BeEmpty(), "a stopped source is removed")
+		g.Expect(all.changes.HasSubscribers()).To(BeFalse(), "a stopped source is removed")
+		g.Expect(all.looks.HasSubscribers()).To(BeFalse())
 		all.Changed(object("busy", "after"))
 		g.Expect(received).NotTo(HaveKeyWithValue("busy", "after"))
 		queue.ShutDown()
