@@ -3,13 +3,10 @@ package clustercache
 import (
 	"context"
 	"reflect"
-	"runtime/debug"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -76,15 +73,11 @@ func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (bin
 		return binding, connstate.Mistake("the object has no UID: read it from the API server or a cache first")
 	}
 	binding.UID = object.GetUID()
-	defer func() {
-		if cause := recover(); cause != nil {
-			c.metrics.HandlerPanicked()
-			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
-				klog.KObj(object), "stack", string(debug.Stack()))
-			err = errors.New("a function in Options.Credentials panicked: see the host operator's log")
-		}
-	}()
-	if binding.Reference, err = c.referenceOf(object); err != nil {
+	err = call(ctx, c.metrics, inReference, object, func() (err error) {
+		binding.Reference, err = c.referenceOf(object)
+		return err
+	})
+	if err != nil {
 		return binding, errors.WithMessage(err, "the object's reference")
 	}
 	if binding.Reference.WholeObject {

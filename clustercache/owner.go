@@ -157,7 +157,7 @@ func (o *owner) isWanted(ctx context.Context, key client.ObjectKey, share owners
 	if _, owned := o.term(object); !owned {
 		return false
 	}
-	wanted, _ := o.reconciler.isWanted(object)
+	wanted, _ := o.reconciler.isWanted(ctx, object)
 	return wanted
 }
 

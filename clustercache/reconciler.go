@@ -2,11 +2,8 @@ package clustercache
 
 import (
 	"context"
-	"runtime/debug"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"unicode"
 
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -30,12 +26,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/accessor"
-	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/informed"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
-	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // reconciler is the only owner of all accessors.
@@ -216,7 +210,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		shared.GetObjectKind().SetGroupVersionKind(gvk)
 	}
 	object := shared.DeepCopyObject().(client.Object) // Filter, AllowIdentity and Credentials get this copy
-	wanted, err := r.isWanted(object)
+	wanted, err := r.isWanted(ctx, object)
 	if !wanted {
 		r.set.Remove(req.NamespacedName, accessor.Filtered)
 		r.forget(req.NamespacedName)
@@ -250,94 +244,4 @@ func (r *reconciler) forget(key client.ObjectKey) {
 	r.resolver.Forget(key)
 	r.references.set(key, types.NamespacedName{})
 	r.forbidden.forget(key)
-}
-
-// isWanted calls Options.Filter. A panic counts as no: a tenant whose object makes Filter panic
-// must not keep a connection that it should lose.
-func (r *reconciler) isWanted(object client.Object) (wanted bool, err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			r.metrics.HandlerPanicked()
-			wanted, err = false, errors.Errorf("Options.Filter panicked: %v", cause) // for the log
-		}
-	}()
-	return r.matches(object), nil
-}
-
-// resolve calls Options.AllowIdentity and Options.Credentials. A panic allows and provides nothing.
-// An extension that is not resolved leaves no data with the credentials.
-func (r *reconciler) resolve(ctx context.Context, object client.Object) (resolution identity.Resolution, err error) {
-	key := client.ObjectKeyFromObject(object)
-	inCredentials := func(cause error) error {
-		return errors.Wrapf(credential.ErrInvalidCredential, "Options.Credentials panicked: %v", cause)
-	}
-	inReference := func(cause error) error {
-		return errors.Wrapf(credential.ErrInvalidReference, "a function in Options.Credentials panicked: %v", cause)
-	}
-	panicked, reached := inCredentials, false
-	defer func() {
-		if cause := recover(); cause != nil {
-			r.metrics.HandlerPanicked()
-			// The value of the panic may be secret, so only the log has it, and the state has not.
-			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "A function of the host operator panicked", "extension",
-				klog.KObj(object), "stack", string(debug.Stack()))
-			resolution, err, reached = identity.Resolution{}, panicked(errors.New("see the host operator's log")), false
-			r.references.set(key, types.NamespacedName{})
-		}
-		if !reached {
-			r.resolver.Forget(key)
-		}
-	}()
-	var guarded types.NamespacedName
-	if r.resolver.UsesServiceAccounts() {
-		panicked = inReference
-		named, err := r.resolver.ServiceAccount(object)
-		panicked = inCredentials
-		if err == nil {
-			guarded = named
-		}
-		r.references.set(key, guarded) // before the ServiceAccount is read, see references
-		if err != nil {
-			return identity.Resolution{Source: sourceIfPrintable(named)}, err
-		}
-		// With Choose, this object may have another kind of credential, which has its own guard.
-		if guarded != (types.NamespacedName{}) {
-			panicked = func(cause error) error {
-				return notAllowedError{errors.WithMessage(cause, "Options.AllowIdentity panicked")}
-			}
-			if err := r.allow(ctx, object, guarded); err != nil {
-				source := "serviceaccount " + guarded.String()
-				return identity.Resolution{ServiceAccount: guarded, Source: source,
-						Reference: identity.Reference{Name: source}},
-					notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", guarded)}
-			}
-			panicked = inCredentials
-		}
-	}
-	reached = true
-	resolution, err = r.resolver.Resolve(ctx, object)
-	if err == nil && resolution.ServiceAccount != guarded {
-		reached = false
-		return identity.Resolution{}, notAllowedError{errors.Errorf(
-			"the functions in Options.Credentials must depend on the object only: they named serviceaccount %s, then %s",
-			guarded, resolution.ServiceAccount)}
-	}
-	return resolution, err
-}
-
-// notAllowedError marks the verdict of AllowIdentity, whose text is shown without an addition.
-type notAllowedError struct{ error }
-
-func (e notAllowedError) Unwrap() error        { return e.error }
-func (e notAllowedError) Is(target error) bool { return target == credential.ErrNotAllowed }
-
-// sourceIfPrintable returns the source of a ServiceAccount that an extension names, although it may
-// be none that can exist. Tenants write the name, so other texts are not shown.
-func sourceIfPrintable(serviceAccount types.NamespacedName) string {
-	text := serviceAccount.String()
-	if serviceAccount.Namespace == "" || serviceAccount.Name == "" || text != untrusted.Shorten(text) ||
-		strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }) {
-		return ""
-	}
-	return "serviceaccount " + text
 }

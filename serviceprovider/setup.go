@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/latchkey-dev/latchkey/internal/hostcode"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -188,15 +188,12 @@ func (r *APIReconciler[T, C]) secrets(mgr ctrl.Manager) (cache.Cache, error) {
 // often does no harm.
 func (r *APIReconciler[T, C]) isReferenced(ctx context.Context, watcher SecretWatcher[C],
 	secret *corev1.Secret) (referenced bool) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			ctrl.LoggerFrom(ctx).Error(errors.Errorf("%v", cause), "IsReferencedSecret panicked", "namespace",
-				secret.Namespace, "name", secret.Name, "stack", string(debug.Stack()))
-			referenced = true
-		}
-	}()
-	config, _, _ := r.current.get()
-	return watcher.IsReferencedSecret(ctx, secret, config)
+	err := hostcode.Caller{Logger: ctrl.LoggerFrom(ctx)}.Call("IsReferencedSecret", func() error {
+		config, _, _ := r.current.get()
+		referenced = watcher.IsReferencedSecret(ctx, secret, config)
+		return nil
+	}, "namespace", secret.Namespace, "name", secret.Name)
+	return referenced || err != nil
 }
 
 // enqueueAll requests a reconcile of every API object.

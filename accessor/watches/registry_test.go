@@ -380,7 +380,7 @@ func TestHandlerPanics(t *testing.T) {
 	g.Expect(called).To(Equal([]string{"good"}))
 	g.Expect(logged).
 		To(
-			HaveExactElements(And(ContainSubstring("A handler panicked"), ContainSubstring("bad object"),
+			HaveExactElements(And(ContainSubstring("A function of the host operator panicked"), ContainSubstring("bad object"),
 				ContainSubstring(`"watch"="w"`))))
 	r.Unwatch(t.Context(), "w") // does not wait, because the call that panicked has ended
 	conn.disconnect(r)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"unique"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/hostcode"
 	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -215,12 +215,6 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 	w.calls++
 	w.mu.Unlock()
 	defer func() {
-		if cause := recover(); cause != nil {
-			w.reg.registry.Metrics.HandlerPanicked()
-			w.reg.registry.Logger.Error(errors.Errorf("%v", cause), "A handler panicked; its event is lost",
-				"extension", klog.KRef(w.reg.registry.Extension.Namespace,
-					w.reg.registry.Extension.Name), "watch", w.reg.name, "kind", w.part.Value().kind, "stack", string(debug.Stack()))
-		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.calls--; w.calls == 0 && w.idle != nil {
@@ -228,7 +222,12 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 			w.idle = nil
 		}
 	}()
-	f()
+	caller := hostcode.Caller{Logger: w.reg.registry.Logger, Metrics: w.reg.registry.Metrics}
+	_ = caller.Call("a handler", func() error { // the log has the error
+		f()
+		return nil
+	}, "extension", klog.KRef(w.reg.registry.Extension.Namespace, w.reg.registry.Extension.Name), "watch", w.reg.name,
+		"kind", w.part.Value().kind, "consequence", "the event is lost")
 }
 
 // awaitIdle waits until no call is running and the informer is released, or until ctx ends. Call

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -17,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/internal/coalesce"
+	"github.com/latchkey-dev/latchkey/internal/hostcode"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 )
 
@@ -180,17 +180,14 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 // only its own event.
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
 	object client.Object) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			s.hub.Metrics.HandlerPanicked()
-			s.logger(ctx).Error(errors.Errorf("%v", cause),
-				"The map function of an extension source panicked; its event is lost",
-				"extension", klog.KObj(object), "stack", string(debug.Stack()))
+	caller := hostcode.Caller{Logger: s.logger(ctx), Metrics: s.hub.Metrics}
+	// the log has the error
+	_ = caller.Call("the map function of an extension source", func() error {
+		for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {
+			queue.Add(request)
 		}
-	}()
-	for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {
-		queue.Add(request)
-	}
+		return nil
+	}, "extension", klog.KObj(object), "consequence", "the event is lost")
 }
 
 func (s *extensionSource[request]) logger(ctx context.Context) logr.Logger {

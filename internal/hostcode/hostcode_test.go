@@ -1,0 +1,28 @@
+package hostcode
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+)
+
+func TestCall(t *testing.T) {
+	g := NewWithT(t)
+	var logged strings.Builder
+	c := Caller{Logger: funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{})}
+	g.Expect(c.Call("Filter", func() error { return nil })).To(Succeed())
+	failure := errors.New("no")
+	err := c.Call("Filter", func() error { return failure })
+	g.Expect(err).To(BeIdenticalTo(failure))
+	g.Expect(IsPanic(err)).To(BeFalse())
+	g.Expect(logged.String()).To(BeEmpty())
+
+	err = c.Call("Filter", func() error { panic("secret") }, "extension", "red")
+	g.Expect(err).To(MatchError("Filter panicked: see the host operator's log"))
+	g.Expect(IsPanic(errors.Wrap(err, "filtering"))).To(BeTrue())
+	g.Expect(logged.String()).To(And(ContainSubstring(`"error"="secret"`), ContainSubstring(`"extension"="red"`),
+		ContainSubstring(`"function"="Filter"`), ContainSubstring("hostcode_test.go"), ContainSubstring("stack")))
+}
