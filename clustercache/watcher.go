@@ -23,7 +23,13 @@ type Watcher interface {
 	Name() string
 	// Object is an example of the kind.
 	Object() client.Object
-	// Spec is for implementations of ClusterCache in this module. Spec seals the interface.
+
+	specifier
+}
+
+// specifier is what implementations of ClusterCache in this module need. It is not exported, so that
+// the documentation shows no internal types.
+type specifier interface {
 	Spec(scheme *runtime.Scheme) (watches.Spec, error)
 }
 
@@ -34,8 +40,8 @@ type ContentWatch interface {
 	Name() string
 	// Objects are the content.
 	Objects() []client.Object
-	// Spec is for implementations of ClusterCache in this module. Spec seals the interface.
-	Spec(scheme *runtime.Scheme) (watches.Spec, error)
+
+	specifier
 }
 
 // SourceWatcher is the part of a controller that a watch needs. Every controller-runtime controller

@@ -10,7 +10,11 @@ import (
 
 // Provider is the configuration for one source of credentials, for clustercache.Options. The
 // interface is sealed: FromRESTConfigMapper is the way in for other credentials.
-type Provider interface {
+type Provider interface{ provider }
+
+// provider is what clustercache needs of a Provider. It is not exported, so that the documentation
+// shows no internal types.
+type provider interface {
 	// Bind returns the source of credentials for the extensions of the given kind on the host
 	// cluster, or an error for options with which no extension could be resolved. Bind does no I/O.
 	// Only clustercache calls Bind.

@@ -6,6 +6,7 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/jitter"
 )
 
 // finished takes the answer of an attempt. An answer that comes late has no effect but to be
@@ -89,7 +90,7 @@ func (s conclusion) tryDeniedAgain() bool {
 	if !s.now.Before(s.deniedUntil) {
 		return false
 	}
-	s.nextConnect = earlier(s.now.Add(delay(&s.denials, s.seen.Jitter)), s.deniedUntil)
+	s.nextConnect = earlier(s.now.Add(jitter.Step(&s.denials, s.seen.Jitter)), s.deniedUntil)
 	return true
 }
 
@@ -215,7 +216,7 @@ func (s conclusion) verifyFinished() {
 		// which shares nothing with the old one.
 		s.disconnect(reason, answer.Err)
 	default:
-		s.rotation.next = s.now.Add(max(delay(&s.rotation.backoff, s.seen.Jitter), s.boundedRetry(answer)))
+		s.rotation.next = s.now.Add(max(jitter.Step(&s.rotation.backoff, s.seen.Jitter), s.boundedRetry(answer)))
 		rotating{s.step}.reportRotationError(answer.Err)
 	}
 }

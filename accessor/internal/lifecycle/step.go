@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/jitter"
 )
 
 // step is one call of Machine.Step.
@@ -34,7 +35,7 @@ func (s *step) notify() {
 }
 
 // backOff delays the next connect.
-func (s *step) backOff() { s.nextConnect = s.now.Add(delay(&s.backoff, s.seen.Jitter)) }
+func (s *step) backOff() { s.nextConnect = s.now.Add(jitter.Step(&s.backoff, s.seen.Jitter)) }
 
 // backOffAfter delays the next connect as the answer asks, or else as backOff does. A server that
 // refuses again and again is asked at longer and longer intervals, whatever it asks for: its own
@@ -45,7 +46,7 @@ func (s *step) backOffAfter(answer Answer) {
 		return
 	}
 	asked := wait.Backoff{Duration: s.boundedRetry(answer), Steps: 1, Jitter: s.config.Backoff.Jitter}
-	next := s.now.Add(delay(&asked, s.seen.Jitter))
+	next := s.now.Add(jitter.Step(&asked, s.seen.Jitter))
 	if s.reason == connstate.ReasonThrottled { // not the first time
 		s.backOff()
 		next = later(next, s.nextConnect)
@@ -214,13 +215,4 @@ func mismatch(want, got connstate.Identity) Answer {
 	}
 	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
 		got.Username, got.UID, want.Username, want.UID)}
-}
-
-// delay advances a backoff and returns its next delay, with jitter in [0,1).
-func delay(backoff *wait.Backoff, jitter float64) time.Duration {
-	share := backoff.Jitter
-	backoff.Jitter = 0
-	delay := backoff.Step()
-	backoff.Jitter = share
-	return delay + time.Duration(jitter*max(share, 0)*float64(delay))
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/latchkey-dev/latchkey/internal/jitter"
 )
 
 // step is one call of Machine.Step.
@@ -114,7 +116,7 @@ func (s *step) mapped(e Mapped) {
 		case meta.IsNoMatchError(e.Err):
 			s.contradicted = ""
 			s.setState(NotServed, e.Err)
-			s.wait(delay(&s.pending, s.jitter), true)
+			s.wait(jitter.Step(&s.pending, s.jitter), true)
 		case e.Err != nil:
 			s.fail(e.Err)
 			s.wait(s.untilReview(true), false)
@@ -164,9 +166,9 @@ func (s *step) reviewedAtStart(e Reviewed) {
 func (s *step) untilReview(failed bool) time.Duration {
 	switch {
 	case failed && s.state == Forbidden:
-		return min(delay(&s.failing, s.jitter), max(s.interval(), s.config.Timing.Failing.Duration))
+		return min(jitter.Step(&s.failing, s.jitter), max(s.interval(), s.config.Timing.Failing.Duration))
 	case failed:
-		return delay(&s.failing, s.jitter)
+		return jitter.Step(&s.failing, s.jitter)
 	case s.denials == 1:
 		return min(s.config.Timing.ConfirmAfter, s.interval())
 	default:
@@ -215,11 +217,11 @@ func (s *step) endLife(contradicted State, failed bool) {
 		s.denials++
 		s.wait(min(s.untilReview(false), s.shortInterval()), false)
 	case contradicted != "":
-		s.wait(delay(&s.pending, s.jitter), true)
+		s.wait(jitter.Step(&s.pending, s.jitter), true)
 	case failed:
-		s.wait(delay(&s.failing, s.jitter), false)
+		s.wait(jitter.Step(&s.failing, s.jitter), false)
 	case !synced: // API servers behind one address may differ about a kind
-		s.wait(delay(&s.pending, s.jitter), true)
+		s.wait(jitter.Step(&s.pending, s.jitter), true)
 	default:
 		s.discover()
 	}

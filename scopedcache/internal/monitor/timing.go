@@ -67,12 +67,3 @@ var DefaultTiming = Timing{
 	Failing: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second},
 	Pending: wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 10 * time.Second},
 }
-
-// delay returns the next delay of a backoff. jitter is in [0,1).
-func delay(backoff *wait.Backoff, jitter float64) time.Duration {
-	factor := backoff.Jitter
-	backoff.Jitter = 0
-	d := backoff.Step()
-	backoff.Jitter = factor
-	return d + time.Duration(jitter*factor*float64(d))
-}
