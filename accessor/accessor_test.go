@@ -443,7 +443,7 @@ func TestUnauthorizedReview(t *testing.T) {
 	d := drive(t, r.URL, fastProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.At(client.ObjectKey{Name: "red"}).GetClient()
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetClient(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 
 	var rejections atomic.Int32
@@ -517,7 +517,7 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 			FailureThreshold: 3}, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig()
+	config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -581,7 +581,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.shared.targets.List()).To(HaveLen(1))
 	a, _ := d.byKey.Load(client.ObjectKey{Name: "red"})
@@ -610,7 +610,7 @@ func TestRESTConfigKeepsItsIdentity(t *testing.T) {
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config := func() *rest.Config {
-		config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig()
+		config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig(t.Context())
 		g.Expect(err).NotTo(HaveOccurred())
 		return config
 	}
@@ -639,7 +639,7 @@ func TestRESTConfigKeepsItsIdentity(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = httpClient.Get(r.URL + "/redirected")
 	g.Expect(err).To(MatchError(ContainSubstring("is not sent")))
-	entireCluster, err := d.At(client.ObjectKey{Name: "red"}).GetCluster()
+	entireCluster, err := d.At(client.ObjectKey{Name: "red"}).GetCluster(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	resp, err := entireCluster.GetHTTPClient().Get(r.URL + "/redirected")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -658,7 +658,7 @@ func TestEchoedSecret(t *testing.T) {
 	d.extension("red", "hunter2-hunter2")
 	state := d.eventually("red", disconnectedFor(connstate.ReasonProbeFailed))
 	g.Expect(message(state)).To(ContainSubstring("[redacted]"))
-	_, err := d.At(client.ObjectKey{Name: "red"}).GetClient()
+	_, err := d.At(client.ObjectKey{Name: "red"}).GetClient(t.Context())
 	g.Expect(fmt.Sprintf("%s %+v %v", message(state), err, state)).NotTo(ContainSubstring("hunter2"))
 }
 
@@ -698,7 +698,7 @@ func TestRecreatedExtension(t *testing.T) {
 	d := drive(t, r.URL, rareProbes, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
-	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient()
+	old, err := d.At(client.ObjectKey{Name: "red"}).GetUncachedClient(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	d.mu.Lock()
 	d.uidSuffixes["red"] = "-again"
@@ -754,7 +754,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	reconcile("after")
 	g.Expect(s.shared.targets.List()).To(BeEmpty())
 	for _, name := range []string{"first", "late", "after"} {
-		_, err := s.At(client.ObjectKey{Name: name}).GetClient()
+		_, err := s.At(client.ObjectKey{Name: name}).GetClient(t.Context())
 		g.Expect(err).To(MatchError(connstate.ErrNotConnected))
 		g.Expect(err).To(MatchError(ContainSubstring("extension " + name)))
 	}
@@ -792,9 +792,9 @@ func TestGettersAllocateNothing(t *testing.T) {
 	d.eventually("red", connectedAs("user-of-red"))
 	red := client.ObjectKey{Name: "red"}
 	for name, get := range map[string]func() error{
-		"GetClient":         func() error { _, err := d.At(red).GetClient(); return err },
-		"GetReader":         func() error { _, err := d.At(red).GetReader(); return err },
-		"GetUncachedClient": func() error { _, err := d.At(red).GetUncachedClient(); return err },
+		"GetClient":         func() error { _, err := d.At(red).GetClient(t.Context()); return err },
+		"GetReader":         func() error { _, err := d.At(red).GetReader(t.Context()); return err },
+		"GetUncachedClient": func() error { _, err := d.At(red).GetUncachedClient(t.Context()); return err },
 	} {
 		g.Expect(get()).To(Succeed())
 		g.Expect(testing.AllocsPerRun(100, func() { _ = get() })).To(BeZero(), name)

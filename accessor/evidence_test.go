@@ -88,7 +88,7 @@ func TestAnswersThatAreNotServed(t *testing.T) {
 			d.extension("red", "red")
 			d.eventually("red", connectedAs("user-of-red"))
 			view := d.At(client.ObjectKey{Name: "red"})
-			config, err := view.GetRESTConfig()
+			config, err := view.GetRESTConfig(t.Context())
 			g.Expect(err).NotTo(HaveOccurred())
 			requests, err := corev1client.NewForConfig(config)
 			g.Expect(err).NotTo(HaveOccurred())
@@ -133,7 +133,7 @@ func TestUnauthorizedSoonAfterProbe(t *testing.T) {
 	probes.Interval = 2 * time.Second
 	d := drive(t, r.URL, probes, noRetry)
 	get := func(name string) error {
-		config, err := d.At(client.ObjectKey{Name: name}).GetRESTConfig()
+		config, err := d.At(client.ObjectKey{Name: name}).GetRESTConfig(t.Context())
 		g.Expect(err).NotTo(HaveOccurred())
 		requests, err := corev1client.NewForConfig(config)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -203,7 +203,7 @@ func BenchmarkConnectBesideDenied(b *testing.B) {
 				start, name := time.Now(), fmt.Sprintf("new-%d", n)
 				d.extension(name, name)
 				NewWithT(b).Eventually(func() error {
-					_, err := d.At(client.ObjectKey{Name: name}).GetClient()
+					_, err := d.At(client.ObjectKey{Name: name}).GetClient(b.Context())
 					return err
 				}).WithTimeout(patience).WithPolling(100 * time.Microsecond).Should(Succeed())
 				took = append(took, time.Since(start))

@@ -38,15 +38,15 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	d := driveFenced(t, r.URL, rareProbes, noRetry, f)
 	red := client.ObjectKey{Name: "red"}
 	d.extension("red", "red")
-	_, err := d.At(red).GetClient()
+	_, err := d.At(red).GetClient(t.Context())
 	g.Expect(err).To(Satisfy(notLeading), "before the first term")
 	g.Expect(r.reviews.Load()).To(BeZero())
 
 	l.Renew(3600)
 	d.eventually("red", connectedAs("user-of-red"))
-	c, err := d.At(red).GetClient()
+	c, err := d.At(red).GetClient(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
-	config, err := d.At(red).GetRESTConfig()
+	config, err := d.At(red).GetRESTConfig(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	reviewsBefore, changes := r.reviews.Load(), len(d.changed())
 
@@ -64,7 +64,7 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 		g.Expect(err).To(Satisfy(notLeading), name)
 		g.Expect(err).NotTo(MatchError(fence.ErrOutcomeUnknown), name)
 	}
-	g.Eventually(func() error { _, err := d.At(red).GetClient(); return err }).WithTimeout(patience).
+	g.Eventually(func() error { _, err := d.At(red).GetClient(t.Context()); return err }).WithTimeout(patience).
 		Should(Satisfy(notLeading))
 	g.Eventually(func() int { return len(d.changed()) }).WithTimeout(patience).
 		Should(BeNumerically(">", changes), "controllers are notified")
@@ -167,7 +167,7 @@ func TestClientsOfTheConfigLookBeforeTheyWrite(t *testing.T) {
 			a, known := d.byKey.Load(red)
 			return known && a.within == term && a.published.Load().conn != nil
 		}).WithTimeout(patience).Should(BeTrue())
-		config, err := d.At(red).GetRESTConfig()
+		config, err := d.At(red).GetRESTConfig(t.Context())
 		g.Expect(err).NotTo(HaveOccurred())
 		httpClient, err := rest.HTTPClientFor(config)
 		g.Expect(err).NotTo(HaveOccurred())
@@ -235,7 +235,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	<-conn.Life().Done()
 	g.Expect(time.Since(begun)).To(BeNumerically(">", 1900*time.Millisecond))
 	g.Expect(context.Cause(conn.Life())).To(Satisfy(notLeading))
-	g.Eventually(func() error { _, err := d.At(client.ObjectKey{Name: "red"}).GetClient(); return err }).
+	g.Eventually(func() error { _, err := d.At(client.ObjectKey{Name: "red"}).GetClient(t.Context()); return err }).
 		WithTimeout(patience).Should(Satisfy(notLeading))
 }
 
@@ -265,7 +265,7 @@ func TestStateWhenTheLeaseEnds(t *testing.T) {
 	g.Eventually(blocked).WithTimeout(patience).Should(Receive())
 
 	l.Release()
-	g.Eventually(func() error { _, err := d.At(red).GetClient(); return err }).WithTimeout(patience).
+	g.Eventually(func() error { _, err := d.At(red).GetClient(t.Context()); return err }).WithTimeout(patience).
 		Should(Satisfy(notLeading))
 	g.Expect(a.state()).To(Satisfy(disconnectedFor(connstate.ReasonNotLeading)))
 	g.Expect(a.state().Healthy).To(BeFalse())

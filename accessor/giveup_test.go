@@ -129,7 +129,7 @@ const soon = 300 * time.Millisecond
 func TestGiveUpAwaitsAnswers(t *testing.T) {
 	g := NewWithT(t)
 	r := driveRefusing(t)
-	g.Eventually(func() error { _, err := r.At(red).GetClient(); return err }).WithTimeout(patience).
+	g.Eventually(func() error { _, err := r.At(red).GetClient(t.Context()); return err }).WithTimeout(patience).
 		Should(reasonIs(connstate.ReasonNotOwned))
 	g.Eventually(func() error { return put(r.conn, r.server.URL+"/hold") }).WithTimeout(patience).
 		Should(reasonIs(connstate.ReasonNotOwned), "a request that has not started")

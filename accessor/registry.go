@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -91,13 +92,13 @@ func absentReason(a absence) (connstate.Reason, error) {
 
 // GetClient returns what At(key).GetClient returns. This is the call that controllers repeat most, and
 // a connected extension takes the shortest way.
-func (r *registry) GetClient(key client.ObjectKey) (client.Client, error) {
+func (r *registry) GetClient(ctx context.Context, key client.ObjectKey) (client.Client, error) {
 	if a, ok := r.byKey.Load(key); ok {
 		if built := a.published.Load().builtClients.Load(); built != nil {
 			return built.Cached, nil
 		}
 	}
-	return r.At(key).GetClient()
+	return r.At(key).GetClient(ctx)
 }
 
 // Keys returns the keys of all known extensions, in no particular order.

@@ -18,7 +18,8 @@ type Binding = connection.Binding
 
 // View gives access to one extension's connection. Getters take one map load and one atomic load; a
 // call that is stale also takes the accessor's lock, for the text of its error. Only Watch,
-// WatchContent and Unwatch may block, until their context is done.
+// WatchContent and Unwatch may block, until their context is done; the others take a context because
+// their callers do.
 type View struct {
 	registry *registry
 	key      client.ObjectKey
@@ -69,7 +70,7 @@ func (v View) clients() (*connection.Clients, error) {
 }
 
 // GetClient returns the client that reads from the cache, or a *NotConnectedError.
-func (v View) GetClient() (client.Client, error) {
+func (v View) GetClient(context.Context) (client.Client, error) {
 	clients, err := v.clients()
 	if err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func (v View) GetClient() (client.Client, error) {
 }
 
 // GetReader returns the cached reader, or a *NotConnectedError.
-func (v View) GetReader() (client.Reader, error) {
+func (v View) GetReader(context.Context) (client.Reader, error) {
 	clients, err := v.clients()
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (v View) GetReader() (client.Reader, error) {
 }
 
 // GetUncachedClient returns the client that reads from the API server, or a *NotConnectedError.
-func (v View) GetUncachedClient() (client.Client, error) {
+func (v View) GetUncachedClient(context.Context) (client.Client, error) {
 	clients, err := v.clients()
 	if err != nil {
 		return nil, err
@@ -96,7 +97,7 @@ func (v View) GetUncachedClient() (client.Client, error) {
 }
 
 // GetRESTConfig returns a copy of the connection's config, or a *NotConnectedError.
-func (v View) GetRESTConfig() (*rest.Config, error) {
+func (v View) GetRESTConfig(context.Context) (*rest.Config, error) {
 	_, published, err := v.published()
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func (v View) GetRESTConfig() (*rest.Config, error) {
 }
 
 // GetCluster returns the connection as a cluster.Cluster, or a *NotConnectedError.
-func (v View) GetCluster() (cluster.Cluster, error) {
+func (v View) GetCluster(context.Context) (cluster.Cluster, error) {
 	_, published, err := v.published()
 	if err != nil {
 		return nil, err

@@ -52,7 +52,7 @@ func (c *clusterCache) For(ctx context.Context, extension client.Object) Bound {
 	if extension != nil {
 		key = client.ObjectKeyFromObject(extension)
 	}
-	b.view = c.set.For(key, &b.binding)
+	b.View = c.set.For(key, &b.binding)
 	return b
 }
 
@@ -88,45 +88,22 @@ func (c *clusterCache) bindingOf(ctx context.Context, object client.Object) (bin
 
 // bound is the Bound of clusterCache.
 type bound struct {
-	view    accessor.View
-	binding accessor.Binding
+	accessor.View
+	binding accessor.Binding // that of the view; here, so that For allocates once
 }
 
 var _ Bound = (*bound)(nil)
 
-func (b *bound) GetClient(context.Context) (client.Client, error) {
-	return b.view.GetClient()
-}
+// Watch implements Bound.
+func (b *bound) Watch(ctx context.Context, watcher Watcher) error { return b.View.Watch(ctx, watcher) }
 
-func (b *bound) GetReader(context.Context) (client.Reader, error) {
-	return b.view.GetReader()
-}
-
-func (b *bound) GetUncachedClient(context.Context) (client.Client, error) {
-	return b.view.GetUncachedClient()
-}
-
-func (b *bound) GetRESTConfig(context.Context) (*rest.Config, error) {
-	return b.view.GetRESTConfig()
-}
-
-func (b *bound) GetCluster(context.Context) (cluster.Cluster, error) {
-	return b.view.GetCluster()
-}
-
-func (b *bound) Watch(ctx context.Context, watcher Watcher) error {
-	return b.view.Watch(ctx, watcher)
-}
-
+// WatchContent implements Bound.
 func (b *bound) WatchContent(ctx context.Context, content ContentWatch) error {
-	return b.view.WatchContent(ctx, content)
+	return b.View.WatchContent(ctx, content)
 }
 
-func (b *bound) Unwatch(ctx context.Context, name string, dependents ...types.UID) {
-	b.view.Unwatch(ctx, name, dependents...)
-}
-
+// GetConnectionState implements Bound.
 func (b *bound) GetConnectionState(context.Context) (ConnectionState, bool) {
-	state, known := b.view.State()
+	state, known := b.State()
 	return connectionStateOf(state), known
 }

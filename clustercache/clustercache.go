@@ -173,24 +173,24 @@ type clusterCache struct {
 
 var _ ClusterCache = (*clusterCache)(nil)
 
-func (c *clusterCache) GetClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	return c.set.GetClient(extension)
+func (c *clusterCache) GetClient(ctx context.Context, extension client.ObjectKey) (client.Client, error) {
+	return c.set.GetClient(ctx, extension)
 }
 
-func (c *clusterCache) GetReader(_ context.Context, extension client.ObjectKey) (client.Reader, error) {
-	return c.set.At(extension).GetReader()
+func (c *clusterCache) GetReader(ctx context.Context, extension client.ObjectKey) (client.Reader, error) {
+	return c.set.At(extension).GetReader(ctx)
 }
 
-func (c *clusterCache) GetUncachedClient(_ context.Context, extension client.ObjectKey) (client.Client, error) {
-	return c.set.At(extension).GetUncachedClient()
+func (c *clusterCache) GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error) {
+	return c.set.At(extension).GetUncachedClient(ctx)
 }
 
-func (c *clusterCache) GetRESTConfig(_ context.Context, extension client.ObjectKey) (*rest.Config, error) {
-	return c.set.At(extension).GetRESTConfig()
+func (c *clusterCache) GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error) {
+	return c.set.At(extension).GetRESTConfig(ctx)
 }
 
-func (c *clusterCache) GetCluster(_ context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
-	return c.set.At(extension).GetCluster()
+func (c *clusterCache) GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error) {
+	return c.set.At(extension).GetCluster(ctx)
 }
 
 func (c *clusterCache) Watch(ctx context.Context, extension client.ObjectKey, watcher Watcher) error {
