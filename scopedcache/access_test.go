@@ -119,7 +119,7 @@ func TestMay(t *testing.T) {
 				a.say(func(verb string) string { return map[string]string{"list": tc.list, "watch": tc.watch}[verb] },
 					func() int { return tc.readyz })
 				c := a.newCache(t, func(o *Options) { o.Username = "blue" }).(*scopedCache)
-				v, err := c.reviewer.Review(t.Context(), q, "list", "watch")
+				v, err := c.env.reviewer.Review(t.Context(), q, "list", "watch")
 				g.Expect(v).To(Equal(tc.want), "%v", err)
 				g.Expect(err == nil).To(Equal(v == monitor.Allowed))
 				if v.IsDenial() {
@@ -186,15 +186,15 @@ func TestAccessMayHaveChanged(t *testing.T) {
 		g := NewWithT(t)
 		a := newAPIServer(t)
 		c := a.newCache(t).(*scopedCache)
-		kind, err := c.kindOf(configMap())
+		kind, err := c.env.kinds.kindOf(configMap())
 		g.Expect(err).NotTo(HaveOccurred())
 		entries := map[string]*entry{}
-		c.mu.Lock()
+		c.entries.mu.Lock()
 		for _, ns := range []string{"", "n", "m"} {
-			entries[ns] = newEntry(c, kind, Scope{Namespace: ns}) // this entry does not run
-			c.entries[entries[ns]] = struct{}{}
+			entries[ns] = c.entries.newEntry(kind, Scope{Namespace: ns}) // this entry does not run
+			c.entries.entries[entries[ns]] = struct{}{}
 		}
-		c.mu.Unlock()
+		c.entries.mu.Unlock()
 		notified := func() (namespaces []string) {
 			for _, ns := range []string{"", "n", "m"} {
 				if taken, _ := entries[ns].mail.take(); len(taken.events) > 0 {
@@ -203,9 +203,9 @@ func TestAccessMayHaveChanged(t *testing.T) {
 			}
 			return namespaces
 		}
-		c.accessMayHaveChanged("n")
+		c.entries.accessMayHaveChanged("n")
 		g.Expect(notified()).To(Equal([]string{"n"}))
-		c.accessMayHaveChanged("")
+		c.entries.accessMayHaveChanged("")
 		g.Expect(notified()).To(Equal([]string{"", "n", "m"}))
 	})
 }

@@ -41,16 +41,26 @@ type Cache interface {
 	States() []ScopeState
 }
 
+// scopedCache is the Cache: scopes, reads of them, and what both need.
 type scopedCache struct {
-	reader
-	cacheOptions cache.Options
-	options      Options
-	reviewer     *access.Reviewer
-	clients      *listwatch.Clients // of informers
-	tracer       *tracing.Tracer
-	rbacWatcher  *RBACWatcher // of this cache alone; nil without WatchRBAC
-	monitoring   *monitor.Config
-	unstreamed   *UnstreamedKinds
+	env     *environment
+	entries *entrySet
+	reader  reader
+}
+
+// environment is what the scopes and reads of a cache have in common: how to ask the API server, and
+// what is known of kinds. Its fields do not change.
+type environment struct {
+	options     Options
+	informers   cache.Options
+	kinds       *kinds
+	discovery   *discovery
+	reviewer    *access.Reviewer
+	clients     *listwatch.Clients // of informers
+	tracer      *tracing.Tracer
+	rbacWatcher *RBACWatcher // of this cache alone; nil without WatchRBAC
+	monitoring  *monitor.Config
+	unstreamed  *UnstreamedKinds
 }
 
 var _ Cache = (*scopedCache)(nil)
@@ -68,35 +78,42 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	c := &scopedCache{
-		reader: reader{
-			kinds: kinds{scheme: opts.Scheme, configs: configs},
-			discovery: discovery{config: config, httpClient: opts.HTTPClient, mapper: opts.Mapper,
-				hideText: options.HideServerMessages},
-			entrySet: entrySet{started: make(chan struct{}), over: make(chan struct{}), entries: map[*entry]struct{}{},
-				selected: map[selectedKey]*entry{}, indexes: map[kindKey][]index{}},
-			timeout: options.ReadTimeout, perNamespace: options.PerNamespace,
-			failOnMissing: opts.ReaderFailOnMissingInformer,
-		},
-		cacheOptions: opts, options: options, reviewer: reviewer,
-		tracer:  tracing.New(options.TracerProvider, options.Name),
-		clients: listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
+	env := &environment{
+		options:   options,
+		informers: opts,
+		kinds:     &kinds{scheme: opts.Scheme, configs: configs},
+		discovery: &discovery{config: config, httpClient: opts.HTTPClient, mapper: opts.Mapper,
+			hideText: options.HideServerMessages},
+		reviewer: reviewer,
+		clients:  listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
+		tracer:   tracing.New(options.TracerProvider, options.Name),
 		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
 			Timing: monitor.DefaultTiming},
 		unstreamed: cmp.Or(options.UnstreamedKinds, &UnstreamedKinds{}),
 	}
-	if c.changed = options.OnScopesChange; c.changed == nil {
-		c.changed = func() {}
-	}
-	c.newEntry = func(k *kind, scope Scope) *entry { return newEntry(c, k, scope) }
-	c.types.Store(&map[reflect.Type]*kind{})
+	env.kinds.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {
-		if c.rbacWatcher, err = NewRBACWatcher(config, opts, options); err != nil {
+		if env.rbacWatcher, err = NewRBACWatcher(config, opts, options); err != nil {
 			return nil, err
 		}
 	}
-	return c, nil
+	entries := newEntrySet(env)
+	return &scopedCache{env: env, entries: entries, reader: reader{env: env, entries: entries}}, nil
 }
+
+// Get implements client.Reader.
+func (s *scopedCache) Get(ctx context.Context, name client.ObjectKey, object client.Object,
+	opts ...client.GetOption) error {
+	return s.reader.Get(ctx, name, object, opts...)
+}
+
+// List implements client.Reader.
+func (s *scopedCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	return s.reader.List(ctx, list, opts...)
+}
+
+// States implements Cache.
+func (s *scopedCache) States() []ScopeState { return s.entries.States() }
 
 // NeedLeaderElection makes managers start the cache on every replica.
 func (s *scopedCache) NeedLeaderElection() bool { return false }
@@ -104,41 +121,41 @@ func (s *scopedCache) NeedLeaderElection() bool { return false }
 // Start runs the existing informers and later ones until ctx is done. Start then blocks until the
 // informers have stopped. Calls after that fail with the cause of ctx, or with ErrStopped.
 func (s *scopedCache) Start(ctx context.Context) error {
-	s.mu.Lock()
-	if s.life != nil {
-		s.mu.Unlock()
+	s.entries.mu.Lock()
+	if s.entries.life != nil {
+		s.entries.mu.Unlock()
 		return errors.New("informer already started")
 	}
-	s.life = ctx
+	s.entries.life = ctx
 	stopListening := s.listenToRBACLocked() // before a scope asks whether RBAC events are watched
-	for e := range s.entries {
-		s.startLocked(e)
+	for e := range s.entries.entries {
+		s.entries.startLocked(e)
 	}
-	close(s.started)
-	s.mu.Unlock()
-	context.AfterFunc(ctx, func() { close(s.over) })
-	if s.options.Name != "" {
-		defer metrics.ExportInformers(s.options.Name, s.metricsSnapshot)()
+	close(s.entries.started)
+	s.entries.mu.Unlock()
+	context.AfterFunc(ctx, func() { close(s.entries.over) })
+	if s.env.options.Name != "" {
+		defer metrics.ExportInformers(s.env.options.Name, s.metricsSnapshot)()
 	}
 
 	<-ctx.Done()
-	s.mu.Lock()
-	s.ended = true
-	for e := range s.entries {
+	s.entries.mu.Lock()
+	s.entries.ended = true
+	for e := range s.entries.entries {
 		if e.end != nil {
 			e.end() // because the context of the entry may end after ctx
 		}
 	}
-	s.mu.Unlock()
+	s.entries.mu.Unlock()
 	stopListening()
-	s.running.Wait()
+	s.entries.running.Wait()
 	return nil
 }
 
 // metricsSnapshot returns the values that the metrics export.
 func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
 	snapshot := metrics.Snapshot{Informers: map[string]int{}}
-	for _, scope := range s.States() {
+	for _, scope := range s.entries.States() {
 		snapshot.Informers[string(scope.State)]++
 		snapshot.Objects += scope.Objects
 	}
@@ -149,30 +166,30 @@ func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
 // later ones.
 func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string,
 	extract client.IndexerFunc) error {
-	k, err := s.kindOf(object)
+	k, err := s.env.kinds.kindOf(object)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	for _, other := range s.indexes[k.kindKey] {
+	s.entries.mu.Lock()
+	for _, other := range s.entries.indexes[k.kindKey] {
 		if other.field == field {
-			s.mu.Unlock()
+			s.entries.mu.Unlock()
 			return errors.Errorf("there is an index %q of %s already", field, k.gvk)
 		}
 	}
-	s.indexes[k.kindKey] = append(s.indexes[k.kindKey], index{field: field, extract: extract})
+	s.entries.indexes[k.kindKey] = append(s.entries.indexes[k.kindKey], index{field: field, extract: extract})
 	var existing []*entry
-	for e := range s.entries {
-		if e.kind == k {
+	for e := range s.entries.entries {
+		if e.selection.kind == k {
 			existing = append(existing, e)
 		}
 	}
-	s.mu.Unlock()
+	s.entries.mu.Unlock()
 	for _, e := range existing {
 		if err := e.reindex(); err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.indexes[k.kindKey] = slices.DeleteFunc(slices.Clone(s.indexes[k.kindKey]), func(i index) bool {
+			s.entries.mu.Lock()
+			defer s.entries.mu.Unlock()
+			s.entries.indexes[k.kindKey] = slices.DeleteFunc(slices.Clone(s.entries.indexes[k.kindKey]), func(i index) bool {
 				return i.field == field
 			})
 			return err

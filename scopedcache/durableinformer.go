@@ -39,10 +39,10 @@ var _ Informer = durableInformer{}
 func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
 	for _, s := range f.entries {
-		if s.scope.Namespace != metav1.NamespaceAll && s.scope.Namespace != key.Namespace {
+		if s.selection.scope.Namespace != metav1.NamespaceAll && s.selection.scope.Namespace != key.Namespace {
 			continue
 		}
-		running, err := s.cache.awaitReading(ctx, s)
+		running, err := s.awaitReading(ctx)
 		if err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 // Readable returns nil if Get can read, else the reason. Readable waits until one of them is known.
 func (f durableInformer) Readable(ctx context.Context) error {
 	for _, s := range f.entries {
-		if _, err := s.cache.awaitReading(ctx, s); err != nil {
+		if _, err := s.awaitReading(ctx); err != nil {
 			return err
 		}
 	}
@@ -146,11 +146,11 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 			_, has := others[name]
 			taken = taken || has
 		}
-		for _, index := range s.cache.indexesOf(s.kind) {
+		for _, index := range s.entries.indexesOf(s.selection.kind) {
 			taken = taken || name == "field:"+index.field // the name that controller-runtime uses
 		}
 		if taken {
-			return errors.Errorf("there is an indexer %q of %s already", name, s.kind.gvk)
+			return errors.Errorf("there is an indexer %q of %s already", name, s.selection.kind.gvk)
 		}
 	}
 	s.indexers = append(s.indexers, indexers)
@@ -187,7 +187,7 @@ func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 			case <-s.settled.Done():
 			case <-s.gone.Done():
 				return
-			case <-s.cache.stopped():
+			case <-s.entries.stopped():
 				return
 			}
 		}
@@ -199,7 +199,7 @@ func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 func (f durableInformer) name() string {
 	var names []string
 	for _, s := range f.entries {
-		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.scope.String()))
+		names = append(names, strings.TrimSpace(s.selection.kind.gvk.String()+" "+s.selection.scope.String()))
 	}
 	return strings.Join(names, "; ")
 }
@@ -211,7 +211,7 @@ func (f durableInformer) IsStopped() bool {
 			continue
 		}
 		select {
-		case <-s.cache.stopped():
+		case <-s.entries.stopped():
 		default:
 			return false
 		}

@@ -17,16 +17,17 @@ import (
 // entry is a scope in the cache. An entry has everything that outlives the scope's informers: the
 // holders, the state, and the event handlers.
 type entry struct {
-	selection
-	cache *scopedCache
+	selection selection
+	env       *environment
+	entries   *entrySet // that the entry is in
 
-	handles []*Handle   // guarded by cache.mu: the holders
-	pinned  bool        // guarded by cache.mu: GetInformer returned the informer
-	waiting int         // guarded by cache.mu: the number of readers that wait
+	handles []*Handle   // guarded by entries.mu: the holders
+	pinned  bool        // guarded by entries.mu: GetInformer returned the informer
+	waiting int         // guarded by entries.mu: the number of readers that wait
 	recent  atomic.Bool // set by each read, cleared at each check for idleness
-	gone    latch.Latch // opened under cache.mu when the entry is dropped
+	gone    latch.Latch // opened under entries.mu when the entry is dropped
 	idle    bool        // set before gone is opened: dropped because no one read it
-	end     func()      // set under cache.mu when the scope starts to run
+	end     func()      // set under entries.mu when the scope starts to run
 
 	mail mailbox // events for the run of the scope
 
@@ -36,7 +37,7 @@ type entry struct {
 	// states in order. notifyMu is locked before mu.
 	notifyMu sync.Mutex
 
-	mu            sync.Mutex            // before cache.mu
+	mu            sync.Mutex            // before entries.mu
 	state         State                 // guarded by mu
 	since         time.Time             // guarded by mu
 	lastError     error                 // guarded by mu
@@ -48,8 +49,17 @@ type entry struct {
 	indexers      []toolscache.Indexers // guarded by mu: added to every informer
 }
 
-func newEntry(c *scopedCache, k *kind, scope Scope) *entry {
-	return &entry{cache: c, selection: selection{kind: k, scope: scope}, state: StateSyncing, since: time.Now()}
+// awaitReading waits for the informer, for a read through a handle or an informer.
+func (s *entry) awaitReading(ctx context.Context) (*informer, error) {
+	if err := s.entries.check(); err != nil {
+		return nil, err
+	}
+	if running := s.current.Load(); running != nil {
+		return running, nil
+	}
+	ctx, cancel := s.entries.withReadTimeout(ctx)
+	defer cancel()
+	return s.await(ctx)
 }
 
 // await returns the informer to read from, or the reason why there is none. await waits until one
@@ -77,9 +87,9 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 		select {
 		case <-changed:
 		case <-s.gone.Done():
-			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
-		case <-s.cache.stopped():
-			return nil, s.cache.stopError()
+			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
+		case <-s.entries.stopped():
+			return nil, s.entries.stopError()
 		case <-ctx.Done():
 			return nil, s.notSynced(context.Cause(ctx))
 		}
@@ -103,9 +113,9 @@ func (s *entry) awaitSettled(ctx context.Context) error {
 	case <-s.settled.Done():
 		return nil
 	case <-s.gone.Done():
-		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.kind.gvk)
-	case <-s.cache.stopped():
-		return s.cache.stopError()
+		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
+	case <-s.entries.stopped():
+		return s.entries.stopError()
 	case <-ctx.Done():
 		return s.notSynced(context.Cause(ctx))
 	}
@@ -115,19 +125,19 @@ func (s *entry) awaitSettled(ctx context.Context) error {
 func (s *entry) notSynced(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &NotSyncedError{GVK: s.kind.gvk, Scope: s.scope, State: s.state, Since: s.since, Last: s.lastErrorLocked(),
-		Cause: cause}
+	return &NotSyncedError{GVK: s.selection.kind.gvk, Scope: s.selection.scope, State: s.state, Since: s.since,
+		Last: s.lastErrorLocked(), Cause: cause}
 }
 
 // indexLocked adds the missing indexes to an informer. The caller holds mu.
 func (s *entry) indexLocked(i *informer) error {
-	for _, index := range s.cache.indexesOf(s.kind) {
+	for _, index := range s.entries.indexesOf(s.selection.kind) {
 		if i.indexed[index.field] {
 			continue
 		}
 		indexer := lightinformer.FieldIndexer(index.field, i.AlwaysCopy, index.extract)
 		if err := i.AddIndexers(i.shared, indexer); err != nil {
-			return errors.Wrapf(err, "index %q of %s", index.field, s.kind.gvk)
+			return errors.Wrapf(err, "index %q of %s", index.field, s.selection.kind.gvk)
 		}
 		if i.indexed == nil {
 			i.indexed = map[string]bool{}
@@ -136,7 +146,7 @@ func (s *entry) indexLocked(i *informer) error {
 	}
 	for _, indexers := range s.indexers[i.indexers:] {
 		if err := i.AddIndexers(i.shared, indexers); err != nil {
-			return errors.Wrapf(err, "indexers of %s", s.kind.gvk)
+			return errors.Wrapf(err, "indexers of %s", s.selection.kind.gvk)
 		}
 		i.indexers++
 	}
@@ -166,7 +176,7 @@ func (s *entry) start(i *informer) error {
 		}
 	}
 	s.running = i
-	s.cache.running.Go(func() { // the caller's goroutine is counted in running
+	s.entries.running.Go(func() { // the caller's goroutine is counted in running
 		i.shared.RunWithContext(i.life)
 		i.helpers.Wait()
 	})

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/pkg/errors"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -13,8 +14,8 @@ import (
 
 // entrySet holds the entries of a cache. The cache starts once and stops once.
 type entrySet struct {
-	newEntry func(*kind, Scope) *entry
-	changed  func() // Options.OnScopesChange; may be called under mu
+	env     *environment
+	changed func() // Options.OnScopesChange; may be called under mu
 
 	started chan struct{} // closed by Start
 	over    chan struct{} // closed when the cache has stopped
@@ -28,6 +29,31 @@ type entrySet struct {
 	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
 }
 
+func newEntrySet(env *environment) *entrySet {
+	s := &entrySet{env: env, changed: env.options.OnScopesChange, started: make(chan struct{}),
+		over: make(chan struct{}), entries: map[*entry]struct{}{}, selected: map[selectedKey]*entry{},
+		indexes: map[kindKey][]index{}}
+	if s.changed == nil {
+		s.changed = func() {}
+	}
+	return s
+}
+
+// withReadTimeout returns a context that ends with the caller's, after ReadTimeout, or when the
+// cache stops.
+func (s *entrySet) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	timeout := s.env.options.ReadTimeout
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, timeout,
+		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", timeout))
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.life, func() { cancel(s.stopError()) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		cancelTimeout()
+	}
+}
+
 // selectedKey names a scope with selectors of its own.
 type selectedKey struct {
 	kind *kind
@@ -38,6 +64,12 @@ type selectedKey struct {
 type index struct {
 	field   string
 	extract client.IndexerFunc
+}
+
+// newEntry returns an entry that is not in the set yet.
+func (s *entrySet) newEntry(k *kind, scope Scope) *entry {
+	return &entry{env: s.env, entries: s, selection: selection{kind: k, scope: scope}, state: StateSyncing,
+		since: time.Now()}
 }
 
 // startLocked runs a scope if the cache runs. The caller holds mu.
@@ -101,14 +133,14 @@ func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
 }
 
 // neededLocked reports whether the scope has a holder, a reader, or an informer that GetInformer
-// returned. The caller holds cache.mu.
-func (s *entry) neededLocked() bool {
-	return len(s.handles) > 0 || s.pinned || s.recent.Load() || s.waiting > 0
+// returned. The caller holds entries.mu.
+func neededLocked(e *entry) bool {
+	return len(e.handles) > 0 || e.pinned || e.recent.Load() || e.waiting > 0
 }
 
 // dropUnusedLocked ends a scope that is not needed any more. The caller holds mu.
 func (s *entrySet) dropUnusedLocked(e *entry) {
-	if !e.neededLocked() {
+	if !neededLocked(e) {
 		s.dropLocked(e)
 	}
 }
@@ -118,12 +150,12 @@ func (s *entrySet) dropLocked(e *entry) {
 		return
 	}
 	delete(s.entries, e)
-	key := e.scope.key()
-	if s.selected[selectedKey{e.kind, key}] == e {
-		delete(s.selected, selectedKey{e.kind, key})
+	key := e.selection.scope.key()
+	if s.selected[selectedKey{e.selection.kind, key}] == e {
+		delete(s.selected, selectedKey{e.selection.kind, key})
 	} else {
-		e.kind.entries.Delete(key.namespace)
-		e.kind.countLocked(-1)
+		e.selection.kind.entries.Delete(key.namespace)
+		e.selection.kind.countLocked(-1)
 	}
 	e.gone.Open()
 	if e.end != nil {
@@ -137,7 +169,7 @@ func (s *entrySet) dropLocked(e *entry) {
 func (s *entrySet) dropIfIdle(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.neededLocked() {
+	if neededLocked(e) {
 		return false
 	}
 	e.idle = true
@@ -200,7 +232,7 @@ func (s *entrySet) accessMayHaveChanged(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for e := range s.entries {
-		if namespace == "" || e.concerns() == namespace {
+		if namespace == "" || e.selection.concerns() == namespace {
 			e.mail.accessMayHaveChanged()
 		}
 	}

@@ -17,7 +17,7 @@ func (s *entry) setState(e monitor.SetState) {
 	if state == StateNotServed && !meta.IsNoMatchError(err) {
 		// The 404 of a list must not look as if one object did not exist.
 		err = errors.WithMessage(&meta.NoKindMatchError{
-			GroupKind: s.kind.gvk.GroupKind(), SearchedVersions: []string{s.kind.gvk.Version},
+			GroupKind: s.selection.kind.gvk.GroupKind(), SearchedVersions: []string{s.selection.kind.gvk.Version},
 		}, errorText(err))
 	}
 	s.notifyMu.Lock()
@@ -37,11 +37,11 @@ func (s *entry) setState(e monitor.SetState) {
 	for _, o := range observers {
 		o.observe(now)
 	}
-	logChange(s.cache.options.Logger, State(e.Before), now)
-	if s.cache.options.OnStateChange != nil {
-		s.cache.options.OnStateChange(State(e.Before), now)
+	logChange(s.env.options.Logger, State(e.Before), now)
+	if s.env.options.OnStateChange != nil {
+		s.env.options.OnStateChange(State(e.Before), now)
 	}
-	s.cache.changed()
+	s.entries.changed()
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its
@@ -89,12 +89,12 @@ func (s *entry) snapshot() ScopeState {
 	if running != nil {
 		snapshot.Objects = running.objects()
 	}
-	snapshot.Dependents = s.cache.dependents(s)
+	snapshot.Dependents = s.entries.dependents(s)
 	return snapshot
 }
 
 func (s *entry) snapshotLocked() ScopeState {
-	return ScopeState{GVK: s.kind.gvk, Representation: s.kind.representation, Scope: s.scope,
+	return ScopeState{GVK: s.selection.kind.gvk, Representation: s.selection.kind.representation, Scope: s.selection.scope,
 		State: s.state, Since: s.since, LastError: s.lastError}
 }
 

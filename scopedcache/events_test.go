@@ -44,14 +44,14 @@ func TestEventsCauseReviews(t *testing.T) {
 		state := func() State { return handle.State().State }
 		g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
 		for _, late := range []time.Duration{0, soonest} {
-			c.accessMayHaveChanged("n") // without a change of permissions
+			c.entries.accessMayHaveChanged("n") // without a change of permissions
 			a.quiet(t)
-			c.accessMayHaveChanged("n")
+			c.entries.accessMayHaveChanged("n")
 			<-time.After(late) // the first review is answered as before the change
 			a.deny(true)
 			g.Eventually(state).WithTimeout(patience).Should(Equal(StateForbidden))
 			a.quiet(t)
-			c.accessMayHaveChanged("n")
+			c.entries.accessMayHaveChanged("n")
 			<-time.After(late)
 			a.deny(false)
 			g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
@@ -76,17 +76,17 @@ func TestEventsPutOffNothing(t *testing.T) {
 		storm := func() {
 			for range 10 {
 				before := a.reviews()
-				c.accessMayHaveChanged("n")
+				c.entries.accessMayHaveChanged("n")
 				g.Eventually(a.reviews).WithTimeout(soon).Should(BeNumerically(">", before))
 			}
 		}
 		storm()
 		a.deny(true)
-		c.accessMayHaveChanged("n")
+		c.entries.accessMayHaveChanged("n")
 		g.Eventually(state).WithTimeout(soon).Should(Equal(StateForbidden))
 		storm()
 		a.deny(false)
-		c.accessMayHaveChanged("n")
+		c.entries.accessMayHaveChanged("n")
 		g.Eventually(state).WithTimeout(soon).Should(Equal(StateSynced))
 	})
 }
@@ -95,21 +95,21 @@ func TestEventsPutOffNothing(t *testing.T) {
 func TestWhomEventsConcern(t *testing.T) {
 	g := NewWithT(t)
 	c := newAPIServer(t).newCache(t).(*scopedCache)
-	kind, err := c.kindOf(configMap())
+	kind, err := c.env.kinds.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(newEntry(c, kind, Scope{}).concerns()).To(BeEmpty())
-	g.Expect(newEntry(c, kind, Scope{Namespace: "n"}).concerns()).To(Equal("n"))
-	g.Expect(newEntry(c, kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).
-		concerns()).To(Equal("n"))
+	g.Expect(c.entries.newEntry(kind, Scope{}).selection.concerns()).To(BeEmpty())
+	g.Expect(c.entries.newEntry(kind, Scope{Namespace: "n"}).selection.concerns()).To(Equal("n"))
+	g.Expect(c.entries.newEntry(kind, Scope{FieldSelector: fields.OneTermEqualSelector("metadata.namespace", "n")}).
+		selection.concerns()).To(Equal("n"))
 }
 
 // A read of a kind that is not served sends a Read event, so that the kind is discovered sooner.
 func TestReadOfWhatIsNotServed(t *testing.T) {
 	g := NewWithT(t)
 	c := newAPIServer(t).newCache(t).(*scopedCache)
-	kind, err := c.kindOf(configMap())
+	kind, err := c.env.kinds.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	e := newEntry(c, kind, Scope{})
+	e := c.entries.newEntry(kind, Scope{})
 	e.state, e.lastError = StateNotServed, ErrReleased
 	_, err = e.await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))

@@ -457,7 +457,7 @@ func TestDefaultWatchErrorHandler(t *testing.T) {
 
 // tryRunning returns the running informer, or nil if the entry is locked.
 func (s *entry) tryRunning() *informer {
-	if !s.mu.TryLock() { // Lock could deadlock: entry.mu comes before cache.mu, which the caller holds
+	if !s.mu.TryLock() { // Lock could deadlock: entry.mu comes before entries.mu, which the caller holds
 		return nil
 	}
 	defer s.mu.Unlock()

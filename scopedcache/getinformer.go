@@ -16,7 +16,7 @@ import (
 // runs, GetInformer waits until the result of a read is known, unless BlockUntilSynced is false.
 func (s *scopedCache) GetInformer(ctx context.Context, object client.Object,
 	opts ...cache.InformerGetOption) (cache.Informer, error) {
-	kind, err := s.kindOf(object)
+	kind, err := s.env.kinds.kindOf(object)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +26,7 @@ func (s *scopedCache) GetInformer(ctx context.Context, object client.Object,
 // GetInformerForKind is GetInformer for typed objects. The scheme must know the kind.
 func (s *scopedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
 	opts ...cache.InformerGetOption) (cache.Informer, error) {
-	object, err := s.scheme.New(gvk)
+	object, err := s.env.kinds.scheme.New(gvk)
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
@@ -47,7 +47,7 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	}
 	namespaces := []string{metav1.NamespaceAll}
 	if len(k.config.namespaces) > 0 {
-		namespaced, err := s.namespaced(ctx, k)
+		namespaced, err := s.reader.namespaced(ctx, k)
 		// Options for namespaces mean that the kind is namespaced, even if it is not served yet.
 		unserved := meta.IsNoMatchError(err)
 		if err != nil && !unserved {
@@ -60,21 +60,21 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 			}
 		}
 	}
-	s.mu.Lock()
-	if s.ended {
-		s.mu.Unlock()
-		return nil, s.stopError()
+	s.entries.mu.Lock()
+	if s.entries.ended {
+		s.entries.mu.Unlock()
+		return nil, s.entries.stopError()
 	}
 	var result durableInformer
 	for _, namespace := range namespaces {
-		e := s.entryLocked(k, Scope{Namespace: namespace})
+		e := s.entries.entryLocked(k, Scope{Namespace: namespace})
 		e.pinned = true
 		result.entries = append(result.entries, e)
 	}
-	s.mu.Unlock()
+	s.entries.mu.Unlock()
 	if options.BlockUntilSynced == nil || *options.BlockUntilSynced {
 		select {
-		case <-s.started:
+		case <-s.entries.started:
 		default:
 			return result, nil // as in controller-runtime, there is nothing to wait for before Start
 		}
@@ -91,18 +91,18 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 // GetInformer started, in all namespaces. Informers with a Handle continue until the handle is
 // released. Callers that wait for a stopped informer receive ErrReleased.
 func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) error {
-	k, err := s.kindOf(object)
+	k, err := s.env.kinds.kindOf(object)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for e := range s.entries {
-		if e.kind == k {
+	s.entries.mu.Lock()
+	defer s.entries.mu.Unlock()
+	for e := range s.entries.entries {
+		if e.selection.kind == k {
 			e.pinned = false
 			e.recent.Store(false)
 			if len(e.handles) == 0 {
-				s.dropLocked(e) // even if readers wait for it
+				s.entries.dropLocked(e) // even if readers wait for it
 			}
 		}
 	}
@@ -114,11 +114,11 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 // and stays up. WaitForCacheSync returns false if ctx is done or the cache stops first.
 func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
-	case <-s.started:
+	case <-s.entries.started:
 	case <-ctx.Done():
 		return false
 	}
-	for _, e := range s.all() {
+	for _, e := range s.entries.all() {
 		if err := e.awaitSettled(ctx); err != nil && !errors.Is(err, ErrReleased) {
 			return false
 		}

@@ -43,7 +43,7 @@ var _ client.Reader = (*Handle)(nil)
 
 // Hold implements Cache.
 func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope, options HoldOptions) (*Handle, error) {
-	kind, err := s.kindOf(object)
+	kind, err := s.env.kinds.kindOf(object)
 	if err != nil {
 		return nil, err
 	}
@@ -52,23 +52,23 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 			errors.Errorf("the scope of %s selects nothing (%s): an API server would return all objects", kind.gvk,
 				scope)
 	}
-	s.mu.Lock()
-	if s.ended {
-		s.mu.Unlock()
-		return nil, s.stopError()
+	s.entries.mu.Lock()
+	if s.entries.ended {
+		s.entries.mu.Unlock()
+		return nil, s.entries.stopError()
 	}
-	e := s.entryLocked(kind, scope)
+	e := s.entries.entryLocked(kind, scope)
 	for _, handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent &&
 			handle.options.Name == options.Name && !handle.dead.Load() {
-			s.mu.Unlock()
+			s.entries.mu.Unlock()
 			return handle, nil
 		}
 	}
 	handle := &Handle{durableInformer: durableInformer{entries: []*entry{e}}, entry: e, options: options}
 	e.handles = append(e.handles, handle)
-	s.changed()
-	s.mu.Unlock()
+	s.entries.changed()
+	s.entries.mu.Unlock()
 	if options.OnStateChange != nil {
 		if e.observe(handle, options.OnStateChange); handle.dead.Load() {
 			e.unobserve(handle) // another holder of the same handle has released it
@@ -86,12 +86,12 @@ func (h *Handle) Release() {
 		return
 	}
 	h.entry.unobserve(h)
-	s := h.entry.cache
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	entries := h.entry.entries
+	entries.mu.Lock()
+	defer entries.mu.Unlock()
 	h.entry.handles = slices.DeleteFunc(h.entry.handles, func(other *Handle) bool { return other == h })
-	s.changed()
-	s.dropUnusedLocked(h.entry)
+	entries.changed()
+	entries.dropUnusedLocked(h.entry)
 }
 
 // State returns a snapshot of the scope.
@@ -121,23 +121,22 @@ func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...clien
 
 // reader waits for the informer, as reads of the cache do, and returns a reader of its objects.
 func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace string) (client.Reader, error) {
-	kind, err := h.entry.cache.kindOf(object)
+	kind, err := h.entry.env.kinds.kindOf(object)
+	held := h.entry.selection
 	switch {
 	case err != nil:
 		return nil, err
-	case kind != h.entry.kind:
-		return nil,
-			errors.Errorf("the handle is of %s (%s), and not of %s (%s)", h.entry.kind.gvk, h.entry.kind.representation,
-				kind.gvk, kind.representation)
-	case namespace != "" && h.entry.scope.Namespace != "" && namespace != h.entry.scope.Namespace:
-		return nil,
-			errors.Errorf("the handle is of %s in namespace %q, and not in %q", h.entry.kind.gvk, h.entry.scope.Namespace,
-				namespace)
+	case kind != held.kind:
+		return nil, errors.Errorf("the handle is of %s (%s), and not of %s (%s)", held.kind.gvk,
+			held.kind.representation, kind.gvk, kind.representation)
+	case namespace != "" && held.scope.Namespace != "" && namespace != held.scope.Namespace:
+		return nil, errors.Errorf("the handle is of %s in namespace %q, and not in %q", held.kind.gvk,
+			held.scope.Namespace, namespace)
 	}
 	if h.entry.gone.IsOpen() {
-		return nil, errors.Wrapf(ErrReleased, "reading %s", h.entry.kind.gvk)
+		return nil, errors.Wrapf(ErrReleased, "reading %s", held.kind.gvk)
 	}
-	running, err := h.entry.cache.awaitReading(ctx, h.entry)
+	running, err := h.entry.awaitReading(ctx)
 	if err != nil {
 		return nil, err
 	}

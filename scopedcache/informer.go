@@ -107,21 +107,21 @@ type watchObserver struct {
 
 func (o watchObserver) WatchBegan(lists bool) {
 	o.informer.setListing(lists)
-	o.run.mail.reportWatch(o.life, monitor.WatchBegan{Life: o.life, Lists: lists})
+	o.run.entry.mail.reportWatch(o.life, monitor.WatchBegan{Life: o.life, Lists: lists})
 }
 
 func (o watchObserver) WatchListed() {
 	o.informer.setListing(false)
-	o.run.mail.reportWatch(o.life, monitor.WatchListed{Life: o.life})
+	o.run.entry.mail.reportWatch(o.life, monitor.WatchListed{Life: o.life})
 }
 
 func (o watchObserver) WatchEnded(lasted time.Duration, early, stopped bool, err error) {
 	o.informer.setListing(false)
-	hide := o.run.cache.options.HideServerMessages
+	hide := o.run.entry.env.options.HideServerMessages
 	if _, isStatus := untrusted.StatusText(err); err != nil && hide && !isStatus {
 		err = errUnreadable
 	}
-	o.run.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Early: early, Stopped: stopped,
+	o.run.entry.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Early: early, Stopped: stopped,
 		Err: displayError(err, hide)})
 }
 
@@ -132,8 +132,8 @@ var errUnreadable = errors.New("the API server's watch could not be read")
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
 	next := &informer{mapping: mapping}
 	next.life, next.end = context.WithCancel(context.Background())
-	config, example := r.configOf(mapping), r.kind.example
-	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.namespaceIn(mapping),
+	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
+	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.entry.selection.namespaceIn(mapping),
 		Bookmarks: ptr.Deref(config.EnableWatchBookmarks, true),
 		Observer:  watchObserver{run: r, informer: next, life: life}}
 	if config.LabelSelector != nil {
@@ -142,11 +142,11 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if selector := inNamespace(resource.Namespace, config.FieldSelector); selector != nil {
 		resource.Fields = selector.String()
 	}
-	requests, err := r.cache.clients.For(resource)
+	requests, err := r.entry.env.clients.For(resource)
 	if err != nil {
 		return nil, err
 	}
-	newShared, indexers := r.cache.cacheOptions.NewInformer, toolscache.Indexers{}
+	newShared, indexers := r.entry.env.informers.NewInformer, toolscache.Indexers{}
 	if newShared == nil {
 		newShared = newLightInformer
 		next.Namespace = resource.Namespace
@@ -162,23 +162,23 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 			return r.reportAnswer(life, request, sent, err)
 		},
 		// A DefaultWatchErrorHandler receives every error.
-		ReturnAll: r.cache.cacheOptions.DefaultWatchErrorHandler != nil,
+		ReturnAll: r.entry.env.informers.DefaultWatchErrorHandler != nil,
 		OnWatch:   next.setWatch,
-		Unstreams: func() bool { return r.cache.unstreamed.has(mapping.Resource) },
+		Unstreams: func() bool { return r.entry.env.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
 	}, example, resyncPeriod(config.SyncPeriod), indexers)
-	if err := next.shared.SetTransform(transformOf(r.kind, config.Transform)); err != nil {
-		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
+	if err := next.shared.SetTransform(transformOf(r.entry.selection.kind, config.Transform)); err != nil {
+		return nil, errors.Wrapf(err, "informer of %s", r.entry.selection.kind.gvk)
 	}
 	if err := next.shared.SetWatchErrorHandlerWithContext(r.handleError(next)); err != nil {
-		return nil, errors.Wrapf(err, "informer of %s", r.kind.gvk)
+		return nil, errors.Wrapf(err, "informer of %s", r.entry.selection.kind.gvk)
 	}
-	next.Indexer, next.GVK = next.shared.GetIndexer(), r.kind.gvk
+	next.Indexer, next.GVK = next.shared.GetIndexer(), r.entry.selection.kind.gvk
 	next.Namespaced = mapping.Scope.Name() == meta.RESTScopeNameNamespace
 	next.DisableDeepCopy = ptr.Deref(config.UnsafeDisableDeepCopy, false)
-	if light, ok := next.shared.(*lightinformer.Informer); ok && r.cache.options.ObjectPool != nil &&
+	if light, ok := next.shared.(*lightinformer.Informer); ok && r.entry.env.options.ObjectPool != nil &&
 		!next.DisableDeepCopy {
-		light.ShareObjects(&r.cache.options.ObjectPool.objects)
+		light.ShareObjects(&r.entry.env.options.ObjectPool.objects)
 		next.AlwaysCopy = true
 	}
 	return next, nil
@@ -214,18 +214,19 @@ func transformOf(k *kind, transform toolscache.TransformFunc) toolscache.Transfo
 // handleError returns what handles the errors of an informer that its Reflector returns.
 func (r *run) handleError(i *informer) toolscache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-		if handler := r.cache.cacheOptions.DefaultWatchErrorHandler; handler != nil {
+		if handler := r.entry.env.informers.DefaultWatchErrorHandler; handler != nil {
 			handler(ctx, reflector, err)
 			return
 		}
-		if r.cache.life.Err() != nil || i.life.Err() != nil {
+		if r.entry.entries.life.Err() != nil || i.life.Err() != nil {
 			return // errors of an informer that ends are expected
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 			// Readers receive this error, and an identity without access is normal. So log no error
 			// in the host operator's log.
 			klog.FromContext(ctx).V(1).Info("The identity may not list or watch, or the API server does not serve the kind",
-				"kind", r.kind.gvk, "scope", r.scope.String(), "error", untrusted.Shorten(err.Error()))
+				"kind", r.entry.selection.kind.gvk, "scope", r.entry.selection.scope.String(), "error",
+				untrusted.Shorten(err.Error()))
 			return
 		}
 		toolscache.DefaultWatchErrorHandler(ctx, reflector, untrusted.Error(err))
@@ -235,13 +236,13 @@ func (r *run) handleError(i *informer) toolscache.WatchErrorHandlerWithContext {
 // reportAnswer reports the API server's answer to an informer's request, and returns whether the
 // informer must retry the request. listwatch.ListerWatcher calls it.
 func (r *run) reportAnswer(life monitor.LifeID, request monitor.Request, sent time.Time, err error) (retry bool) {
-	err = displayError(err, r.cache.options.HideServerMessages)
+	err = displayError(err, r.entry.env.options.HideServerMessages)
 	outcome, retry := monitor.Classify(request, err, access.FromServer(err))
 	switch outcome {
 	case monitor.OutcomeServed:
-		r.mail.reportServed(life)
+		r.entry.mail.reportServed(life)
 	case monitor.OutcomeFailed, monitor.OutcomeRefused:
-		r.mail.reportError(life, outcome, err, sent)
+		r.entry.mail.reportError(life, outcome, err, sent)
 	}
 	return retry
 }

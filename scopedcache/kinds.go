@@ -31,15 +31,15 @@ type kind struct {
 
 	mapping atomic.Pointer[meta.RESTMapping] // the last known; only for whether the kind is namespaced
 	// entries has the *entry of each namespace, without those with selectors of their own. Written
-	// under cache.mu.
+	// under entries.mu.
 	entries sync.Map
-	count   int // of entries; guarded by cache.mu
+	count   int // of entries; guarded by entries.mu
 	// only is the entry of all namespaces if that is the only entry, so that reads find it in one
-	// step. Written under cache.mu.
+	// step. Written under entries.mu.
 	only atomic.Pointer[entry]
 }
 
-// countLocked counts a new scope, or one that has ended. The caller holds cache.mu.
+// countLocked counts a new scope, or one that has ended. The caller holds entries.mu.
 func (k *kind) countLocked(change int) {
 	var only *entry
 	everywhere, ok := k.entries.Load(metav1.NamespaceAll)

@@ -40,9 +40,8 @@ func TestDiscoveryThatIsDenied(t *testing.T) {
 	known := &meta.RESTMapping{}
 	errDenied, errDown := apierrors.NewForbidden(schema.GroupResource{}, "", nil), apierrors.NewServiceUnavailable("down")
 	ask := func(anew error, e monitor.AskMapping) (*meta.RESTMapping, error) {
-		c := &scopedCache{}
-		c.mapper = sharing{known: known, anew: anew}
-		r := &run{entry: &entry{selection: selection{kind: &kind{}}, cache: c}}
+		env := &environment{discovery: &discovery{mapper: sharing{known: known, anew: anew}}}
+		r := &run{entry: &entry{selection: selection{kind: &kind{}}, env: env}}
 		return r.discover(t.Context(), e)
 	}
 	for _, e := range []monitor.AskMapping{{}, {Distrust: true}} {

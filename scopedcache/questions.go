@@ -34,10 +34,10 @@ func displayError(err error, hideText bool) error {
 func (r *run) review(ctx context.Context, e monitor.AskReview) (answer monitor.Reviewed) {
 	ctx, span := r.startSpan(ctx, tracing.AccessReview)
 	defer func() { tracing.End(span, reviewResults[answer.Verdict], answer.Verdict != monitor.Allowed) }()
-	q := r.question(e.Mapping)
-	verdict, err := r.cache.reviewer.Review(ctx, q, e.Verbs...)
+	q := r.entry.selection.question(e.Mapping)
+	verdict, err := r.entry.env.reviewer.Review(ctx, q, e.Verbs...)
 	if verdict.IsDenial() && e.OrListOnly {
-		if v, err := r.cache.reviewer.Review(ctx, q, "list"); !v.IsDenial() {
+		if v, err := r.entry.env.reviewer.Review(ctx, q, "list"); !v.IsDenial() {
 			return monitor.Reviewed{Question: e.Question, Verdict: v, ListOnly: true, Err: err}
 		}
 	}
@@ -51,10 +51,11 @@ var reviewResults = map[monitor.Verdict]string{monitor.Allowed: "Allowed", monit
 
 // startSpan starts a span about the scope.
 func (r *run) startSpan(ctx context.Context, name string) (context.Context, trace.Span) {
-	ctx, span := r.cache.tracer.Start(ctx, name)
+	ctx, span := r.entry.env.tracer.Start(ctx, name)
 	if span.IsRecording() {
-		span.SetAttributes(tracing.Kind.String(r.kind.gvk.String()), tracing.Scope.String(r.scope.String()),
-			tracing.Username.String(r.cache.options.Username))
+		span.SetAttributes(tracing.Kind.String(r.entry.selection.kind.gvk.String()),
+			tracing.Scope.String(r.entry.selection.scope.String()),
+			tracing.Username.String(r.entry.env.options.Username))
 	}
 	return ctx, span
 }
@@ -62,22 +63,23 @@ func (r *run) startSpan(ctx context.Context, name string) (context.Context, trac
 // discover returns the kind's resource. discover sends a request if the resource is not known, or
 // if e.Distrust is set. A mapper that forgets knows better than this cache.
 func (r *run) discover(ctx context.Context, e monitor.AskMapping) (*meta.RESTMapping, error) {
-	if known := r.kind.mapping.Load(); known != nil && !e.Distrust && !r.cache.mapperForgets() {
+	known := r.entry.selection.kind.mapping.Load()
+	if known != nil && !e.Distrust && !r.entry.env.discovery.mapperForgets() {
 		return known, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, discoveryTimeout, errDiscovery)
 	defer cancel()
-	find := r.cache.mapping
+	find := r.entry.env.discovery.mapping
 	if e.Distrust {
-		find = r.cache.mappingAnew
+		find = r.entry.env.discovery.mappingAnew
 	}
-	mapping, err := find(ctx, r.kind.gvk)
+	mapping, err := find(ctx, r.entry.selection.kind.gvk)
 	denied := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 	if denied && e.Distrust && !e.Sure {
-		mapping, err = r.cache.mapping(ctx, r.kind.gvk) // as others found it, or as it was
+		mapping, err = r.entry.env.discovery.mapping(ctx, r.entry.selection.kind.gvk) // as others found it, or as it was
 	}
 	if err == nil {
-		r.kind.mapping.Store(mapping)
+		r.entry.selection.kind.mapping.Store(mapping)
 	}
 	return mapping, err
 }

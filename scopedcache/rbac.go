@@ -285,13 +285,13 @@ func (e *RBACWatcher) deliver() {
 // that. The caller holds mu.
 func (s *scopedCache) listenToRBACLocked() (stop func()) {
 	var stops []func()
-	if s.options.RBACWatcher != nil {
-		stops = append(stops, s.listenAsIdentityLocked(s.options.RBACWatcher))
+	if s.env.options.RBACWatcher != nil {
+		stops = append(stops, s.listenAsIdentityLocked(s.env.options.RBACWatcher))
 	}
-	if s.rbacWatcher != nil {
-		stops = append(stops, s.listenAsIdentityLocked(s.rbacWatcher))
+	if s.env.rbacWatcher != nil {
+		stops = append(stops, s.listenAsIdentityLocked(s.env.rbacWatcher))
 		// Start returns when life ends, and never fails otherwise.
-		s.running.Go(func() { _ = s.rbacWatcher.Start(s.life) })
+		s.entries.running.Go(func() { _ = s.env.rbacWatcher.Start(s.entries.life) })
 	}
 	return func() {
 		for _, stop := range stops {
@@ -303,23 +303,24 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 // listenAsIdentityLocked listens to changes that concern the cache's identity. Until the identity
 // is known, every change concerns it. The caller holds mu.
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
-	stopListening := events.listen(s.options.Username, s.options.Groups, s.accessMayHaveChanged, s.eventsWatchedChanged)
-	if _, complete := rbacindex.SubjectsOf(s.options.Username, s.options.Groups); complete {
+	stopListening := events.listen(s.env.options.Username, s.env.options.Groups, s.entries.accessMayHaveChanged,
+		s.entries.eventsWatchedChanged)
+	if _, complete := rbacindex.SubjectsOf(s.env.options.Username, s.env.options.Groups); complete {
 		return stopListening
 	}
 	var mu sync.Mutex
 	stopped := false
-	s.running.Go(func() { // only after Start, which waits for this goroutine
+	s.entries.running.Go(func() { // only after Start, which waits for this goroutine
 		var username string
 		var groups []string
 		pauses := monitor.DefaultTiming.Failing
 		for complete := false; !complete; { // until then every change may concern the cache
-			username, groups = s.reviewer.Identity(s.life)
+			username, groups = s.env.reviewer.Identity(s.entries.life)
 			if _, complete = rbacindex.SubjectsOf(username, groups); complete {
 				break
 			}
 			select {
-			case <-s.life.Done():
+			case <-s.entries.life.Done():
 				return
 			case <-time.After(pauses.Step()):
 			}
@@ -328,7 +329,7 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 		defer mu.Unlock()
 		if !stopped {
 			// Register before the first registration ends.
-			narrower := events.listen(username, groups, s.accessMayHaveChanged, s.eventsWatchedChanged)
+			narrower := events.listen(username, groups, s.entries.accessMayHaveChanged, s.entries.eventsWatchedChanged)
 			stopListening()
 			stopListening = narrower
 		}

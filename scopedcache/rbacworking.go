@@ -66,7 +66,7 @@ func (e *RBACWatcher) update() {
 }
 
 // eventsWatched returns whether all changes of RBAC that concern the identity are reported.
-func (s *scopedCache) eventsWatched() (event monitor.EventsWatched) {
+func (s *environment) eventsWatched() (event monitor.EventsWatched) {
 	for _, e := range []*RBACWatcher{s.options.RBACWatcher, s.rbacWatcher} {
 		if e == nil || !e.working.Load() {
 			continue

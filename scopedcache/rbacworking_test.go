@@ -77,20 +77,20 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 	c := newAPIServer(t).newCache(t, func(o *Options) {
 		o.RBACWatcher, o.Username = events, "system:serviceaccount:team:red"
 	}).(*scopedCache)
-	kind, err := c.kindOf(configMap())
+	kind, err := c.env.kinds.kindOf(configMap())
 	g.Expect(err).NotTo(HaveOccurred())
-	e := newEntry(c, kind, Scope{}) // this entry does not run
-	c.mu.Lock()
-	c.entries[e] = struct{}{}
-	c.mu.Unlock()
+	e := c.entries.newEntry(kind, Scope{}) // this entry does not run
+	c.entries.mu.Lock()
+	c.entries.entries[e] = struct{}{}
+	c.entries.mu.Unlock()
 	for _, state := range []State{StateSynced, StateForbidden} {
 		for _, name := range []string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} {
 			events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(name), State: state, Since: time.Now()})
 		}
 		taken, _ := e.mail.take()
 		g.Expect(taken.watched).To(BeTrue())
-		g.Expect(c.eventsWatched().Watched).To(Equal(state == StateSynced))
-		g.Expect(c.eventsWatched().Latest).To(BeZero(), "no change so far")
+		g.Expect(c.env.eventsWatched().Watched).To(Equal(state == StateSynced))
+		g.Expect(c.env.eventsWatched().Latest).To(BeZero(), "no change so far")
 	}
 	for _, name := range []string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} {
 		events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind(name), State: StateSynced, Since: time.Now()})
@@ -98,11 +98,11 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 	defer events.close()
 	before := time.Now()
 	events.set(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "unbound"}})
-	g.Expect(c.eventsWatched().Latest).To(BeZero(), "it concerns no one")
+	g.Expect(c.env.eventsWatched().Latest).To(BeZero(), "it concerns no one")
 	events.set(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "binding"},
 		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "unbound"},
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "blue"}}})
-	g.Expect(c.eventsWatched().Latest).To(BeTemporally(">=", before), "scopes that start now must know")
+	g.Expect(c.env.eventsWatched().Latest).To(BeTemporally(">=", before), "scopes that start now must know")
 	events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind("Role"), State: StateForbidden, Since: time.Now()})
-	g.Expect(c.eventsWatched()).To(BeZero(), "changes do not count while not all are reported")
+	g.Expect(c.env.eventsWatched()).To(BeZero(), "changes do not count while not all are reported")
 }

@@ -15,23 +15,18 @@ import (
 
 // reader serves reads from the informers of scopes.
 type reader struct {
-	kinds
-	discovery
-	entrySet
-
-	timeout       time.Duration // bounds every read
-	perNamespace  bool
-	failOnMissing bool
+	env     *environment
+	entries *entrySet
 }
 
 // Get reads an object from the informer of its namespace, or of all namespaces.
 func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
-	kind, err := r.kindOf(object)
+	kind, err := r.env.kinds.kindOf(object)
 	if err != nil {
 		return err
 	}
-	if running := kind.ready(name.Namespace); running != nil && r.runs() {
+	if running := kind.ready(name.Namespace); running != nil && r.entries.runs() {
 		return running.Get(ctx, name, object, opts...)
 	}
 	return r.getWaiting(ctx, kind, name, object, opts...)
@@ -40,10 +35,10 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 // getWaiting is Get for the case that no informer can serve the read yet.
 func (r *reader) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
-	if err := r.check(); err != nil {
+	if err := r.entries.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.withReadTimeout(ctx)
+	ctx, cancel := r.entries.withReadTimeout(ctx)
 	defer cancel()
 	if len(kind.config.namespaces) > 0 {
 		configured, err := r.configuredNamespace(ctx, kind, name.Namespace)
@@ -66,19 +61,19 @@ func (r *reader) getFrom(ctx context.Context, kind *kind, namespace string, name
 
 // List reads from the informer of the namespace in opts, or of all namespaces.
 func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	kind, err := r.kindOf(list)
+	kind, err := r.env.kinds.kindOf(list)
 	if err != nil {
 		return err
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.runs() {
+	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.entries.runs() {
 		return running.List(ctx, list, opts...)
 	}
-	if err := r.check(); err != nil {
+	if err := r.entries.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.withReadTimeout(ctx)
+	ctx, cancel := r.entries.withReadTimeout(ctx)
 	defer cancel()
 	namespace := options.Namespace
 	if len(kind.config.namespaces) > 0 {
@@ -145,7 +140,7 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, namespace string) (
 // awaitAllNamespaces waits for the informer of all namespaces. awaitAllNamespaces returns nil
 // without an error if that informer is Forbidden, or if PerNamespace is set and there is none.
 func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, error) {
-	if _, exists := k.entries.Load(metav1.NamespaceAll); !exists && r.perNamespace {
+	if _, exists := k.entries.Load(metav1.NamespaceAll); !exists && r.env.options.PerNamespace {
 		return nil, nil
 	}
 	running, err := r.awaitEntry(ctx, k, metav1.NamespaceAll)
@@ -159,54 +154,27 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 // if necessary.
 func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	for {
-		r.mu.Lock()
-		if r.ended {
-			r.mu.Unlock()
-			return nil, r.stopError()
+		r.entries.mu.Lock()
+		if r.entries.ended {
+			r.entries.mu.Unlock()
+			return nil, r.entries.stopError()
 		}
-		if _, exists := k.entries.Load(namespace); !exists && r.failOnMissing {
-			r.mu.Unlock()
+		if _, exists := k.entries.Load(namespace); !exists && r.env.informers.ReaderFailOnMissingInformer {
+			r.entries.mu.Unlock()
 			return nil, &cache.ErrResourceNotCached{GVK: k.gvk}
 		}
-		e := r.entryLocked(k, Scope{Namespace: namespace})
+		e := r.entries.entryLocked(k, Scope{Namespace: namespace})
 		e.markRead()
 		e.waiting++
-		r.mu.Unlock()
+		r.entries.mu.Unlock()
 		running, err := e.await(ctx)
-		r.mu.Lock()
+		r.entries.mu.Lock()
 		e.waiting--
-		r.mu.Unlock()
+		r.entries.mu.Unlock()
 		if errors.Is(err, ErrReleased) && e.idle {
 			continue // the scope ended as idle just before this read
 		}
 		return running, err
-	}
-}
-
-// awaitReading waits for the informer of a scope, for a read through a handle or an informer.
-func (r *reader) awaitReading(ctx context.Context, e *entry) (*informer, error) {
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	if running := e.current.Load(); running != nil {
-		return running, nil
-	}
-	ctx, cancel := r.withReadTimeout(ctx)
-	defer cancel()
-	return e.await(ctx)
-}
-
-// withReadTimeout returns a context that ends with the caller's, after ReadTimeout, or when the
-// cache stops.
-func (r *reader) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancelTimeout := context.WithTimeoutCause(ctx, r.timeout,
-		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", r.timeout))
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(r.life, func() { cancel(r.stopError()) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		cancelTimeout()
 	}
 }
 
@@ -215,8 +183,8 @@ func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 	mapping := k.mapping.Load()
 	if mapping == nil {
 		var err error
-		if mapping, err = r.mapping(ctx, k.gvk); err != nil && r.check() != nil {
-			return false, r.check()
+		if mapping, err = r.env.discovery.mapping(ctx, k.gvk); err != nil && r.entries.check() != nil {
+			return false, r.entries.check()
 		} else if err != nil && ctx.Err() != nil {
 			return false,
 				&NotSyncedError{GVK: k.gvk, State: StateSyncing, Since: time.Now(), Last: err, Cause: context.Cause(ctx)}

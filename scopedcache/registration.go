@@ -28,15 +28,16 @@ func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
-	r := &registration{entry: s, feed: replay.New(handler, s.kind.example, feeding), options: options, onSettled: settled}
+	feed := replay.New(handler, s.selection.kind.example, feeding)
+	r := &registration{entry: s, feed: feed, options: options, onSettled: settled}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone.IsOpen() {
-		return nil, errors.Wrapf(ErrReleased, "adding a handler to the informer of %s", s.kind.gvk)
+		return nil, errors.Wrapf(ErrReleased, "adding a handler to the informer of %s", s.selection.kind.gvk)
 	}
 	select {
-	case <-s.cache.stopped():
-		return nil, s.cache.stopError()
+	case <-s.entries.stopped():
+		return nil, s.entries.stopError()
 	default:
 	}
 	if s.running != nil {
@@ -79,7 +80,7 @@ func (r *registration) attachLocked(i *informer) error {
 	inner, err := i.shared.AddEventHandlerWithOptions(source, r.options)
 	if err != nil {
 		r.feed.Pause()
-		return errors.Wrapf(err, "adding a handler to the informer of %s", r.entry.kind.gvk)
+		return errors.Wrapf(err, "adding a handler to the informer of %s", r.entry.selection.kind.gvk)
 	}
 	r.inner = inner
 	i.helpers.Go(func() {
@@ -107,7 +108,7 @@ func (r *registration) HasSynced() bool { return r.done.IsOpen() }
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
-	return settledChecker{name: r.entry.kind.gvk.String(), done: &r.done}
+	return settledChecker{name: r.entry.selection.kind.gvk.String(), done: &r.done}
 }
 
 // settledChecker is a DoneChecker for a latch that is opened when a scope or registration is settled.

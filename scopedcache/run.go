@@ -14,7 +14,7 @@ import (
 // the machine and executes its effects, in a goroutine that exists while there are events. Only that
 // goroutine uses the fields of run, except ended and cancelQuestion.
 type run struct {
-	*entry
+	entry          *entry
 	ctx            context.Context                    // of the cache
 	ended          atomic.Bool                        // the scope is not needed any more; any goroutine may set it
 	cancelQuestion atomic.Pointer[context.CancelFunc] // ends the latest question; nil if it is answered
@@ -28,11 +28,11 @@ type run struct {
 }
 
 // startRun runs an entry until end is called. The end of ctx only cancels what the run does: it wakes
-// no one. The caller holds cache.mu.
+// no one. The caller holds entries.mu.
 func startRun(ctx context.Context, s *entry) (end func()) {
-	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.cache.monitoring, time.Now())}
-	s.cache.running.Add(1) // until end, so that running is not zero when the mailbox starts a goroutine
-	s.mail.open(func() { s.cache.running.Go(r.handleEvents) })
+	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.env.monitoring, time.Now())}
+	s.entries.running.Add(1) // until end, so that running is not zero when the mailbox starts a goroutine
+	s.mail.open(func() { s.entries.running.Go(r.handleEvents) })
 	return func() {
 		r.ended.Store(true)
 		s.mail.wake()
@@ -45,7 +45,7 @@ func (r *run) isOver() bool { return r.ended.Load() || r.ctx.Err() != nil }
 // handleEvents handles what is in the mailbox.
 func (r *run) handleEvents() {
 	for {
-		taken, ok := r.mail.take()
+		taken, ok := r.entry.mail.take()
 		if !ok {
 			return
 		}
@@ -55,7 +55,7 @@ func (r *run) handleEvents() {
 		}
 		r.stepAll(taken.watches)
 		if taken.watched {
-			r.step(r.cache.eventsWatched())
+			r.step(r.entry.env.eventsWatched())
 		}
 		r.stepAll(taken.events)
 		if r.catchUp(); taken.idle && !r.isOver() {
@@ -83,16 +83,16 @@ func (r *run) stepAll(events []monitor.Event) {
 // begin starts the machine.
 func (r *run) begin() {
 	r.begun = true
-	r.timer = time.AfterFunc(time.Hour, r.mail.markTick)
-	if timeout := r.cache.options.IdleTimeout; timeout > 0 {
-		r.idleness = time.AfterFunc(timeout, r.mail.checkIdle)
+	r.timer = time.AfterFunc(time.Hour, r.entry.mail.markTick)
+	if timeout := r.entry.env.options.IdleTimeout; timeout > 0 {
+		r.idleness = time.AfterFunc(timeout, r.entry.mail.checkIdle)
 	}
 	r.do(r.machine.Start(time.Now(), rand.Float64()))
 }
 
 // end ends the scope. The mailbox starts no goroutine after that.
 func (r *run) end() {
-	r.mail.close()
+	r.entry.mail.close()
 	for _, timer := range []*time.Timer{r.timer, r.idleness} {
 		if timer != nil {
 			timer.Stop()
@@ -102,7 +102,7 @@ func (r *run) end() {
 	if cancel := r.cancelQuestion.Load(); cancel != nil {
 		(*cancel)()
 	}
-	r.cache.running.Done()
+	r.entry.entries.running.Done()
 }
 
 // arm sets the timer to the machine's deadline.
@@ -132,7 +132,7 @@ func (r *run) informerSynced() {
 func (r *run) step(event monitor.Event) {
 	r.do(r.machine.Step(time.Now(), rand.Float64(), event))
 	if !r.machine.HasRead() {
-		r.mail.forgetRead()
+		r.entry.mail.forgetRead()
 	}
 }
 
@@ -149,21 +149,21 @@ func (r *run) do(effects []monitor.Effect) {
 			r.ask(func(ctx context.Context) monitor.Event { return r.review(ctx, e) })
 		case monitor.AskReadiness:
 			r.ask(func(ctx context.Context) monitor.Event {
-				return monitor.Readied{Question: e.Question, Ready: r.cache.reviewer.Ready(ctx) != monitor.DeniedUnready}
+				return monitor.Readied{Question: e.Question, Ready: r.entry.env.reviewer.Ready(ctx) != monitor.DeniedUnready}
 			})
 		case monitor.StartInformer:
 			r.startInformer(e)
 		case monitor.Serve:
-			r.serve(r.informer)
+			r.entry.serve(r.informer)
 		case monitor.RestartWatch:
 			r.informer.restartWatch()
 		case monitor.ListInstead:
-			r.cache.unstreamed.add(r.informer.mapping.Resource)
+			r.entry.env.unstreamed.add(r.informer.mapping.Resource)
 			r.informer.stopWatch()
 		case monitor.StopInformer:
 			r.stopInformer()
 		case monitor.SetState:
-			r.setState(e)
+			r.entry.setState(e)
 		}
 	}
 }
@@ -175,9 +175,9 @@ func (r *run) ask(question func(context.Context) monitor.Event) {
 	if earlier := r.cancelQuestion.Swap(&cancel); earlier != nil {
 		(*earlier)()
 	}
-	r.cache.running.Go(func() { // this goroutine is counted in running
+	r.entry.entries.running.Go(func() { // this goroutine is counted in running
 		defer cancel()
-		r.mail.answer(question(ctx))
+		r.entry.mail.answer(question(ctx))
 		r.cancelQuestion.CompareAndSwap(&cancel, nil) // so that run does not keep ctx
 	})
 }
@@ -189,7 +189,7 @@ func (r *run) startInformer(e monitor.StartInformer) {
 	i, err := r.newInformer(e.Mapping, e.Poll, e.Life)
 	r.informer = i
 	if err == nil {
-		err = r.start(i)
+		err = r.entry.start(i)
 	}
 	if err != nil {
 		tracing.End(span, "Failing", true)
@@ -198,11 +198,11 @@ func (r *run) startInformer(e monitor.StartInformer) {
 	}
 	r.synced = i.shared.HasSyncedChecker().Done()
 	synced := r.synced
-	r.cache.running.Go(func() { // this goroutine is counted in running
+	r.entry.entries.running.Go(func() { // this goroutine is counted in running
 		select {
 		case <-synced:
 			tracing.End(span, string(StateSynced), false)
-			r.mail.wake()
+			r.entry.mail.wake()
 		case <-i.life.Done():
 			tracing.End(span, "Stopped", true)
 		}
@@ -211,14 +211,14 @@ func (r *run) startInformer(e monitor.StartInformer) {
 
 func (r *run) stopInformer() {
 	if r.informer != nil {
-		r.stop(r.informer)
+		r.entry.stop(r.informer)
 	}
 	r.informer, r.synced = nil, nil
 }
 
 // stopIfIdle ends the scope if no read used it since the last call, and nothing else needs it.
 func (r *run) stopIfIdle() {
-	if r.recent.Swap(false) || !r.cache.dropIfIdle(r.entry) {
-		r.idleness.Reset(r.cache.options.IdleTimeout)
+	if r.entry.recent.Swap(false) || !r.entry.entries.dropIfIdle(r.entry) {
+		r.idleness.Reset(r.entry.env.options.IdleTimeout)
 	}
 }

@@ -14,7 +14,7 @@ import (
 func TestNextQuestionCancelsTheEarlier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		r := &run{entry: &entry{cache: &scopedCache{}}, ctx: t.Context()}
+		r := &run{entry: &entry{env: &environment{}, entries: &entrySet{}}, ctx: t.Context()}
 		cancelled := make(chan error, 1)
 		r.ask(func(ctx context.Context) monitor.Event {
 			<-ctx.Done()
@@ -35,8 +35,8 @@ func TestNextQuestionCancelsTheEarlier(t *testing.T) {
 		g.Expect(latest.Err()).NotTo(HaveOccurred())
 		g.Expect(r.cancelQuestion.Load()).NotTo(BeNil(), "the end of the run cancels the question that is open")
 		close(answered)
-		r.cache.running.Wait()
+		r.entry.entries.running.Wait()
 		g.Expect(r.cancelQuestion.Load()).To(BeNil())
-		g.Expect(r.mail.answers).To(HaveLen(2))
+		g.Expect(r.entry.mail.answers).To(HaveLen(2))
 	})
 }

@@ -233,7 +233,7 @@ func TestHiddenEndsOfWatches(t *testing.T) {
 	expired := apierrors.NewResourceExpired(words).Status()
 	for _, err := range []error{errors.New("got invalid watch event type: " + words), apierrors.FromObject(&expired),
 		apierrors.FromObject(&corev1.ConfigMap{Data: map[string]string{"data": words}})} {
-		e := &entry{cache: &scopedCache{options: Options{HideServerMessages: true}}}
+		e := &entry{env: &environment{options: Options{HideServerMessages: true}}}
 		watchObserver{run: &run{entry: e}, informer: &informer{}, life: 1}.WatchEnded(0, false, false, err)
 		taken, _ := e.mail.take()
 		shown := taken.watches[0].(monitor.WatchEnded).Err
