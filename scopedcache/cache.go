@@ -45,6 +45,7 @@ type Cache interface {
 type scopedCache struct {
 	env     *environment
 	entries *entrySet
+	user    *user // the only one of the entries
 	reader  reader
 }
 
@@ -98,7 +99,9 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		}
 	}
 	entries := newEntrySet(env)
-	return &scopedCache{env: env, entries: entries, reader: reader{env: env, entries: entries}}, nil
+	user := newUser(options.ReadTimeout)
+	return &scopedCache{env: env, entries: entries, user: user,
+		reader: reader{env: env, entries: entries, user: user}}, nil
 }
 
 // Get implements client.Reader.
@@ -127,13 +130,12 @@ func (s *scopedCache) Start(ctx context.Context) error {
 		return errors.New("informer already started")
 	}
 	s.entries.life = ctx
+	s.user.begin(ctx)                       // before there is an informer to read from
 	stopListening := s.listenToRBACLocked() // before a scope asks whether RBAC events are watched
 	for e := range s.entries.entries {
 		s.entries.startLocked(e)
 	}
-	close(s.entries.started)
 	s.entries.mu.Unlock()
-	context.AfterFunc(ctx, func() { close(s.entries.over) })
 	if s.env.options.Name != "" {
 		defer metrics.ExportInformers(s.env.options.Name, s.metricsSnapshot)()
 	}

@@ -19,7 +19,10 @@ import (
 
 // durableInformer is a cache.Informer that outlives the informers behind it. A durableInformer
 // covers one scope, or one scope for each namespace that the cache's options name.
-type durableInformer struct{ entries []*entry }
+type durableInformer struct {
+	user    *user
+	entries []*entry
+}
 
 // Informer is what GetInformer of a [Cache] returns. Get of Informer reads from the informers that
 // feed its event handlers. Get of the cache may use another informer that serves the namespace. So
@@ -42,7 +45,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 		if s.selection.scope.Namespace != metav1.NamespaceAll && s.selection.scope.Namespace != key.Namespace {
 			continue
 		}
-		running, err := s.awaitReading(ctx)
+		running, err := f.user.awaitReading(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -56,7 +59,7 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 // Readable returns nil if Get can read, else the reason. Readable waits until one of them is known.
 func (f durableInformer) Readable(ctx context.Context) error {
 	for _, s := range f.entries {
-		if _, err := s.awaitReading(ctx); err != nil {
+		if _, err := f.user.awaitReading(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -85,7 +88,7 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
 	for _, s := range f.entries {
-		r, err := s.add(handler, options, func() {
+		r, err := s.add(f.user, handler, options, func() {
 			if result.left.Add(-1) == 0 {
 				result.done.Open()
 			}
@@ -187,7 +190,7 @@ func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 			case <-s.settled.Done():
 			case <-s.gone.Done():
 				return
-			case <-s.entries.stopped():
+			case <-f.user.stopped():
 				return
 			}
 		}
@@ -211,7 +214,7 @@ func (f durableInformer) IsStopped() bool {
 			continue
 		}
 		select {
-		case <-s.entries.stopped():
+		case <-f.user.stopped():
 		default:
 			return false
 		}

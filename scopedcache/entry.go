@@ -49,22 +49,9 @@ type entry struct {
 	indexers      []toolscache.Indexers // guarded by mu: added to every informer
 }
 
-// awaitReading waits for the informer, for a read through a handle or an informer.
-func (s *entry) awaitReading(ctx context.Context) (*informer, error) {
-	if err := s.entries.check(); err != nil {
-		return nil, err
-	}
-	if running := s.current.Load(); running != nil {
-		return running, nil
-	}
-	ctx, cancel := s.entries.withReadTimeout(ctx)
-	defer cancel()
-	return s.await(ctx)
-}
-
-// await returns the informer to read from, or the reason why there is none. await waits until one
-// of them is known.
-func (s *entry) await(ctx context.Context) (*informer, error) {
+// await returns the informer that a user is to read from, or the reason why there is none. await
+// waits until one of them is known.
+func (s *entry) await(ctx context.Context, u *user) (*informer, error) {
 	if running := s.current.Load(); running != nil {
 		return running, nil
 	}
@@ -88,8 +75,8 @@ func (s *entry) await(ctx context.Context) (*informer, error) {
 		case <-changed:
 		case <-s.gone.Done():
 			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
-		case <-s.entries.stopped():
-			return nil, s.entries.stopError()
+		case <-u.stopped():
+			return nil, u.stopError()
 		case <-ctx.Done():
 			return nil, s.notSynced(context.Cause(ctx))
 		}
@@ -104,8 +91,8 @@ func (s *entry) lastErrorLocked() error {
 	return s.lastError
 }
 
-// awaitSettled waits until the result of a read is known.
-func (s *entry) awaitSettled(ctx context.Context) error {
+// awaitSettled waits until the result of a user's read is known.
+func (s *entry) awaitSettled(ctx context.Context, u *user) error {
 	if s.settled.IsOpen() {
 		return nil
 	}
@@ -114,8 +101,8 @@ func (s *entry) awaitSettled(ctx context.Context) error {
 		return nil
 	case <-s.gone.Done():
 		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
-	case <-s.entries.stopped():
-		return s.entries.stopError()
+	case <-u.stopped():
+		return u.stopError()
 	case <-ctx.Done():
 		return s.notSynced(context.Cause(ctx))
 	}

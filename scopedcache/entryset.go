@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pkg/errors"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -16,9 +14,6 @@ import (
 type entrySet struct {
 	env     *environment
 	changed func() // Options.OnScopesChange; may be called under mu
-
-	started chan struct{} // closed by Start
-	over    chan struct{} // closed when the cache has stopped
 
 	mu       sync.Mutex             // after entry.mu
 	life     context.Context        // guarded by mu; nil before Start, then never changed
@@ -30,28 +25,12 @@ type entrySet struct {
 }
 
 func newEntrySet(env *environment) *entrySet {
-	s := &entrySet{env: env, changed: env.options.OnScopesChange, started: make(chan struct{}),
-		over: make(chan struct{}), entries: map[*entry]struct{}{}, selected: map[selectedKey]*entry{},
-		indexes: map[kindKey][]index{}}
+	s := &entrySet{env: env, changed: env.options.OnScopesChange, entries: map[*entry]struct{}{},
+		selected: map[selectedKey]*entry{}, indexes: map[kindKey][]index{}}
 	if s.changed == nil {
 		s.changed = func() {}
 	}
 	return s
-}
-
-// withReadTimeout returns a context that ends with the caller's, after ReadTimeout, or when the
-// cache stops.
-func (s *entrySet) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	timeout := s.env.options.ReadTimeout
-	ctx, cancelTimeout := context.WithTimeoutCause(ctx, timeout,
-		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", timeout))
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.life, func() { cancel(s.stopError()) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		cancelTimeout()
-	}
 }
 
 // selectedKey names a scope with selectors of its own.
@@ -79,34 +58,6 @@ func (s *entrySet) startLocked(e *entry) {
 	}
 	e.end = startRun(s.life, e)
 }
-
-// stopped returns a channel that is closed when the cache has stopped.
-func (s *entrySet) stopped() <-chan struct{} { return s.over }
-
-// stopError returns why the cache has stopped.
-func (s *entrySet) stopError() error {
-	if cause := context.Cause(s.life); cause != nil && !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return errors.WithStack(ErrStopped)
-}
-
-// check returns an error if the cache has not started or has stopped, so that no read is possible.
-func (s *entrySet) check() error {
-	select {
-	case <-s.started:
-	default:
-		return &cache.ErrCacheNotStarted{}
-	}
-	if s.life.Err() != nil {
-		return s.stopError()
-	}
-	return nil
-}
-
-// runs reports whether the cache has not stopped. Call it only after the cache has started, for
-// example if there is an informer.
-func (s *entrySet) runs() bool { return s.life.Err() == nil }
 
 // entryLocked returns the entry of the scope, and creates it on first use. The caller holds mu.
 func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {

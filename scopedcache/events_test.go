@@ -111,7 +111,7 @@ func TestReadOfWhatIsNotServed(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	e := c.entries.newEntry(kind, Scope{})
 	e.state, e.lastError = StateNotServed, ErrReleased
-	_, err = e.await(t.Context())
+	_, err = e.await(t.Context(), c.user)
 	g.Expect(err).To(MatchError(ErrReleased))
 	taken, _ := e.mail.take()
 	g.Expect(taken.events).To(Equal([]monitor.Event{monitor.Read{}}))

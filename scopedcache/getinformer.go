@@ -63,9 +63,9 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	s.entries.mu.Lock()
 	if s.entries.ended {
 		s.entries.mu.Unlock()
-		return nil, s.entries.stopError()
+		return nil, s.user.stopError()
 	}
-	var result durableInformer
+	result := durableInformer{user: s.user}
 	for _, namespace := range namespaces {
 		e := s.entries.entryLocked(k, Scope{Namespace: namespace})
 		e.pinned = true
@@ -73,13 +73,11 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	}
 	s.entries.mu.Unlock()
 	if options.BlockUntilSynced == nil || *options.BlockUntilSynced {
-		select {
-		case <-s.entries.started:
-		default:
+		if !s.user.hasBegun() {
 			return result, nil // as in controller-runtime, there is nothing to wait for before Start
 		}
 		for _, e := range result.entries {
-			if err := e.awaitSettled(ctx); err != nil {
+			if err := e.awaitSettled(ctx, s.user); err != nil {
 				return nil, err
 			}
 		}
@@ -114,12 +112,12 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 // and stays up. WaitForCacheSync returns false if ctx is done or the cache stops first.
 func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
-	case <-s.entries.started:
+	case <-s.user.started:
 	case <-ctx.Done():
 		return false
 	}
 	for _, e := range s.entries.all() {
-		if err := e.awaitSettled(ctx); err != nil && !errors.Is(err, ErrReleased) {
+		if err := e.awaitSettled(ctx, s.user); err != nil && !errors.Is(err, ErrReleased) {
 			return false
 		}
 	}

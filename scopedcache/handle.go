@@ -55,17 +55,17 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 	s.entries.mu.Lock()
 	if s.entries.ended {
 		s.entries.mu.Unlock()
-		return nil, s.entries.stopError()
+		return nil, s.user.stopError()
 	}
 	e := s.entries.entryLocked(kind, scope)
 	for _, handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent &&
-			handle.options.Name == options.Name && !handle.dead.Load() {
+			handle.options.Name == options.Name && handle.user == s.user && !handle.dead.Load() {
 			s.entries.mu.Unlock()
 			return handle, nil
 		}
 	}
-	handle := &Handle{durableInformer: durableInformer{entries: []*entry{e}}, entry: e, options: options}
+	handle := &Handle{durableInformer: durableInformer{user: s.user, entries: []*entry{e}}, entry: e, options: options}
 	e.handles = append(e.handles, handle)
 	s.entries.changed()
 	s.entries.mu.Unlock()
@@ -136,7 +136,7 @@ func (h *Handle) reader(ctx context.Context, object runtime.Object, namespace st
 	if h.entry.gone.IsOpen() {
 		return nil, errors.Wrapf(ErrReleased, "reading %s", held.kind.gvk)
 	}
-	running, err := h.entry.awaitReading(ctx)
+	running, err := h.user.awaitReading(ctx, h.entry)
 	if err != nil {
 		return nil, err
 	}

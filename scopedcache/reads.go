@@ -17,6 +17,7 @@ import (
 type reader struct {
 	env     *environment
 	entries *entrySet
+	user    *user // who reads
 }
 
 // Get reads an object from the informer of its namespace, or of all namespaces.
@@ -26,7 +27,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 	if err != nil {
 		return err
 	}
-	if running := kind.ready(name.Namespace); running != nil && r.entries.runs() {
+	if running := kind.ready(name.Namespace); running != nil && r.user.runs() {
 		return running.Get(ctx, name, object, opts...)
 	}
 	return r.getWaiting(ctx, kind, name, object, opts...)
@@ -35,10 +36,10 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 // getWaiting is Get for the case that no informer can serve the read yet.
 func (r *reader) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
-	if err := r.entries.check(); err != nil {
+	if err := r.user.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.entries.withReadTimeout(ctx)
+	ctx, cancel := r.user.withReadTimeout(ctx)
 	defer cancel()
 	if len(kind.config.namespaces) > 0 {
 		configured, err := r.configuredNamespace(ctx, kind, name.Namespace)
@@ -67,13 +68,13 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.entries.runs() {
+	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.user.runs() {
 		return running.List(ctx, list, opts...)
 	}
-	if err := r.entries.check(); err != nil {
+	if err := r.user.check(); err != nil {
 		return err
 	}
-	ctx, cancel := r.entries.withReadTimeout(ctx)
+	ctx, cancel := r.user.withReadTimeout(ctx)
 	defer cancel()
 	namespace := options.Namespace
 	if len(kind.config.namespaces) > 0 {
@@ -157,7 +158,7 @@ func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*in
 		r.entries.mu.Lock()
 		if r.entries.ended {
 			r.entries.mu.Unlock()
-			return nil, r.entries.stopError()
+			return nil, r.user.stopError()
 		}
 		if _, exists := k.entries.Load(namespace); !exists && r.env.informers.ReaderFailOnMissingInformer {
 			r.entries.mu.Unlock()
@@ -167,7 +168,7 @@ func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*in
 		e.markRead()
 		e.waiting++
 		r.entries.mu.Unlock()
-		running, err := e.await(ctx)
+		running, err := e.await(ctx, r.user)
 		r.entries.mu.Lock()
 		e.waiting--
 		r.entries.mu.Unlock()
@@ -183,8 +184,8 @@ func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 	mapping := k.mapping.Load()
 	if mapping == nil {
 		var err error
-		if mapping, err = r.env.discovery.mapping(ctx, k.gvk); err != nil && r.entries.check() != nil {
-			return false, r.entries.check()
+		if mapping, err = r.env.discovery.mapping(ctx, k.gvk); err != nil && r.user.check() != nil {
+			return false, r.user.check()
 		} else if err != nil && ctx.Err() != nil {
 			return false,
 				&NotSyncedError{GVK: k.gvk, State: StateSyncing, Since: time.Now(), Last: err, Cause: context.Cause(ctx)}

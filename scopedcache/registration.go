@@ -13,6 +13,7 @@ import (
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
 	entry     *entry
+	user      *user // whose handler it is
 	feed      *replay.Feed
 	options   toolscache.HandlerOptions
 	done      latch.Latch // opened by settle
@@ -21,23 +22,23 @@ type registration struct {
 	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
 
-// add registers a handler, and feeds it if an informer runs.
-func (s *entry) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
+// add registers a user's handler, and feeds it if an informer runs.
+func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
 	settled func()) (*registration, error) {
 	var feeding replay.Options
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
 	feed := replay.New(handler, s.selection.kind.example, feeding)
-	r := &registration{entry: s, feed: feed, options: options, onSettled: settled}
+	r := &registration{entry: s, user: u, feed: feed, options: options, onSettled: settled}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone.IsOpen() {
 		return nil, errors.Wrapf(ErrReleased, "adding a handler to the informer of %s", s.selection.kind.gvk)
 	}
 	select {
-	case <-s.entries.stopped():
-		return nil, s.entries.stopError()
+	case <-u.stopped():
+		return nil, u.stopError()
 	default:
 	}
 	if s.running != nil {

@@ -1,0 +1,94 @@
+package scopedcache
+
+import (
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+)
+
+// user is who uses the scopes of a set: reads them, holds them, and has handlers at their informers.
+// A user has a life of its own, which starts once and stops once; what it waits for ends with that
+// life. A Cache has exactly one user, whose life is that of the set.
+type user struct {
+	timeout time.Duration // bounds every read
+	started chan struct{} // closed when the life begins
+	over    chan struct{} // closed when the life has ended
+
+	life context.Context // set before started is closed, then never changed
+}
+
+func newUser(timeout time.Duration) *user {
+	return &user{timeout: timeout, started: make(chan struct{}), over: make(chan struct{})}
+}
+
+// begin begins the life, which ends with ctx. Call begin once.
+func (u *user) begin(ctx context.Context) {
+	u.life = ctx
+	close(u.started)
+	context.AfterFunc(ctx, func() { close(u.over) })
+}
+
+// hasBegun reports whether the life has begun.
+func (u *user) hasBegun() bool {
+	select {
+	case <-u.started:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopped returns a channel that is closed when the life has ended.
+func (u *user) stopped() <-chan struct{} { return u.over }
+
+// stopError returns why the life has ended. Call it only after the life has begun.
+func (u *user) stopError() error {
+	if cause := context.Cause(u.life); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return errors.WithStack(ErrStopped)
+}
+
+// check returns an error if the life has not begun or has ended, so that no read is possible.
+func (u *user) check() error {
+	if !u.hasBegun() {
+		return &cache.ErrCacheNotStarted{}
+	}
+	if u.life.Err() != nil {
+		return u.stopError()
+	}
+	return nil
+}
+
+// runs reports whether the life has not ended. Call it only after the life has begun, for example if
+// there is an informer.
+func (u *user) runs() bool { return u.life.Err() == nil }
+
+// withReadTimeout returns a context that ends with the caller's, after the timeout of reads, or with
+// the user's life.
+func (u *user) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, u.timeout,
+		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", u.timeout))
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(u.life, func() { cancel(u.stopError()) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		cancelTimeout()
+	}
+}
+
+// awaitReading waits for the informer of a scope, for a read through a handle or an informer.
+func (u *user) awaitReading(ctx context.Context, e *entry) (*informer, error) {
+	if err := u.check(); err != nil {
+		return nil, err
+	}
+	if running := e.current.Load(); running != nil {
+		return running, nil
+	}
+	ctx, cancel := u.withReadTimeout(ctx)
+	defer cancel()
+	return e.await(ctx, u)
+}
