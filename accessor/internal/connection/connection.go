@@ -48,10 +48,10 @@ type Connection struct {
 	termReason connstate.Reason
 	tasks      *workpool.TaskGroup // the tasks end with life
 
-	config     *rest.Config // authenticates as the identity, holds no secret; callers get copies
-	transport  *lifetimeRoundTripper
-	httpClient *http.Client // for requests that end
-	streams    *http.Client // for watches: without a timeout
+	config     *rest.Config      // authenticates as the identity, holds no secret; callers get copies
+	shared     http.RoundTripper // sends requests as the identity, by what the target's members share
+	httpClient *http.Client      // for requests that end
+	streams    *http.Client      // for watches: without a timeout
 	mapper     *targets.Mapper
 	requests   *Requests                  // of the extension; nil if they are not counted
 	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
@@ -103,6 +103,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason, requests: extension.Requests,
 		resolution: bound.resolution, observers: observers}
 	c.Use(bound)
+	c.shared = &identityRoundTripper{wrapper: wrapper{t.RoundTripper()}, conn: c}
 
 	wrap := func(next http.RoundTripper) http.RoundTripper {
 		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
@@ -116,11 +117,9 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		ownDialer := dialsItself(next)
 		if c.term != nil && !ownDialer {
 			// The caller's transport does not look at the time before each write; the target's does.
-			return &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
+			return c.roundTripper(c.shared, false)
 		}
-		return &lifetimeRoundTripper{
-			conn: c, next: &identityRoundTripper{conn: c, next: t.Observe(next), ownDialer: ownDialer},
-		}
+		return c.roundTripper(&identityRoundTripper{wrapper{t.Observe(next)}, c, ownDialer}, false)
 	}
 	c.config = t.Config()
 	c.config.UserAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(extension.Key)
@@ -131,9 +130,9 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	}
 	c.config.WrapTransport = wrap
 
-	c.transport = &lifetimeRoundTripper{conn: c, next: &identityRoundTripper{conn: c, next: t.RoundTripper()}}
-	c.httpClient = &http.Client{Transport: c.transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
-	c.streams = &http.Client{Transport: c.transport, CheckRedirect: neverRedirect}
+	transport := c.roundTripper(c.shared, false)
+	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
+	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
 	c.mapper = t.Mapper(c.config, c.httpClient, options.Client.MaxDiscoveryBytes)
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()

@@ -59,7 +59,7 @@ func TestBodyWhileTheConnectionEnds(t *testing.T) {
 			g := NewWithT(t)
 			c := newTestConnection(t)
 			body := during{f: func() { c.Close(errGone) }, text: "text", err: tc.err}
-			resp, err := (&lifetimeRoundTripper{conn: c, next: respond(http.StatusOK, body)}).
+			resp, err := c.roundTripper(respond(http.StatusOK, body), false).
 				RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
 			g.Expect(err).NotTo(HaveOccurred())
 			defer resp.Body.Close()
@@ -83,8 +83,8 @@ func TestAnswerAfterTheLease(t *testing.T) {
 		lease.Release()
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Header: http.Header{}}, nil
 	})
-	_, err := (&lifetimeRoundTripper{conn: c, next: next}). //nolint:bodyclose // there is none
-								RoundTrip(httptest.NewRequest(http.MethodPost, "https://server/api", strings.NewReader("{}")))
+	_, err := c.roundTripper(next, false). //nolint:bodyclose // there is none
+						RoundTrip(httptest.NewRequest(http.MethodPost, "https://server/api", strings.NewReader("{}")))
 	g.Expect(err).To(MatchError(fence.ErrOutcomeUnknown))
 	g.Expect(err).To(MatchError(connstate.ErrNotConnected))
 }
@@ -99,8 +99,8 @@ func TestRefusedRequestIsNotSent(t *testing.T) {
 		t.Error("the request was sent")
 		return nil, errGone
 	})
-	_, err := (&lifetimeRoundTripper{conn: c, next: next}). //nolint:bodyclose // there is none
-								RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
+	_, err := c.roundTripper(next, false). //nolint:bodyclose // there is none
+						RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
 	g.Expect(err).To(BeIdenticalTo(errGone))
 }
 

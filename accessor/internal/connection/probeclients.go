@@ -15,10 +15,8 @@ type ProbeClients struct {
 // ProbeClients returns clients whose requests use the connection's credential. shared carries the
 // requests of Own unless the credential brings its own transport.
 func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duration) ProbeClients {
-	transport := *c.transport
-	transport.probe = true
 	identity := *c.httpClient
-	identity.Transport = &transport
+	identity.Transport = c.roundTripper(c.shared, true)
 	clients := ProbeClients{Identity: &identity}
 	if now := c.credential.Load(); now != nil { // otherwise the connection has ended, and so its client refuses
 		clients.Own = c.probeClient(now.ownRoundTripper(shared), timeout)
@@ -43,6 +41,6 @@ func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Durat
 	if c.requests != nil {
 		transport = requestsRoundTripper{c.requests, transport}
 	}
-	return &http.Client{Transport: userAgentRoundTripper{userAgent: c.config.UserAgent, next: transport},
+	return &http.Client{Transport: userAgentRoundTripper{wrapper{transport}, c.config.UserAgent},
 		Timeout: timeout, CheckRedirect: neverRedirect}
 }

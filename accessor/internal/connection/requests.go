@@ -67,7 +67,7 @@ func (r *Requests) Refused() error {
 	return nil
 }
 
-// requestsRoundTripper counts requests that do not pass a lifetimeRoundTripper.
+// requestsRoundTripper counts requests that do not pass an admittingRoundTripper.
 type requestsRoundTripper struct {
 	requests *Requests
 	next     http.RoundTripper

@@ -37,7 +37,7 @@ func TestRequests(t *testing.T) {
 	g.Expect(none.Refused()).To(Succeed())
 }
 
-// Requests that pass no lifetimeRoundTripper are counted and refused as well.
+// Requests that pass no admittingRoundTripper are counted and refused as well.
 func TestRequestsRoundTripper(t *testing.T) {
 	g := NewWithT(t)
 	r, sent := &Requests{}, 0

@@ -29,25 +29,104 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 	return nil, r.err
 }
 
-// lifetimeRoundTripper is the RoundTripper nearest to the callers of a connection. It sets the
-// User-Agent that names the extension, and records 401s and successes. After the connection has
-// ended, it refuses requests. Requests under way end with the connection.
-type lifetimeRoundTripper struct {
-	conn  *Connection
-	next  http.RoundTripper
-	probe bool // for probes, whose answers only the lifecycle machine judges
+// roundTripper returns what carries the requests of the connection's clients to next. Each
+// RoundTripper has one concern; the last one here is the nearest to the callers. The answers to probes
+// are not observed: only the lifecycle machine judges them.
+func (c *Connection) roundTripper(next http.RoundTripper, probe bool) http.RoundTripper {
+	next = userAgentRoundTripper{wrapper: wrapper{next}, userAgent: c.config.UserAgent}
+	next = termRoundTripper{wrapper: wrapper{next}, conn: c}
+	if !probe {
+		next = observingRoundTripper{wrapper: wrapper{next}, conn: c}
+	}
+	next = lifetimeRoundTripper{wrapper: wrapper{next}, conn: c}
+	return admittingRoundTripper{wrapper: wrapper{next}, conn: c}
 }
 
-// observe records what the answer to a request says about the identity.
-func (g *lifetimeRoundTripper) observe(req *http.Request, resp *http.Response) {
+// wrapper lets client-go find the TLS settings of what a RoundTripper wraps.
+type wrapper struct{ next http.RoundTripper }
+
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+func (w wrapper) WrappedRoundTripper() http.RoundTripper { return w.next }
+
+// admittingRoundTripper lets requests start, and counts them, as long as the connection lives and the
+// extension is not given up.
+type admittingRoundTripper struct {
+	wrapper
+	conn *Connection
+}
+
+func (r admittingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	refused := r.conn.requests.begin()
+	defer r.conn.requests.end()
+	if err := cmp.Or(r.conn.Err(), refused); err != nil {
+		r.conn.countIfFenced()
+		return failingRoundTripper{err}.RoundTrip(req)
+	}
+	return r.next.RoundTrip(req)
+}
+
+// lifetimeRoundTripper ends requests, and what is read of their answers, with the connection.
+type lifetimeRoundTripper struct {
+	wrapper
+	conn *Connection
+}
+
+func (r lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(r.conn.requestContext(req))
+	stop := context.AfterFunc(r.conn.life, func() { cancel(context.Cause(r.conn.life)) })
+	release := func() {
+		stop()
+		cancel(nil)
+	}
+	resp, err := r.next.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		release()
+		if ended := r.conn.Err(); ended != nil {
+			r.conn.countIfFenced()
+			return nil, r.conn.interrupted(req, ended)
+		}
+		return nil, err
+	}
+	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
+		// net/http has handed the TCP connection over, so no context ends it.
+		stopClosing := context.AfterFunc(r.conn.life, func() { _ = upgraded.Close() })
+		releaseRequest := release
+		release = func() {
+			stopClosing()
+			releaseRequest()
+		}
+	}
+	ended := r.conn.Err
+	if fence.MayHaveChanged(req) {
+		ended = func() error {
+			if err := r.conn.Err(); err != nil {
+				return r.conn.interrupted(req, err)
+			}
+			return nil
+		}
+	}
+	resp.Body = bodyWithRelease(resp.Body, ended, release)
+	resp.Request = req // the caller's, and not the one that carries the token
+	return resp, nil
+}
+
+// observingRoundTripper records what answers say about the identity: 401s and successes.
+type observingRoundTripper struct {
+	wrapper
+	conn *Connection
+}
+
+func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := r.next.RoundTrip(req)
 	switch {
-	case g.probe:
+	case err != nil:
 	case resp.StatusCode == http.StatusUnauthorized:
-		g.conn.observers.Unauthorized()
+		r.conn.observers.Unauthorized()
 	case exchangeOf(req, resp).Serves():
 		now := time.Now()
-		g.conn.servedAt.Store(&now)
+		r.conn.servedAt.Store(&now)
 	}
+	return resp, err
 }
 
 func exchangeOf(req *http.Request, resp *http.Response) connstate.Exchange {
@@ -60,65 +139,34 @@ func exchangeOf(req *http.Request, resp *http.Response) connstate.Exchange {
 	}
 }
 
-func (g *lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	refused := g.conn.requests.begin()
-	defer g.conn.requests.end()
-	if err := cmp.Or(g.conn.Err(), refused); err != nil {
-		if req.Body != nil {
-			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
-		}
-		g.conn.countIfFenced()
-		return nil, err
+// termRoundTripper hands no answer out that came after the lease had ended while the request was under
+// way: another replica may have acted since.
+type termRoundTripper struct {
+	wrapper
+	conn *Connection
+}
+
+func (r termRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := r.next.RoundTrip(req)
+	if err == nil && r.conn.term.Err() != nil {
+		_ = resp.Body.Close()
+		return nil, r.conn.Err()
 	}
-	caller := req
-	ctx, cancel := context.WithCancelCause(g.conn.requestContext(req))
-	stop := context.AfterFunc(g.conn.life, func() { cancel(context.Cause(g.conn.life)) })
-	release := func() {
-		stop()
-		cancel(nil)
-	}
+	return resp, err
+}
+
+// userAgentRoundTripper names the extension to the API server.
+type userAgentRoundTripper struct {
+	wrapper
+	userAgent string
+}
+
+func (r userAgentRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Header.Get("User-Agent") == "" {
 		req = utilnet.CloneRequest(req)
-		req.Header.Set("User-Agent", g.conn.config.UserAgent)
+		req.Header.Set("User-Agent", r.userAgent)
 	}
-	resp, err := g.next.RoundTrip(req.WithContext(ctx))
-	if err != nil {
-		release()
-		if ended := g.conn.Err(); ended != nil {
-			g.conn.countIfFenced()
-			return nil, g.conn.interrupted(req, ended)
-		}
-		return nil, err
-	}
-	if g.conn.term.Err() != nil {
-		g.conn.countIfFenced()
-		// The lease ended while the request was under way. Another replica may have acted since.
-		release()
-		_ = resp.Body.Close()
-		return nil, g.conn.interrupted(req, g.conn.Err())
-	}
-	g.observe(req, resp)
-	if upgraded := resp.Body; resp.StatusCode == http.StatusSwitchingProtocols {
-		// net/http has handed the TCP connection over, so no context ends it.
-		stopClosing := context.AfterFunc(g.conn.life, func() { _ = upgraded.Close() })
-		releaseRequest := release
-		release = func() {
-			stopClosing()
-			releaseRequest()
-		}
-	}
-	ended := g.conn.Err
-	if fence.MayHaveChanged(req) {
-		ended = func() error {
-			if err := g.conn.Err(); err != nil {
-				return g.conn.interrupted(caller, err)
-			}
-			return nil
-		}
-	}
-	resp.Body = bodyWithRelease(resp.Body, ended, release)
-	resp.Request = caller // not the request that carries the token
-	return resp, nil
+	return r.next.RoundTrip(req)
 }
 
 // countIfFenced counts a request that failed, if a term ended it.
@@ -145,9 +193,6 @@ func (c *Connection) interrupted(req *http.Request, ended error) error {
 	return &connstate.NotConnectedError{Extension: notConnected.Extension, Reason: notConnected.Reason,
 		Since: notConnected.Since, Err: fence.Interrupted(req, notConnected.Err)}
 }
-
-// WrappedRoundTripper lets client-go find the TLS settings below.
-func (g *lifetimeRoundTripper) WrappedRoundTripper() http.RoundTripper { return g.next }
 
 // releasingBody is a response body that calls release when it is closed. If the connection ends
 // before the body does, the error of Read is the reason.
@@ -211,7 +256,7 @@ type limiter struct {
 }
 
 // Wait implements flowcontrol.RateLimiter. After the connection has ended, Wait lets the request
-// through to lifetimeRoundTripper, which refuses the request with the reason.
+// through to admittingRoundTripper, which refuses the request with the reason.
 func (l *limiter) Wait(ctx context.Context) error {
 	if l.conn.Err() != nil || l.TryAccept() {
 		return nil
@@ -228,14 +273,14 @@ func (l *limiter) Wait(ctx context.Context) error {
 // identityRoundTripper is the RoundTripper that adds the connection's identity to requests. Each
 // request uses the credential that is in use when the request is sent.
 type identityRoundTripper struct {
+	wrapper   // next reaches the target without a credential
 	conn      *Connection
-	next      http.RoundTripper // reaches the target without a credential
-	ownDialer bool              // next dials its own connections, so no other transport can carry its requests
+	ownDialer bool // next dials its own connections, so no other transport can carry its requests
 }
 
 func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	now := p.conn.credential.Load()
-	if now == nil { // the connection has ended after the check in lifetimeRoundTripper
+	if now == nil { // the connection has ended after it admitted the request
 		return failingRoundTripper{p.conn.Err()}.RoundTrip(req)
 	}
 	if err := now.target.Accepts(req); err != nil { // before credentials are added, which other servers must not receive
@@ -251,9 +296,6 @@ func (p *identityRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	return now.RoundTripper(p.next).RoundTrip(req)
 }
 
-// WrappedRoundTripper lets client-go find the TLS settings below.
-func (p *identityRoundTripper) WrappedRoundTripper() http.RoundTripper { return p.next }
-
 // dialsItself reports whether the innermost RoundTripper, below all wrappers, is not an
 // http.Transport.
 func dialsItself(next http.RoundTripper) bool {
@@ -267,16 +309,4 @@ func dialsItself(next http.RoundTripper) bool {
 			return true
 		}
 	}
-}
-
-// userAgentRoundTripper is a RoundTripper that names the extension to the API server.
-type userAgentRoundTripper struct {
-	userAgent string
-	next      http.RoundTripper
-}
-
-func (n userAgentRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	req = utilnet.CloneRequest(req)
-	req.Header.Set("User-Agent", n.userAgent)
-	return n.next.RoundTrip(req)
 }
