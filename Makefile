@@ -102,11 +102,6 @@ test-statuspage: controlplane ## the status page in headless Chromium (apt-get i
 	go vet -C test/statuspage .
 	go test -C test/statuspage -timeout 20m -count=1 .
 
-.PHONY: site
-site: ## the documentation as a static site, in dist/site
-	@go build -C tools/site -o $(CURDIR)/bin/site .
-	@bin/site && echo "dist/site/index.html"
-
 .PHONY: picture
 picture: ## draw docs/run.svg, the picture in README.md, from a run of the demo
 	@$(MAKE) --no-print-directory run ONCE=1 > .picture.log && go run ./hack/terminalpicture < .picture.log > docs/run.svg; \
@@ -173,7 +168,6 @@ test-docs: controlplane ## the commands of the documentation that "make test" do
 	make verify-api
 	make lint
 	make generate
-	go test -C tools/site . # every link leads somewhere
 	go run ./cmd/latchkey manager -h
 	go test -race ./test/e2e -run TestWatch -operator-log
 	go test ./accessor/internal/lifecycle -run Scenarios -update
@@ -260,7 +254,6 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet -C test/deploy .
 	go vet -C test/statuspage .
 	go vet -C tools/release .
-	go vet -C tools/site .
 	@$(MAKE) --no-print-directory bin/golangci-lint
 	go build -C tools/actionlint -o $(CURDIR)/bin/actionlint github.com/rhysd/actionlint/cmd/actionlint
 	bin/actionlint
@@ -269,7 +262,6 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	cd test/deploy && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd test/statuspage && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
-	cd tools/site && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd tools/release && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 
 .PHONY: vuln

@@ -5,7 +5,8 @@
 //   - The page lists every module of its own, and links every design record.
 //   - Every package has a doc.go, with setup, usage and considerations in the public ones.
 //   - docs/operations.md has every reason.
-//   - The Go code of the README compiles.
+//   - The Go code of the README compiles, and every link of a page leads somewhere.
+//   - Outside of the lifecycle machine nothing decides why an extension is not connected.
 //
 // # Setup
 //
