@@ -223,7 +223,8 @@ func (a *identityAccessor) asking() asking {
 }
 
 // once sends one review. A request that failed because no credential was available was never sent.
-// The error of such a request may have a status, which is not the answer of the target's API server.
+// The error of such a request may have a status, which is not the answer of the target's API
+// server.
 func (a asking) once(ctx context.Context, conn *connection.Connection,
 	httpClient *http.Client) (answer lifecycle.Answer) {
 	ctx, span := a.tracer.Start(ctx, tracing.Review)

@@ -157,8 +157,8 @@ func TestUnauthorizedSoonAfterProbe(t *testing.T) {
 	}).WithTimeout(patience).Should(HaveExactElements("Unauthorized"))
 }
 
-// Identities whose review is denied hold no place that others need: a new identity at the same server
-// connects, those that are connected are probed, and a hand-over is complete.
+// Identities whose review is denied hold no place that others need: a new identity at the same
+// server connects, those that are connected are probed, and a hand-over is complete.
 func TestDeniedIdentitiesDelayNoOther(t *testing.T) {
 	const denied = 400
 	g := NewWithT(t)
@@ -184,8 +184,8 @@ func TestDeniedIdentitiesDelayNoOther(t *testing.T) {
 	g.Expect(d.disconnectReasons()).To(BeEmpty(), "the denied ones are still being tried")
 }
 
-// BenchmarkConnectBesideDenied connects an identity while 1,000 others at the same server are denied,
-// again and again. It reports the median.
+// BenchmarkConnectBesideDenied connects an identity while 1,000 others at the same server are
+// denied, again and again. It reports the median.
 func BenchmarkConnectBesideDenied(b *testing.B) {
 	for _, denied := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("denied=%d", denied), func(b *testing.B) {
@@ -224,8 +224,8 @@ func refuses(status int, retryAfter, contentType, body string) http.HandlerFunc 
 	}
 }
 
-// A connect that the server refuses for now is answered, with the server's words, and tried again when
-// the server says. Each try is one request.
+// A connect that the server refuses for now is answered, with the server's words, and tried again
+// when the server says. Each try is one request.
 func TestThrottledConnect(t *testing.T) {
 	const status = `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q,"message":"too busy here"}`
 	for name, handler := range map[string]http.HandlerFunc{
@@ -268,9 +268,9 @@ func TestThrottledWithoutATime(t *testing.T) {
 	}
 }
 
-// A connection whose probes are throttled goes on, without failures, until ThrottleTimeout has brought
-// nothing else. It counts as healthy while its last success is not older than a server that fails
-// would take to be noticed; WatchForProbeFailure goes by the age of the last success alone.
+// A connection whose probes are throttled goes on, without failures, until ThrottleTimeout has
+// brought nothing else. It counts as healthy while its last success is not older than a server that
+// fails would take to be noticed; WatchForProbeFailure goes by the age of the last success alone.
 func TestThrottledProbes(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

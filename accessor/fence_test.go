@@ -83,7 +83,8 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	}).WithTimeout(patience).Should(BeTrue(), "another term, another connection")
 }
 
-// A write under way when the lease ends is cut then, and its error says that its outcome is unknown.
+// A write under way when the lease ends is cut then, and its error says that its outcome is
+// unknown.
 func TestWriteWhenTheLeaseEnds(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)

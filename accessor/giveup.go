@@ -94,9 +94,9 @@ func (s *Set) spawn(f func()) {
 	}
 }
 
-// GiveUp ends the connections of the extensions that share selects, and returns when nothing of them runs
-// any more, or is given no more time. The caller has seen to it that no Reconcile of them begins or goes
-// on. GiveUp may be called from any goroutine.
+// GiveUp ends the connections of the extensions that share selects, and returns when nothing of
+// them runs any more, or is given no more time. The caller has seen to it that no Reconcile of them
+// begins or goes on. GiveUp may be called from any goroutine.
 func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error {
 	var ending errgroup.Group
 	ending.SetLimit(givenUpAtOnce)
@@ -127,8 +127,8 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 	return err
 }
 
-// Settled returns when each of the extensions is connected, or has been tried once, or is not known any
-// more. An extension that is not known yet counts as known if wanted reports true.
+// Settled returns when each of the extensions is connected, or has been tried once, or is not known
+// any more. An extension that is not known yet counts as known if wanted reports true.
 func (s *Set) Settled(ctx context.Context, extensions []client.ObjectKey, wanted func(client.ObjectKey) bool) error {
 	tick := time.NewTicker(settleInterval)
 	defer tick.Stop()

@@ -90,8 +90,8 @@ func absentReason(a absence) (connstate.Reason, error) {
 	}
 }
 
-// GetClient returns what At(key).GetClient returns. This is the call that controllers repeat most, and
-// a connected extension takes the shortest way.
+// GetClient returns what At(key).GetClient returns. This is the call that controllers repeat most,
+// and a connected extension takes the shortest way.
 func (r *registry) GetClient(ctx context.Context, key client.ObjectKey) (client.Client, error) {
 	if a, ok := r.byKey.Load(key); ok {
 		if built := a.published.Load().builtClients.Load(); built != nil {

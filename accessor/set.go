@@ -172,8 +172,8 @@ func (s *Set) shutdown() {
 
 // Reconcile receives the identity that the extension connects as, or the error of resolving it, and
 // starts the attempt that is due: a connect, a probe, or none. It never blocks. The result is the
-// delay until the next call, or 0 if only a Wake or a change of the extension leads to one. term is the
-// term in which this replica may act for the extension, nil for any time.
+// delay until the next call, or 0 if only a Wake or a change of the extension leads to one. term is
+// the term in which this replica may act for the extension, nil for any time.
 func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error,
 	term *fence.Term) time.Duration {
 	key := client.ObjectKeyFromObject(object)

@@ -18,8 +18,8 @@ type Binding = connection.Binding
 
 // View gives access to one extension's connection. Getters take one map load and one atomic load; a
 // call that is stale also takes the accessor's lock, for the text of its error. Only Watch,
-// WatchContent and Unwatch may block, until their context is done; the others take a context because
-// their callers do.
+// WatchContent and Unwatch may block, until their context is done; the others take a context
+// because their callers do.
 type View struct {
 	registry *registry
 	key      client.ObjectKey

@@ -47,8 +47,8 @@ func main() {
 	}
 }
 
-// work runs one stage for one peer and prints what it measured. The API server is the driver's, so an
-// outage is asked for by a line on the standard output, and the answer is a line on the standard
+// work runs one stage for one peer and prints what it measured. The API server is the driver's, so
+// an outage is asked for by a line on the standard output, and the answer is a line on the standard
 // input.
 func work(ctx context.Context, args []string) error {
 	var o stage.Options
@@ -230,8 +230,8 @@ func drive(ctx context.Context, args []string) error {
 	return nil
 }
 
-// measure starts a control plane and runs the stages for all peers, one after the other in each round.
-// What a run of the same build has measured already is not measured again.
+// measure starts a control plane and runs the stages for all peers, one after the other in each
+// round. What a run of the same build has measured already is not measured again.
 func (s settings) measure(ctx context.Context, runs []run) error {
 	crds, err := definitions(ctx)
 	if err != nil {

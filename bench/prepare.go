@@ -152,8 +152,8 @@ func (f *fixtures) createShared(ctx context.Context) error {
 	})
 }
 
-// createTenant creates a ServiceAccount, and what names it: an extension, and for all peers a Cluster
-// with a kubeconfig.
+// createTenant creates a ServiceAccount, and what names it: an extension, and for all peers a
+// Cluster with a kubeconfig.
 func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: peer.Namespace,
 		Name: peer.Name(tenant)}}
@@ -186,8 +186,8 @@ func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error
 	return nil
 }
 
-// createNamespace creates a tenant's own namespace, and a ClusterRole that permits the tenant to watch
-// there.
+// createNamespace creates a tenant's own namespace, and a ClusterRole that permits the tenant to
+// watch there.
 func (f *fixtures) createNamespace(ctx context.Context, tenant int) error {
 	name := peer.Name(tenant)
 	for _, object := range []client.Object{

@@ -20,8 +20,8 @@ type result struct {
 	Values stage.Values
 }
 
-// build identifies this program: its commit or, with uncommitted changes, a name that no other process
-// has, so that its results are not used again.
+// build identifies this program: its commit or, with uncommitted changes, a name that no other
+// process has, so that its results are not used again.
 func build() string {
 	revision, clean := "", false
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -23,8 +23,9 @@ import (
 
 // ClusterCache keeps one connection per extension. All methods may be called from any goroutine. No
 // method does I/O, and only Unwatch waits. Methods that return an error return a *NotConnectedError
-// (errors.Is ErrNotConnected) when the extension is not connected or not known. Any other error is a
-// mistake of the caller that no time heals, such as a key without the namespace of a namespaced kind.
+// (errors.Is ErrNotConnected) when the extension is not connected or not known. Any other error is
+// a mistake of the caller that no time heals, such as a key without the namespace of a namespaced
+// kind.
 type ClusterCache interface {
 	// GetClient returns a client that reads from the connection's cache, unstructured objects too,
 	// and writes to the API server. A cached read takes at most Client.Timeout, or ends with its

@@ -52,8 +52,8 @@ func (p *firstPass) complete() {
 	p.finishLocked()
 }
 
-// begins notes that the controller runs, and can read the extensions, of which these are all. A cache
-// of which nothing may be read counts as listed, so the list alone proves nothing.
+// begins notes that the controller runs, and can read the extensions, of which these are all. A
+// cache of which nothing may be read counts as listed, so the list alone proves nothing.
 func (p *firstPass) begins(all ...client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

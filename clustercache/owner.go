@@ -25,8 +25,8 @@ type owner struct {
 	reconciler *reconciler
 
 	mu sync.Mutex
-	// running has the Reconciles that act on what the engine said of an extension. Each closes its channel.
-	// Guarded by mu.
+	// running has the Reconciles that act on what the engine said of an extension. Each closes its
+	// channel. Guarded by mu.
 	running map[chan struct{}]client.Object
 }
 
@@ -45,8 +45,8 @@ func (o *owner) leads() func() bool {
 	}
 }
 
-// reconciling begins what acts on the engine's answer for an extension, and returns the function that ends
-// it.
+// reconciling begins what acts on the engine's answer for an extension, and returns the function
+// that ends it.
 func (o *owner) reconciling(extension client.Object) (end func()) {
 	done := make(chan struct{})
 	o.mu.Lock()
@@ -66,8 +66,8 @@ func (o *owner) reconciling(extension client.Object) (end func()) {
 // reconcilePatience bounds the wait for Reconciles, which functions of the host operator can delay.
 const reconcilePatience = 5 * time.Second
 
-// awaitReconciles returns when no Reconcile acts any more on what the engine said before of the extensions
-// in share, or reconcilePatience is over, or ctx is done.
+// awaitReconciles returns when no Reconcile acts any more on what the engine said before of the
+// extensions in share, or reconcilePatience is over, or ctx is done.
 func (o *owner) awaitReconciles(ctx context.Context, share ownership.Share) error {
 	ctx, cancel := context.WithTimeout(ctx, reconcilePatience)
 	defer cancel()
@@ -88,8 +88,8 @@ func (o *owner) awaitReconciles(ctx context.Context, share ownership.Share) erro
 	return nil
 }
 
-// term returns the term in which this replica may act for the extension, nil for any time, or false if the
-// extension is not this replica's.
+// term returns the term in which this replica may act for the extension, nil for any time, or false
+// if the extension is not this replica's.
 func (o *owner) term(extension client.Object) (term *fence.Term, owned bool) {
 	f, owned := o.engine.Owns(extension)
 	if !owned || f == nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership"
 )
 
-// Giving up waits for the Reconciles of its extensions that have begun, for a time, and for no others.
-// A Reconcile that hangs keeps no other from its turn.
+// Giving up waits for the Reconciles of its extensions that have begun, for a time, and for no
+// others. A Reconcile that hangs keeps no other from its turn.
 func TestAwaitReconciles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

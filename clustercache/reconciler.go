@@ -118,8 +118,8 @@ type runnableLike struct {
 func (r runnableLike) Start(ctx context.Context) error { return r.run(ctx) }
 func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection }
 
-// wake enqueues a Reconcile of the extension. Before the controller has started there is nothing to do:
-// the controller begins with all extensions.
+// wake enqueues a Reconcile of the extension. Before the controller has started there is nothing to
+// do: the controller begins with all extensions.
 func (r *reconciler) wake(key client.ObjectKey) {
 	if q := r.queue.Load(); q != nil {
 		(*q).Add(reconcile.Request{NamespacedName: key})

@@ -69,9 +69,9 @@ func (r *reconciler) resolve(ctx context.Context, object client.Object) (identit
 	return identity.Resolution{}, err
 }
 
-// guard returns the ServiceAccount that the object names and Options.AllowIdentity allows, none if the
-// object has another kind of credential: with Choose, such a credential has its own guard. If guard
-// returns an error, the resolution is what the state shows.
+// guard returns the ServiceAccount that the object names and Options.AllowIdentity allows, none if
+// the object has another kind of credential: with Choose, such a credential has its own guard. If
+// guard returns an error, the resolution is what the state shows.
 func (r *reconciler) guard(ctx context.Context, object client.Object) (guarded types.NamespacedName,
 	refused identity.Resolution, err error) {
 	if !r.resolver.UsesServiceAccounts() {

@@ -136,8 +136,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	return cc, nil
 }
 
-// checkKey returns the function that says why no extension of the kind can have a key: without it, the
-// reason would be that the extension is unknown, which time may heal.
+// checkKey returns the function that says why no extension of the kind can have a key: without it,
+// the reason would be that the extension is unknown, which time may heal.
 func checkKey(kind identity.Kind) func(client.ObjectKey) error {
 	return func(key client.ObjectKey) error {
 		const hint = "use client.ObjectKeyFromObject"

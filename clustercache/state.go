@@ -197,9 +197,9 @@ var (
 	// ErrNotConnected is in the chain of every error that occurs because an extension is not
 	// connected.
 	ErrNotConnected = connstate.ErrNotConnected
-	// ErrOutcomeUnknown is in the chain of the error of a request that was under way when its connection
-	// ended, and that may have changed something. The API server may have carried it out, or may still
-	// do so. Read the object before you decide what to do.
+	// ErrOutcomeUnknown is in the chain of the error of a request that was under way when its
+	// connection ended, and that may have changed something. The API server may have carried it out,
+	// or may still do so. Read the object before you decide what to do.
 	ErrOutcomeUnknown = fence.ErrOutcomeUnknown
 	// ErrWatchConflict is returned by Watch and WatchContent for a name that is in use for another
 	// kind or scope, or by the other method.

@@ -9,8 +9,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// stateJSON is the JSON form of a ConnectionState: its fields as they are, except for those that have
-// fields of their own, and errors.
+// stateJSON is the JSON form of a ConnectionState: its fields as they are, except for those that
+// have fields of their own, and errors.
 type stateJSON struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
@@ -47,8 +47,8 @@ type scopeJSON struct {
 	Dependents     []string  `json:"dependents,omitempty"`
 }
 
-// MarshalJSON implements json.Marshaler. Errors become their texts, without any secret; what is empty
-// is left out. The form is for people and scripts: it cannot be read back.
+// MarshalJSON implements json.Marshaler. Errors become their texts, without any secret; what is
+// empty is left out. The form is for people and scripts: it cannot be read back.
 func (s ConnectionState) MarshalJSON() ([]byte, error) {
 	form := stateJSON{
 		Namespace:        s.Extension.Namespace,

@@ -27,8 +27,8 @@ type Watcher interface {
 	specifier
 }
 
-// specifier is what implementations of ClusterCache in this module need. It is not exported, so that
-// the documentation shows no internal types.
+// specifier is what implementations of ClusterCache in this module need. It is not exported, so
+// that the documentation shows no internal types.
 type specifier interface {
 	Spec(scheme *runtime.Scheme) (watches.Spec, error)
 }

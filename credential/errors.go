@@ -72,8 +72,8 @@ type classifiedError struct{ kind, cause error }
 func (j *classifiedError) Error() string   { return j.kind.Error() + ": " + j.cause.Error() }
 func (j *classifiedError) Unwrap() []error { return []error{j.kind, j.cause} }
 
-// operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks), and how
-// to grant it and nothing else.
+// operatorForbidden returns an ErrOperatorForbidden that names the missing permission (lacks), and
+// how to grant it and nothing else.
 func operatorForbidden(cause error, lacks, grant string) error {
 	return errors.Wrapf(&classifiedError{kind: identity.ErrOperatorForbidden, cause: cause},
 		"the host operator needs %s (%s)",

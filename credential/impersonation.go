@@ -156,8 +156,8 @@ func (i *impersonationTransport) RoundTrip(req *http.Request) (*http.Response, e
 
 var authorizationValue = regexp.MustCompile(`(?i)((?:bearer|basic)\s+)[a-z0-9._~+/=-]+`)
 
-// redactAuthorization removes the word after "Bearer" or "Basic". The host operator's token may come from a file or a
-// program, so this package does not know the token itself.
+// redactAuthorization removes the word after "Bearer" or "Basic". The host operator's token may
+// come from a file or a program, so this package does not know the token itself.
 func redactAuthorization(text string) string {
 	return authorizationValue.ReplaceAllString(text, "${1}[redacted]")
 }

@@ -104,7 +104,8 @@ func TestKubeconfigIsReadAsData(t *testing.T) {
 	g.Expect(parsed.reach.Insecure).To(BeTrue())
 }
 
-// The words that YAML 1.1 has for booleans mean the same as to kubectl, in fields that are booleans.
+// The words that YAML 1.1 has for booleans mean the same as to kubectl, in fields that are
+// booleans.
 func TestBooleansOfYAML(t *testing.T) {
 	g := NewWithT(t)
 	kubeconfig := func(value, context string) []byte {

@@ -12,8 +12,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
-// remoteImpersonation is the credential of a kubeconfig, with a header that selects a ServiceAccount
-// of the kubeconfig's cluster.
+// remoteImpersonation is the credential of a kubeconfig, with a header that selects a
+// ServiceAccount of the kubeconfig's cluster.
 type remoteImpersonation struct {
 	*staticCredential
 	username string
@@ -42,9 +42,9 @@ func (i *remoteImpersonation) RoundTripper(next http.RoundTripper) http.RoundTri
 		next: i.staticCredential.RoundTripper(&namesUser{username: i.username, next: next})}
 }
 
-// withoutHopByHop is a RoundTripper that refuses requests with hop-by-hop headers: if a proxy removed
-// the name of the impersonated user, the API server would serve the request as the kubeconfig's own
-// user.
+// withoutHopByHop is a RoundTripper that refuses requests with hop-by-hop headers: if a proxy
+// removed the name of the impersonated user, the API server would serve the request as the
+// kubeconfig's own user.
 type withoutHopByHop struct {
 	credential *remoteImpersonation
 	next       http.RoundTripper

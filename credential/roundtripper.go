@@ -84,7 +84,8 @@ func (b *bearer) send(req *http.Request, token *issuedToken) (*http.Response, er
 		return nil, err
 	}
 	answer := redacted(resp, req, token.value.redact)
-	// net/http keeps resp as long as a watch lasts. Nothing else has it, because b.next is latchkey's own.
+	// net/http keeps resp as long as a watch lasts. Nothing else has it, because b.next is latchkey's
+	// own.
 	resp.Header, resp.Request = nil, nil
 	return answer, nil
 }
@@ -133,18 +134,18 @@ const maxDrained = 64 << 10
 // dropped.
 const maxRedacted = 1 << 20
 
-// redacted returns the response to a request without the secret where a server, or a proxy before it,
-// quotes the request:
+// redacted returns the response to a request without the secret where a server, or a proxy before
+// it, quotes the request:
 //
 //   - in headers, which client-go logs as warnings,
 //   - in the bodies of errors, whose text appears in errors, states and logs,
 //   - in the responses to identity and access reviews, for the same reason.
 //
-// Trailers are dropped. The result refers to req, and not to the request that was sent, which carries
-// the secret.
+// Trailers are dropped. The result refers to req, and not to the request that was sent, which
+// carries the secret.
 //
-// The result is another Response than net/http's, which net/http keeps until the body has ended, and
-// to which it adds the trailers then.
+// The result is another Response than net/http's, which net/http keeps until the body has ended,
+// and to which it adds the trailers then.
 func redacted(sent *http.Response, req *http.Request, redact func(string) string) *http.Response {
 	resp := *sent
 	sent.Request = req

@@ -264,8 +264,8 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	return resolved, nil
 }
 
-// unknownNamespace is in the errors of a cache whose options name other namespaces only: in those of
-// controller-runtime, which have no type, and of scopedcache.
+// unknownNamespace is in the errors of a cache whose options name other namespaces only: in those
+// of controller-runtime, which have no type, and of scopedcache.
 const unknownNamespace = "unknown namespace for the cache"
 
 func contentOf(object client.Object) (map[string]any, error) {

@@ -19,8 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
-// A TokenRequest that the API server refuses for now fails at once, with one request and the server's
-// answer, and not with a timeout.
+// A TokenRequest that the API server refuses for now fails at once, with one request and the
+// server's answer, and not with a timeout.
 func TestThrottledTokenRequest(t *testing.T) {
 	g := NewWithT(t)
 	var requests atomic.Int32

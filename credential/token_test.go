@@ -658,8 +658,8 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(err).To(BeIdenticalTo(plain), "other errors keep their chain")
 }
 
-// A trailer, which the server sends after the body, does not reach the caller. net/http adds trailers to
-// the response that it returned.
+// A trailer, which the server sends after the body, does not reach the caller. net/http adds
+// trailers to the response that it returned.
 func TestTrailersAreDropped(t *testing.T) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(protocol, func(t *testing.T) {
@@ -696,8 +696,8 @@ func TestTrailersAreDropped(t *testing.T) {
 	}
 }
 
-// The caller's httptrace sees neither the credential, nor what the server sends before its answer. Other
-// hooks are called.
+// The caller's httptrace sees neither the credential, nor what the server sends before its answer.
+// Other hooks are called.
 func TestTracesSeeNoHeaders(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Link", req.Header.Get("Authorization"))

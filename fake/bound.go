@@ -60,8 +60,8 @@ func (b *bound) check() error {
 	return nil
 }
 
-// mistake returns why the object can be no extension, nil if it can, or if the test has not said which
-// objects are extensions.
+// mistake returns why the object can be no extension, nil if it can, or if the test has not said
+// which objects are extensions.
 func (b *bound) mistake() error {
 	if b.object == nil {
 		return connstate.Mistake("the object is nil")

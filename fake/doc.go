@@ -19,8 +19,8 @@
 //
 // # Considerations
 //
-//   - The fake passes the same contract tests as the real ClusterCache (test/support/contract): errors
-//     and their reasons, handles that fail after a disconnect, watches that resume after a
+//   - The fake passes the same contract tests as the real ClusterCache (test/support/contract):
+//     errors and their reasons, handles that fail after a disconnect, watches that resume after a
 //     reconnect, events that coalesce.
 //   - The same code as in the real ClusterCache feeds watches. Watches receive changes if the
 //     client is a client.WithWatch, as controller-runtime's fake client is. With any other client,

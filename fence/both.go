@@ -13,8 +13,8 @@ type both struct {
 	joint *Term // guarded by mu; the last one
 }
 
-// Within returns a fence that is open while f and outer are open. Its terms end with a term of either. The
-// result is the same for each call with the same outer; use one outer for each f.
+// Within returns a fence that is open while f and outer are open. Its terms end with a term of
+// either. The result is the same for each call with the same outer; use one outer for each f.
 func (f *Fence) Within(outer *Fence) *Fence {
 	if last := f.with.Load(); last != nil && last.both.outer == outer {
 		return last

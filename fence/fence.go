@@ -12,11 +12,12 @@ import (
 )
 
 var (
-	// ErrClosed is the error of what is not done because the fence is closed: this replica does not hold
-	// the lease, or holds it no longer.
+	// ErrClosed is the error of what is not done because the fence is closed: this replica does not
+	// hold the lease, or holds it no longer.
 	ErrClosed = errors.New("this replica does not hold the lease")
-	// ErrOutcomeUnknown is the error of a request that was under way when it had to end. The API server
-	// may have carried it out, or may still do so. Read the object before you decide what to do.
+	// ErrOutcomeUnknown is the error of a request that was under way when it had to end. The API
+	// server may have carried it out, or may still do so. Read the object before you decide what to
+	// do.
 	ErrOutcomeUnknown = errors.New("the request was under way, and its outcome is unknown")
 )
 
@@ -35,14 +36,15 @@ type Fence struct {
 	with atomic.Pointer[Fence] // what Within has returned
 }
 
-// lease is until when the replica holds the lease. A lease is immutable: each renewal makes another.
+// lease is until when the replica holds the lease. A lease is immutable: each renewal makes
+// another.
 type lease struct {
 	until time.Duration // since base
 	term  *Term
 }
 
-// Term is a time without a gap in which a fence is open, or a part of one. Its methods may be called from
-// any goroutine.
+// Term is a time without a gap in which a fence is open, or a part of one. Its methods may be
+// called from any goroutine.
 type Term struct {
 	fence  *Fence // nil for a part
 	parent *Term  // that this is a part of; nil for a whole term, and for a part of no term
@@ -52,8 +54,8 @@ type Term struct {
 	end    context.CancelCauseFunc
 }
 
-// Part returns a part of the term: it ends with the term, or before, when End is called. A part of a nil
-// Term ends with End only. The caller must call End.
+// Part returns a part of the term: it ends with the term, or before, when End is called. A part of
+// a nil Term ends with End only. The caller must call End.
 func (t *Term) Part() *Term {
 	parent := context.Background()
 	if t != nil {
@@ -64,7 +66,8 @@ func (t *Term) Part() *Term {
 	return part
 }
 
-// End ends a part of a term: from then on Err returns an error with this cause, which wraps ErrClosed.
+// End ends a part of a term: from then on Err returns an error with this cause, which wraps
+// ErrClosed.
 func (t *Term) End(cause string) {
 	if t.fence != nil || t.also != nil {
 		return // a whole term ends with its lease, or its leases
@@ -98,9 +101,9 @@ func (f *Fence) Term() *Term {
 	return l.term
 }
 
-// settle ends the term if its lease has ended, and returns the lease that lasts, nil for none. The first
-// caller that sees the end of a lease ends the term for all callers, so that a term never seems to go on
-// after its end.
+// settle ends the term if its lease has ended, and returns the lease that lasts, nil for none. The
+// first caller that sees the end of a lease ends the term for all callers, so that a term never
+// seems to go on after its end.
 func (f *Fence) settle() *lease {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,8 +140,8 @@ func (f *Fence) Remaining() time.Duration {
 func (f *Fence) elapsed() time.Duration { return f.now().Sub(f.base) }
 
 // Watch calls changed after the fence has opened or closed, until ctx is done, one call at a time.
-// Changes that follow each other quickly may be one call. The first call is at once. Watch returns when
-// ctx is done.
+// Changes that follow each other quickly may be one call. The first call is at once. Watch returns
+// when ctx is done.
 func (f *Fence) Watch(ctx context.Context, changed func()) {
 	signal := make(chan struct{}, 1)
 	for _, lease := range f.leases() {
@@ -210,8 +213,8 @@ func (f *Fence) renewed(sent time.Time, duration time.Duration) {
 	}
 }
 
-// armLocked makes the term end in time. A timer that fires early, because the lease was renewed, is set
-// again.
+// armLocked makes the term end in time. A timer that fires early, because the lease was renewed, is
+// set again.
 func (f *Fence) armLocked() {
 	if f.timer != nil {
 		return
@@ -250,8 +253,8 @@ func (f *Fence) closeLocked(cause error) {
 	f.notifyLocked()
 }
 
-// Err returns nil while the term lasts, and then an error that wraps ErrClosed. Err compares the time
-// itself: it costs an atomic load and a reading of the clock.
+// Err returns nil while the term lasts, and then an error that wraps ErrClosed. Err compares the
+// time itself: it costs an atomic load and a reading of the clock.
 func (t *Term) Err() error {
 	switch {
 	case t == nil:
@@ -271,6 +274,6 @@ func (t *Term) Err() error {
 	return cmp.Or(context.Cause(t.ctx), errNotRenewed)
 }
 
-// Context returns a context that is done when the term ends. Its cause wraps ErrClosed. A context is
-// done by a timer, so it can be late; Err is not.
+// Context returns a context that is done when the term ends. Its cause wraps ErrClosed. A context
+// is done by a timer, so it can be late; Err is not.
 func (t *Term) Context() context.Context { return t.ctx }

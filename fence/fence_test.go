@@ -71,8 +71,8 @@ func TestRenewalsExtendATerm(t *testing.T) {
 // skewed returns t with another wall clock and the same monotonic clock, as time.Now does after the
 // wall clock was set.
 func skewed(t time.Time, seconds int64) time.Time {
-	// Bits 30 to 62 of the first word are the seconds of the wall clock, if bit 63 says that there is a
-	// monotonic reading.
+	// Bits 30 to 62 of the first word are the seconds of the wall clock, if bit 63 says that there is
+	// a monotonic reading.
 	wall := (*uint64)(unsafe.Pointer(&t))
 	*wall += uint64(seconds << 30)
 	return t

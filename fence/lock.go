@@ -10,11 +10,12 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while this
-// replica holds the lock. leaseDuration is the LeaseDuration of the leader election, whole seconds: a
-// Lease has no fractions of seconds, and the fence never opens with less than one. If a record has a
-// shorter duration, the shorter one counts. Give the returned lock, and no other, to one LeaderElector or
-// manager; the lock is not safe for concurrent use. The lock's Identity must be unique to this process.
+// ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while
+// this replica holds the lock. leaseDuration is the LeaseDuration of the leader election, whole
+// seconds: a Lease has no fractions of seconds, and the fence never opens with less than one. If a
+// record has a shorter duration, the shorter one counts. Give the returned lock, and no other, to
+// one LeaderElector or manager; the lock is not safe for concurrent use. The lock's Identity must
+// be unique to this process.
 func ForLeaderElection(lock resourcelock.Interface, leaseDuration time.Duration) (resourcelock.Interface, *Fence) {
 	f := newFence()
 	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration}, f
@@ -29,10 +30,10 @@ type fencedLock struct {
 	sent     sentTimes
 }
 
-// distinct returns the record with a time of renewal that no record before had, to the second. Other
-// replicas compare what is in a lease, and count from when they first saw it. But a LeaderElector that
-// got no answer sends the same record again, and a clock that is set back makes a record the same as an
-// earlier one: others would see no change, and count from the first.
+// distinct returns the record with a time of renewal that no record before had, to the second.
+// Other replicas compare what is in a lease, and count from when they first saw it. But a
+// LeaderElector that got no answer sends the same record again, and a clock that is set back makes
+// a record the same as an earlier one: others would see no change, and count from the first.
 //
 // A time that was not sent before stays as it is. So one record with a time far ahead, from a clock
 // that was wrong for a moment, does not move the times of the records after it.
@@ -44,9 +45,9 @@ func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resource
 	return record
 }
 
-// rememberedTimes is how many records a fencedLock remembers: more than two hours of renewals. Only an
-// observer that saw none of so many records, and a clock that is set back to the very second of an
-// earlier one, could take two records for the same.
+// rememberedTimes is how many records a fencedLock remembers: more than two hours of renewals. Only
+// an observer that saw none of so many records, and a clock that is set back to the very second of
+// an earlier one, could take two records for the same.
 const rememberedTimes = 4096
 
 // sentTimes are the times of renewal in the last records that were sent, in seconds.
@@ -77,8 +78,8 @@ func (s *sentTimes) has(second int64) bool {
 	return ok
 }
 
-// Get implements resourcelock.Interface. A lock that is gone, or that another replica holds, closes the
-// fence.
+// Get implements resourcelock.Interface. A lock that is gone, or that another replica holds, closes
+// the fence.
 func (l *fencedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	switch {
@@ -104,12 +105,13 @@ func (l *fencedLock) Update(ctx context.Context, record resourcelock.LeaderElect
 	return l.write(record, func(r resourcelock.LeaderElectionRecord) error { return l.Interface.Update(ctx, r) })
 }
 
-// write opens the fence after a write that makes this replica the holder. Before a write that gives the
-// lock up, write closes the fence: another replica may lead before the answer is here.
+// write opens the fence after a write that makes this replica the holder. Before a write that gives
+// the lock up, write closes the fence: another replica may lead before the answer is here.
 //
-// The lock of another replica is not given up. A LeaderElector whose deadline for renewals is over gets
-// the lock, and then gives it up by what it remembers, not by what it got: that would take the lock from
-// the replica that leads meanwhile, whose fence would stay open beside that of the next one.
+// The lock of another replica is not given up. A LeaderElector whose deadline for renewals is over
+// gets the lock, and then gives it up by what it remembers, not by what it got: that would take the
+// lock from the replica that leads meanwhile, whose fence would stay open beside that of the next
+// one.
 func (l *fencedLock) write(record resourcelock.LeaderElectionRecord,
 	send func(resourcelock.LeaderElectionRecord) error) error {
 	if record.HolderIdentity != l.Identity() {

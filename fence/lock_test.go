@@ -199,9 +199,9 @@ func TestLeaseOfAnotherIsNotGivenUp(t *testing.T) {
 	})
 }
 
-// Each record that is sent is another one, to the second, for other replicas compare records: if the same
-// is sent again because the first answer was lost, if several are sent in a second, and if the clock is
-// set back.
+// Each record that is sent is another one, to the second, for other replicas compare records: if
+// the same is sent again because the first answer was lost, if several are sent in a second, and if
+// the clock is set back.
 func TestRecordsAreDistinct(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -267,8 +267,8 @@ func TestRememberedTimes(t *testing.T) {
 	g.Expect(sent.add(0)).To(BeZero(), "the first one is not")
 }
 
-// server keeps a Lease as an API server does, with requests and answers that are slow, lost or refused
-// at random.
+// server keeps a Lease as an API server does, with requests and answers that are slow, lost or
+// refused at random.
 type server struct {
 	coordinationclient.LeasesGetter
 	mu      sync.Mutex
@@ -382,9 +382,9 @@ func (n *network) storeLocked(lease *coordinationv1.Lease) *coordinationv1.Lease
 	return n.server.lease.DeepCopy()
 }
 
-// Three replicas with client-go's leader election, over a network that delays and loses requests and
-// answers, and cuts replicas off: no two of their fences are open at the same time, and in the end one
-// is.
+// Three replicas with client-go's leader election, over a network that delays and loses requests
+// and answers, and cuts replicas off: no two of their fences are open at the same time, and in the
+// end one is.
 func TestOneFenceIsOpen(t *testing.T) {
 	var holders, handovers int
 	for seed := range uint64(60) {

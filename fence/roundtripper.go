@@ -8,9 +8,9 @@ import (
 	"net/http"
 )
 
-// RoundTripper returns a RoundTripper whose requests pass the fence: none starts while it is closed, and
-// those under way end when it closes, streams included. Use it with rest.Config's Wrap. A nil Fence lets
-// all requests pass.
+// RoundTripper returns a RoundTripper whose requests pass the fence: none starts while it is
+// closed, and those under way end when it closes, streams included. Use it with rest.Config's Wrap.
+// A nil Fence lets all requests pass.
 func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	if f == nil {
 		return next
@@ -18,8 +18,8 @@ func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &roundTripper{next: next, term: f.Term}
 }
 
-// RoundTripper is Fence.RoundTripper for a single term: the requests do not pass when the fence opens
-// again.
+// RoundTripper is Fence.RoundTripper for a single term: the requests do not pass when the fence
+// opens again.
 func (t *Term) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &roundTripper{next: next, term: func() *Term {
 		if t.Err() != nil {
@@ -67,8 +67,8 @@ func (r *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper lets client-go find the TLS settings below.
 func (r *roundTripper) WrappedRoundTripper() http.RoundTripper { return r.next }
 
-// Interrupted returns the error of a request that was under way when it had to end because of cause. If
-// the request may have changed something, the error wraps ErrOutcomeUnknown.
+// Interrupted returns the error of a request that was under way when it had to end because of
+// cause. If the request may have changed something, the error wraps ErrOutcomeUnknown.
 func Interrupted(req *http.Request, cause error) error {
 	if !MayHaveChanged(req) {
 		return cause
@@ -76,8 +76,8 @@ func Interrupted(req *http.Request, cause error) error {
 	return fmt.Errorf("%s %s: %w: %w", req.Method, req.URL.Path, ErrOutcomeUnknown, cause)
 }
 
-// MayHaveChanged reports whether a request may change something at the server, by its method, or because
-// it begins a stream such as that of exec.
+// MayHaveChanged reports whether a request may change something at the server, by its method, or
+// because it begins a stream such as that of exec.
 func MayHaveChanged(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
@@ -143,8 +143,8 @@ func WithTerm(ctx context.Context, t *Term) context.Context {
 	return context.WithValue(ctx, termKey{}, t)
 }
 
-// TermOf returns the term that the request with this context needs, nil if none. A transport can so look
-// again before it writes.
+// TermOf returns the term that the request with this context needs, nil if none. A transport can so
+// look again before it writes.
 func TermOf(ctx context.Context) *Term {
 	t, _ := ctx.Value(termKey{}).(*Term)
 	return t

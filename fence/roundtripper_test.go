@@ -109,8 +109,8 @@ func TestRoundTripper(t *testing.T) {
 	}
 }
 
-// A request that began before the fence closed and opened again is cut, too: another replica may have
-// led meanwhile.
+// A request that began before the fence closed and opened again is cut, too: another replica may
+// have led meanwhile.
 func TestRequestOfAnEarlierTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -182,8 +182,8 @@ func TestStreamsEnd(t *testing.T) {
 	})
 }
 
-// A write whose answer has begun when the lease ends is of unknown outcome, too: client-go would ask the
-// caller to try again.
+// A write whose answer has begun when the lease ends is of unknown outcome, too: client-go would
+// ask the caller to try again.
 func TestAnswerThatIsCut(t *testing.T) {
 	for method, unknown := range map[string]bool{http.MethodPost: true, http.MethodGet: false} {
 		synctest.Test(t, func(t *testing.T) {

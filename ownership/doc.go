@@ -15,18 +15,18 @@
 // status: the replica that has the extension does that. The extension source has an event when the
 // extension comes to this replica.
 //
-// Controllers that use the ClusterCache run on every replica. A manager without leader election runs them
-// so. If the manager has leader election for other reasons, set controller.Options.NeedLeaderElection to
-// false for each of them.
+// Controllers that use the ClusterCache run on every replica. A manager without leader election
+// runs them so. If the manager has leader election for other reasons, set
+// controller.Options.NeedLeaderElection to false for each of them.
 //
 // # Considerations
 //
-//   - A fleet that had one leader before must not have a leader and replicas that share at the same time:
-//     see InsteadOfLeader.
-//   - Only the requests of connections are divided and fenced. What a host operator does with its own
-//     permissions, such as writing status, is not: use resourceVersion preconditions there.
+//   - A fleet that had one leader before must not have a leader and replicas that share at the same
+//     time: see InsteadOfLeader.
+//   - Only the requests of connections are divided and fenced. What a host operator does with its
+//     own permissions, such as writing status, is not: use resourceVersion preconditions there.
 //   - Engines give an extension up in this order: no new request, those under way ended, handlers
-//     returned or 5 s over, then the lease or label released. Another replica takes it after that. When a
-//     lease is lost, requests end with the lease, and handlers are waited for in the same way, but another
-//     replica does not wait for them.
+//     returned or 5 s over, then the lease or label released. Another replica takes it after that.
+//     When a lease is lost, requests end with the lease, and handlers are waited for in the same
+//     way, but another replica does not wait for them.
 package ownership

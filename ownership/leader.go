@@ -33,18 +33,19 @@ type LeaderOptions struct {
 	LeaseDuration time.Duration
 }
 
-// InsteadOfLeader returns an engine for replicas that share what one leader served before. The leader and
-// the replicas would not know of each other while a rolling update replaces the one with the others, or
-// takes that back. So the replicas that share hold the Lease of the leader election together:
+// InsteadOfLeader returns an engine for replicas that share what one leader served before. The
+// leader and the replicas would not know of each other while a rolling update replaces the one with
+// the others, or takes that back. So the replicas that share hold the Lease of the leader election
+// together:
 //
 //   - Run waits until no leader holds the Lease. Then it runs engine.
-//   - No leader can take the Lease while one replica runs, nor for the LeaseDuration and 10 s after the last
-//     one.
-//   - If the Lease is lost, Run ends engine, and returns an error, which ends the manager. So does an engine that
-//     is a Fitter and does not fit.
+//   - No leader can take the Lease while one replica runs, nor for the LeaseDuration and 10 s after
+//     the last one.
+//   - If the Lease is lost, Run ends engine, and returns an error, which ends the manager. So does
+//     an engine that is a Fitter and does not fit.
 //
-// Do not use the Lease of a leader election that goes on beside the sharing. config is that of the host
-// operator, which needs get, create and update on the Lease. InsteadOfLeader sends no request.
+// Do not use the Lease of a leader election that goes on beside the sharing. config is that of the
+// host operator, which needs get, create and update on the Lease. InsteadOfLeader sends no request.
 func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) (Engine, error) {
 	if options.Lease.Name == "" || options.Lease.Namespace == "" || options.Holder == "" {
 		return nil, errors.New("LeaderOptions.Lease and LeaderOptions.Holder must be set")
@@ -74,8 +75,8 @@ type insteadOfLeader struct {
 	fence   atomic.Pointer[fence.Fence] // nil before the Lease is held
 }
 
-// Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica that was
-// suspended finds out there that a leader may act.
+// Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica
+// that was suspended finds out there that a leader may act.
 func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 	outer := e.fence.Load()
 	if outer == nil {

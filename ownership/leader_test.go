@@ -108,8 +108,8 @@ func lead(t *testing.T, leases *clientset.Clientset) (leads func() bool, stop co
 	return func() bool { _, leads := leader.Owns(nil); return leads }, cancel
 }
 
-// Replicas that share wait until the leader has ended, together keep another one away, and let it lead when
-// none of them has run for the time that giving up takes.
+// Replicas that share wait until the leader has ended, together keep another one away, and let it
+// lead when none of them has run for the time that giving up takes.
 func TestInsteadOfLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -141,8 +141,8 @@ func TestInsteadOfLeader(t *testing.T) {
 	})
 }
 
-// A replica that cannot renew the Lease gives everything up before the Lease ends, and Run says why. What
-// keeps it from the Lease is logged.
+// A replica that cannot renew the Lease gives everything up before the Lease ends, and Run says
+// why. What keeps it from the Lease is logged.
 func TestInsteadOfLeaderIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

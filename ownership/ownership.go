@@ -24,21 +24,22 @@ const (
 	Shared
 )
 
-// Engine decides which extensions are this replica's. An Engine belongs to one ClusterCache. Owns may be
-// called from any goroutine, at any time.
+// Engine decides which extensions are this replica's. An Engine belongs to one ClusterCache. Owns
+// may be called from any goroutine, at any time.
 type Engine interface {
 	// Kind returns how the engine divides the extensions. It is always the same.
 	Kind() Kind
 
-	// Check returns an error if the engine cannot divide extensions of this kind. SetupWithManager calls
-	// Check, and fails with its error.
+	// Check returns an error if the engine cannot divide extensions of this kind. SetupWithManager
+	// calls Check, and fails with its error.
 	Check(kind schema.GroupKind, namespaced bool) error
 
-	// Owns reports whether the extension is this replica's now. The fence is that of the lease which says
-	// so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O. It is
-	// called on each reconcile of an extension. If the result changes for another reason than a change of
-	// the extension, the engine calls Take or GiveUp. Do not change the object, which has its
-	// GroupVersionKind. An engine of kind OneLeads is also asked with an object that has no content.
+	// Owns reports whether the extension is this replica's now. The fence is that of the lease which
+	// says so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O.
+	// It is called on each reconcile of an extension. If the result changes for another reason than a
+	// change of the extension, the engine calls Take or GiveUp. Do not change the object, which has
+	// its GroupVersionKind. An engine of kind OneLeads is also asked with an object that has no
+	// content.
 	Owns(extension client.Object) (f *fence.Fence, owned bool)
 
 	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns.
@@ -58,23 +59,24 @@ type Fitter interface {
 	Fits(ctx context.Context) error
 }
 
-// Share selects extensions, by the object, which may lack its GroupVersionKind. A Share may be called from
-// any goroutine, and must not change the object.
+// Share selects extensions, by the object, which may lack its GroupVersionKind. A Share may be
+// called from any goroutine, and must not change the object.
 type Share func(extension client.Object) bool
 
 // Replica does what an Engine decides. Its methods may be called from any goroutine.
 type Replica interface {
 	// Take connects the extensions in share. Owns must report that they are this replica's before the
-	// call. Take returns when each of them that exists now is connected, or has been tried once, or when ctx is
-	// done. With an engine of kind OneLeads, Take does not wait for that.
+	// call. Take returns when each of them that exists now is connected, or has been tried once, or
+	// when ctx is done. With an engine of kind OneLeads, Take does not wait for that.
 	Take(ctx context.Context, share Share) error
 
 	// GiveUp ends the connections of the extensions in share. Owns must report that they are not this
 	// replica's before the call. No request for them starts after the call began to end them, those
-	// under way have 2 s to get their answers, and then end, and informers and event handlers return. A
-	// handler that hangs delays GiveUp by 5 s, and is logged. When GiveUp returns without an error, another
-	// replica may take the extensions: no request for them is sent any more. An error says that something
-	// has not ended: a Reconcile hangs in a function of the host operator, or ctx ended too early. Then only
-	// the end of the fence keeps the extensions from being connected again. Without that, call GiveUp again.
+	// under way have 2 s to get their answers, and then end, and informers and event handlers return.
+	// A handler that hangs delays GiveUp by 5 s, and is logged. When GiveUp returns without an error,
+	// another replica may take the extensions: no request for them is sent any more. An error says
+	// that something has not ended: a Reconcile hangs in a function of the host operator, or ctx ended
+	// too early. Then only the end of the fence keeps the extensions from being connected again.
+	// Without that, call GiveUp again.
 	GiveUp(ctx context.Context, share Share) error
 }

@@ -49,8 +49,8 @@ type scopedCache struct {
 	reader  reader
 }
 
-// environment is what the scopes and reads of a cache have in common: how to ask the API server, and
-// what is known of kinds. Its fields do not change.
+// environment is what the scopes and reads of a cache have in common: how to ask the API server,
+// and what is known of kinds. Its fields do not change.
 type environment struct {
 	options     Options
 	informers   cache.Options

@@ -85,11 +85,11 @@
 //
 //   - The cache asks for permission with SelfSubjectAccessReviews for list and watch before an
 //     informer starts. The review is repeated, for watch alone, every AccessReviewInterval. With
-//     WatchRBAC, the cache repeats the review when a change of RBAC concerns the identity, once more
-//     within AccessReviewInterval (also for an informer that starts within that time after a change
-//     that concerns any identity), and otherwise every ten times AccessReviewInterval. The reason:
-//     the API server authorizes a watch when it begins and not again, and a watch lasts 5 to 10
-//     minutes. By default every authenticated identity may create such reviews
+//     WatchRBAC, the cache repeats the review when a change of RBAC concerns the identity, once
+//     more within AccessReviewInterval (also for an informer that starts within that time after a
+//     change that concerns any identity), and otherwise every ten times AccessReviewInterval. The
+//     reason: the API server authorizes a watch when it begins and not again, and a watch lasts 5
+//     to 10 minutes. By default every authenticated identity may create such reviews
 //     (system:basic-user). If the identity may not, the answers to the informer's own requests
 //     count, and the cache restarts the informer's watch every AccessReviewInterval. At most ten
 //     reviews are sent at a time.

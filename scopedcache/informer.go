@@ -190,7 +190,8 @@ func newLightInformer(lw toolscache.ListerWatcher, example runtime.Object, resyn
 	return lightinformer.New(lw, example, resync, indexers)
 }
 
-// resyncPeriod returns the period of resyncs, with the default and the jitter of controller-runtime.
+// resyncPeriod returns the period of resyncs, with the default and the jitter of
+// controller-runtime.
 func resyncPeriod(configured *time.Duration) time.Duration {
 	return time.Duration(float64(ptr.Deref(configured, 10*time.Hour)) * (0.9 + 0.2*rand.Float64()))
 }

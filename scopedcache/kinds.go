@@ -49,8 +49,8 @@ func (k *kind) countLocked(change int) {
 	k.only.Store(only)
 }
 
-// examples has the examples of typed objects, by their type. All caches share them, because some types
-// have more than a kilobyte.
+// examples has the examples of typed objects, by their type. All caches share them, because some
+// types have more than a kilobyte.
 var examples sync.Map
 
 // exampleOf returns an object of a kind, which must not change. goType is that of typed objects.
@@ -77,8 +77,8 @@ type kinds struct {
 	scheme  *runtime.Scheme
 	configs configs
 	byKey   sync.Map // from kindKey to *kind
-	// types has the kinds of typed objects and lists, without types that have several kinds. Each write
-	// replaces a copy, because every read looks here first.
+	// types has the kinds of typed objects and lists, without types that have several kinds. Each
+	// write replaces a copy, because every read looks here first.
 	types atomic.Pointer[map[reflect.Type]*kind]
 }
 

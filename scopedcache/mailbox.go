@@ -116,8 +116,8 @@ func (m *mailbox) reportError(life monitor.LifeID, outcome monitor.Outcome, err 
 // maxWatches is how many reports of watches a mailbox holds.
 const maxWatches = 16
 
-// reportWatch records how a watch goes. If the run does not take the reports for so long, the earliest
-// is dropped.
+// reportWatch records how a watch goes. If the run does not take the reports for so long, the
+// earliest is dropped.
 func (m *mailbox) reportWatch(life monitor.LifeID, report monitor.Event) {
 	m.put(func() {
 		if !m.isLatestLocked(life) {

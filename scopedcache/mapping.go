@@ -27,8 +27,8 @@ type contextMapper interface {
 	RESTMappingWithContext(ctx context.Context, gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// exactMapper is a RESTMapper that forgets kinds that are not served any more, and that can ask the API
-// server, whatever it knows. RESTMappers of client-go do neither.
+// exactMapper is a RESTMapper that forgets kinds that are not served any more, and that can ask the
+// API server, whatever it knows. RESTMappers of client-go do neither.
 type exactMapper interface {
 	RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error)
 }

@@ -33,8 +33,8 @@ func (s sharing) RESTMappingAnew(context.Context, schema.GroupKind, string) (*me
 	return nil, s.anew
 }
 
-// An identity that may not discover uses what others have found, except where an error is the better
-// answer. A discovery that fails is an error.
+// An identity that may not discover uses what others have found, except where an error is the
+// better answer. A discovery that fails is an error.
 func TestDiscoveryThatIsDenied(t *testing.T) {
 	g := NewWithT(t)
 	known := &meta.RESTMapping{}

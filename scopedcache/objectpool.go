@@ -11,11 +11,11 @@ import "github.com/latchkey-dev/latchkey/scopedcache/internal/objectpool"
 // an identity never sees anything that its own watch did not deliver, even if the API server shows
 // different contents to different identities.
 //
-// Reads return copies, also with UnsafeDisableDeepCopy as an option of a read, and functions of field
-// indexes receive copies. Event handlers and indexers that are added to informers receive the shared
-// objects. One that changes an object would change what other identities see: it must copy the object
-// first, as with any informer. Some methods that look like reads change an object: String, AsDec and
-// AsFloat64Slow of resource.Quantity keep their result.
+// Reads return copies, also with UnsafeDisableDeepCopy as an option of a read, and functions of
+// field indexes receive copies. Event handlers and indexers that are added to informers receive the
+// shared objects. One that changes an object would change what other identities see: it must copy
+// the object first, as with any informer. Some methods that look like reads change an object:
+// String, AsDec and AsFloat64Slow of resource.Quantity keep their result.
 //
 // Kinds whose options in cache.Options have UnsafeDisableDeepCopy are not shared, nor are objects
 // without UID or resourceVersion, nor those of informers that a cache.Options.NewInformer creates.

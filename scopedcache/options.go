@@ -75,9 +75,9 @@ type Options struct {
 	// ObjectPool, if not nil, makes the cache keep objects that equal those of other caches only once.
 	// Use one pool for all caches of one API server.
 	ObjectPool *ObjectPool
-	// UnstreamedKinds, if not nil, is where the cache remembers for which kinds the API server does not
-	// finish streamed lists. Use one for all caches of one API server, so that not each of them waits
-	// ten seconds for that. By default each cache remembers for itself.
+	// UnstreamedKinds, if not nil, is where the cache remembers for which kinds the API server does
+	// not finish streamed lists. Use one for all caches of one API server, so that not each of them
+	// waits ten seconds for that. By default each cache remembers for itself.
 	UnstreamedKinds *UnstreamedKinds
 	// TracerProvider, if not nil, receives OpenTelemetry spans of informers that start and of access
 	// reviews. The provider must not block.

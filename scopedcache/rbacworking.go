@@ -79,8 +79,8 @@ func (s *environment) eventsWatched() (event monitor.EventsWatched) {
 	return event
 }
 
-// latestChange returns when the watcher last learned of a change that concerns any identity, or began
-// to watch; zero for never.
+// latestChange returns when the watcher last learned of a change that concerns any identity, or
+// began to watch; zero for never.
 func (e *RBACWatcher) latestChange() time.Time {
 	return ptr.Deref(e.latest.Load(), time.Time{})
 }

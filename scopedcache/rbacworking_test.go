@@ -13,8 +13,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
-// All changes of RBAC are reported while all four kinds are watched. A watch that fails reports them
-// later, so it counts until it has failed for as long as a review would take without events.
+// All changes of RBAC are reported while all four kinds are watched. A watch that fails reports
+// them later, so it counts until it has failed for as long as a review would take without events.
 func TestEventsAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -112,7 +112,8 @@ func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
 	return settledChecker{name: r.entry.selection.kind.gvk.String(), done: &r.done}
 }
 
-// settledChecker is a DoneChecker for a latch that is opened when a scope or registration is settled.
+// settledChecker is a DoneChecker for a latch that is opened when a scope or registration is
+// settled.
 type settledChecker struct {
 	name string
 	done *latch.Latch

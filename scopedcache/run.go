@@ -11,8 +11,8 @@ import (
 )
 
 // run runs a scope. run owns the scope's machine, which makes every decision. run passes events to
-// the machine and executes its effects, in a goroutine that exists while there are events. Only that
-// goroutine uses the fields of run, except ended and cancelQuestion.
+// the machine and executes its effects, in a goroutine that exists while there are events. Only
+// that goroutine uses the fields of run, except ended and cancelQuestion.
 type run struct {
 	entry          *entry
 	ctx            context.Context                    // of the cache
@@ -27,8 +27,8 @@ type run struct {
 	synced         <-chan struct{} // closed when the informer has synced; nil after that was reported
 }
 
-// startRun runs an entry until end is called. The end of ctx only cancels what the run does: it wakes
-// no one. The caller holds entries.mu.
+// startRun runs an entry until end is called. The end of ctx only cancels what the run does: it
+// wakes no one. The caller holds entries.mu.
 func startRun(ctx context.Context, s *entry) (end func()) {
 	r := &run{entry: s, ctx: ctx, machine: monitor.New(s.env.monitoring, time.Now())}
 	s.entries.running.Add(1) // until end, so that running is not zero when the mailbox starts a goroutine

@@ -10,7 +10,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// A question cancels the one before it, whose late answer does not make the run forget the newer one.
+// A question cancels the one before it, whose late answer does not make the run forget the newer
+// one.
 func TestNextQuestionCancelsTheEarlier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -32,7 +32,8 @@ func (c foreignContext) Err() error {
 	}
 }
 
-// A cache ends with the context of Start, although the contexts of its scopes may end a moment later.
+// A cache ends with the context of Start, although the contexts of its scopes may end a moment
+// later.
 func TestEndOfContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

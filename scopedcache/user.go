@@ -8,9 +8,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 )
 
-// user is who uses the scopes of a set: reads them, holds them, and has handlers at their informers.
-// A user has a life of its own, which starts once and stops once; what it waits for ends with that
-// life. A Cache has exactly one user, whose life is that of the set.
+// user is who uses the scopes of a set: reads them, holds them, and has handlers at their
+// informers. A user has a life of its own, which starts once and stops once; what it waits for ends
+// with that life. A Cache has exactly one user, whose life is that of the set.
 type user struct {
 	timeout time.Duration // bounds every read
 	started chan struct{} // closed when the life begins
@@ -62,12 +62,12 @@ func (u *user) check() error {
 	return nil
 }
 
-// runs reports whether the life has not ended. Call it only after the life has begun, for example if
-// there is an informer.
+// runs reports whether the life has not ended. Call it only after the life has begun, for example
+// if there is an informer.
 func (u *user) runs() bool { return u.life.Err() == nil }
 
-// withReadTimeout returns a context that ends with the caller's, after the timeout of reads, or with
-// the user's life.
+// withReadTimeout returns a context that ends with the caller's, after the timeout of reads, or
+// with the user's life.
 func (u *user) withReadTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancelTimeout := context.WithTimeoutCause(ctx, u.timeout,
 		errors.WithMessagef(context.DeadlineExceeded, "a cached read waits for %s at most", u.timeout))

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// A user whose life has ended reads nothing, and gets no handler and no informer. Another user of the
-// same scopes reads on, and neither gets the handle of the other.
+// A user whose life has ended reads nothing, and gets no handler and no informer. Another user of
+// the same scopes reads on, and neither gets the handle of the other.
 func TestUsersEndAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

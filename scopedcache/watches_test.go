@@ -17,8 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
-// Lists work, and each watch is answered with 200 and ends: the scope is Failing with the reason, while
-// reads are served, until a watch lasts.
+// Lists work, and each watch is answered with 200 and ends: the scope is Failing with the reason,
+// while reads are served, until a watch lasts.
 func TestWatchesThatEndAtOnce(t *testing.T) {
 	const expired = `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","code":410,` +
 		`"reason":"Expired","message":"too old resource version"}}`
@@ -123,8 +123,8 @@ func (l *stateLog) errorOf(state State) string {
 	return ""
 }
 
-// A streamed list that has no end, or ends before its end is marked, is given up: the holders of the
-// scope learn why, the informer lists, and no other cache of that API server streams the kind.
+// A streamed list that has no end, or ends before its end is marked, is given up: the holders of
+// the scope learn why, the informer lists, and no other cache of that API server streams the kind.
 func TestStreamWithoutBookmarks(t *testing.T) {
 	const bookmark = `{"type":"BOOKMARK","object":{"apiVersion":"v1","kind":"ConfigMap",` +
 		`"metadata":{"resourceVersion":"1"}}}`
@@ -199,8 +199,8 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 	}
 }
 
-// Between two of its reports, an informer's requests can fail: the run takes what watches say first. A
-// mailbox that is not taken keeps the latest reports, and none of an earlier life.
+// Between two of its reports, an informer's requests can fail: the run takes what watches say
+// first. A mailbox that is not taken keeps the latest reports, and none of an earlier life.
 func TestReportsOfWatches(t *testing.T) {
 	g := NewWithT(t)
 	errAny := errors.New("any")

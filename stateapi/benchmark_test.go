@@ -178,8 +178,8 @@ func heap() uint64 {
 	return stats.HeapAlloc
 }
 
-// BenchmarkList lists 10,000 connections: whole, as kubectl asks for them (a table in pages of 500),
-// and only those that are not connected.
+// BenchmarkList lists 10,000 connections: whole, as kubectl asks for them (a table in pages of
+// 500), and only those that are not connected.
 func BenchmarkList(b *testing.B) {
 	s := startServed(b)
 	for i := range 10 {

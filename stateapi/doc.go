@@ -24,8 +24,8 @@
 //
 // # Considerations
 //
-//   - To uninstall, delete the APIService before the program: while it has no server, no namespace of
-//     the cluster can be deleted.
+//   - To uninstall, delete the APIService before the program: while it has no server, no namespace
+//     of the cluster can be deleted.
 //   - If replicas share the extensions (clustercache.Options.Ownership), each has the connections
 //     of its share, and the one that serves the API shows those only. Leave the state API out then.
 //   - Nothing is written to etcd, and nothing can be changed through the API.

@@ -175,10 +175,10 @@ func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
 func (s *StateAPI) NeedLeaderElection() bool { return true }
 
-// Start serves until ctx is done, and returns when the last request has ended. What the program lacks
-// to serve, such as a permission, is logged and tried again. Start begins to serve when every
-// extension has been reconciled once. So a client that comes from the leader before does
-// not take an extension for deleted that this process has not seen yet.
+// Start serves until ctx is done, and returns when the last request has ended. What the program
+// lacks to serve, such as a permission, is logged and tried again. Start begins to serve when every
+// extension has been reconciled once. So a client that comes from the leader before does not take
+// an extension for deleted that this process has not seen yet.
 func (s *StateAPI) Start(ctx context.Context) error {
 	subscribed, stop := context.WithCancel(ctx)
 	filled := make(chan struct{})

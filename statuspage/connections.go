@@ -15,8 +15,8 @@ import (
 )
 
 // serveConnections shows the states of all connections: a table as plain text, or JSON for requests
-// that accept application/json or have the query format=json. The query extension=namespace/name (or
-// extension=name) selects one extension.
+// that accept application/json or have the query format=json. The query extension=namespace/name
+// (or extension=name) selects one extension.
 func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
 	states := []clustercache.ConnectionState{}
 	if wanted := r.URL.Query().Get("extension"); wanted != "" {

@@ -10,31 +10,32 @@
 //	mux.Handle("/status/", statuspage.Local(page))
 //	err = mgr.Add(&manager.Server{Listener: listener, Server: &http.Server{Handler: mux}})
 //
-// where the listener is one on 127.0.0.1: people reach the page through kubectl port-forward. On the
-// network, serve page.Guard(mgr.GetClient(), "/status/") instead, with TLS: Guard authenticates
-// requests, and shows people a form to sign in with a token. The page must be served below a path that
-// ends in a slash.
+// where the listener is one on 127.0.0.1: people reach the page through kubectl port-forward. On
+// the network, serve page.Guard(mgr.GetClient(), "/status/") instead, with TLS: Guard authenticates
+// requests, and shows people a form to sign in with a token. The page must be served below a path
+// that ends in a slash.
 //
-// Do not add the page to the manager's metrics server. Without a FilterProvider that server shows the
-// page to everyone who reaches its port, and with one a browser cannot send it a token.
+// Do not add the page to the manager's metrics server. Without a FilterProvider that server shows
+// the page to everyone who reaches its port, and with one a browser cannot send it a token.
 //
 // # Usage
 //
 // Open the path. Everything on the page follows the connections by itself. The address of the page
-// contains the filter and the selected extension, so that it can be passed on. Programs get the same
-// as JSON from view below the path, and every change of it as server-sent events from live; both
-// take the parameters of the page's own address. For a shell, connections below the path is a table of
-// all connections, or of the one that the query extension names, or their JSON with format=json.
+// contains the filter and the selected extension, so that it can be passed on. Programs get the
+// same as JSON from view below the path, and every change of it as server-sent events from live;
+// both take the parameters of the page's own address. For a shell, connections below the path is a
+// table of all connections, or of the one that the query extension names, or their JSON with
+// format=json.
 //
 // # Considerations
 //
-//   - The page changes nothing, and contains no secret. It does name identities, API servers, Secrets
-//     and watched kinds of all tenants: serve it without authentication on loopback only, through
-//     Local, which refuses requests that other web sites make through a browser.
+//   - The page changes nothing, and contains no secret. It does name identities, API servers,
+//     Secrets and watched kinds of all tenants: serve it without authentication on loopback only,
+//     through Local, which refuses requests that other web sites make through a browser.
 //   - Only the replica that leads has connections. The page of another one says so.
 //   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all, those of a
-//     removed extension for an hour. They begin when the process begins to lead. Changes that follow
-//     each other within milliseconds can be one entry.
+//     removed extension for an hour. They begin when the process begins to lead. Changes that
+//     follow each other within milliseconds can be one entry.
 //   - Behind a proxy: nginx needs nothing, because live asks it not to buffer. Elsewhere switch off
 //     buffering and compression of answers for live, and let it be silent for 15 s. While nothing
 //     comes, the page says that it waits.

@@ -19,8 +19,8 @@ var pageCSS string
 //go:embed page.js
 var pageJS string
 
-// contentSecurityPolicy lets a browser run the page's own script and nothing else, and send requests
-// to this server only.
+// contentSecurityPolicy lets a browser run the page's own script and nothing else, and send
+// requests to this server only.
 var contentSecurityPolicy = "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'; img-src data:; style-src " + hashSource(pageCSS) + "; script-src " + hashSource(pageJS)
 
@@ -30,8 +30,8 @@ func hashSource(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// writeDocument writes the page without any data, which the script requests. With signIn, the script
-// asks for a token first.
+// writeDocument writes the page without any data, which the script requests. With signIn, the
+// script asks for a token first.
 func (p *Page) writeDocument(w http.ResponseWriter, status int, signIn bool) {
 	access := "open"
 	if signIn {

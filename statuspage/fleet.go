@@ -110,7 +110,8 @@ func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clus
 	f.changed = make(chan struct{})
 }
 
-// updateChunk computes the changes before it locks, because get is the ClusterCache's code and takes locks.
+// updateChunk computes the changes before it locks, because get is the ClusterCache's code and
+// takes locks.
 func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
 	now time.Time) {
 	type change struct {

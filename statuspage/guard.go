@@ -24,12 +24,12 @@ import (
 )
 
 const (
-	// maxReviews is how many requests are reviewed at the same time, of tokens that were accepted before
-	// and of others each. Others wait.
+	// maxReviews is how many requests are reviewed at the same time, of tokens that were accepted
+	// before and of others each. Others wait.
 	maxReviews = 4
 	// reviewsPerSecond is how many requests are reviewed on average whose tokens were not accepted
-	// before, so that a flood of invalid tokens does not become a flood at the API server. reviewBurst is
-	// how many may come at once.
+	// before, so that a flood of invalid tokens does not become a flood at the API server. reviewBurst
+	// is how many may come at once.
 	reviewsPerSecond, reviewBurst = 20, 40
 	// reviewTimeout bounds the reviews of a request, and the wait for them.
 	reviewTimeout = 10 * time.Second
@@ -42,11 +42,11 @@ const (
 )
 
 // Guard returns a handler that serves the page to the users who may "get" what is below path as a
-// nonResourceURL: for path /status/ that is /status/*. Path must end in a slash, and counts for every
-// request, wherever the handler is. A request proves its user with a token that the API server takes.
-// Without one the answer is 401, and for others 403; a browser then receives a form for a token, which
-// the page keeps in its memory only. Serve the handler with TLS, and with a certificate that browsers
-// can verify, because people enter their tokens.
+// nonResourceURL: for path /status/ that is /status/*. Path must end in a slash, and counts for
+// every request, wherever the handler is. A request proves its user with a token that the API
+// server takes. Without one the answer is 401, and for others 403; a browser then receives a form
+// for a token, which the page keeps in its memory only. Serve the handler with TLS, and with a
+// certificate that browsers can verify, because people enter their tokens.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
 // system:auth-delegator grants it. Guard reviews at most 20 requests a second with tokens that were
@@ -84,8 +84,8 @@ func (p *Page) Guard(c client.Client, path string) http.Handler {
 	})
 }
 
-// reviews asks the API server about tokens, and remembers the answers for a while. Its methods may be
-// called from any goroutine.
+// reviews asks the API server about tokens, and remembers the answers for a while. Its methods may
+// be called from any goroutine.
 type reviews struct {
 	client client.Client
 	gate   *strangers.Gate
@@ -104,7 +104,8 @@ type verdict struct {
 	text   string
 }
 
-// isFinal reports whether the verdict is about the token, so that the same question would get it again.
+// isFinal reports whether the verdict is about the token, so that the same question would get it
+// again.
 func (v verdict) isFinal() bool {
 	return v.status == http.StatusOK || v.status == http.StatusUnauthorized || v.status == http.StatusForbidden
 }
@@ -168,8 +169,8 @@ func (r *reviews) ask(ctx context.Context, token, path, address string) verdict 
 	return verdict{status, text}
 }
 
-// review asks the API server whose the token is, and whether that user may get the path. The answers
-// contain nothing of the token.
+// review asks the API server whose the token is, and whether that user may get the path. The
+// answers contain nothing of the token.
 func review(ctx context.Context, c client.Client, token, path string) (status int, text string) {
 	// client-go logs the bodies of requests and answers at high verbosity, and these have the token.
 	ctx = klog.NewContext(ctx, logr.Discard())
@@ -198,8 +199,8 @@ func review(ctx context.Context, c client.Client, token, path string) (status in
 	return http.StatusOK, ""
 }
 
-// reviewFailed returns the answer when a review itself failed. The error of a review could contain the
-// token, so the answer has nothing of it.
+// reviewFailed returns the answer when a review itself failed. The error of a review could contain
+// the token, so the answer has nothing of it.
 func reviewFailed(err error, resource string) (status int, text string) {
 	if apierrors.IsForbidden(err) {
 		return http.StatusInternalServerError, "this program may not create " + resource +

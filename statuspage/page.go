@@ -88,8 +88,8 @@ const (
 	bodyTimeout = time.Second
 )
 
-// refusesBody answers a request that has a body, and reports whether it did. net/http would wait for
-// the body before it sends any answer, as long as the client likes.
+// refusesBody answers a request that has a body, and reports whether it did. net/http would wait
+// for the body before it sends any answer, as long as the client likes.
 func refusesBody(w http.ResponseWriter, r *http.Request) bool {
 	if r.ContentLength == 0 {
 		return false
@@ -106,8 +106,8 @@ func lastElement(urlPath string) string {
 	return last
 }
 
-// setSecurityHeaders sets the headers of every answer. The page's scripts and styles are in the page
-// itself, which names their hashes, and nothing may come from elsewhere.
+// setSecurityHeaders sets the headers of every answer. The page's scripts and styles are in the
+// page itself, which names their hashes, and nothing may come from elsewhere.
 func setSecurityHeaders(header http.Header) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")

@@ -266,7 +266,8 @@ func TestPage(t *testing.T) {
 	g.Expect(New(nil, Options{}).name).To(Equal("latchkey"))
 }
 
-// A stream over HTTP/2 stays open although nothing changes: the deadline of a write ends with the write.
+// A stream over HTTP/2 stays open although nothing changes: the deadline of a write ends with the
+// write.
 func TestQuietStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -325,8 +326,8 @@ func TestStreamAfterTheEnd(t *testing.T) {
 	g.Expect(got.Header().Get("Retry-After")).To(Equal("10"))
 }
 
-// A client that sends no body, or reads no answer, ends with its connection: within a second, and half
-// a minute.
+// A client that sends no body, or reads no answer, ends with its connection: within a second, and
+// half a minute.
 func TestSlowClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -437,8 +438,8 @@ func TestLive(t *testing.T) {
 	})
 }
 
-// Streams end with the page, with the browser, and when the browser takes nothing; there are only so
-// many.
+// Streams end with the page, with the browser, and when the browser takes nothing; there are only
+// so many.
 func TestLiveEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -589,8 +590,8 @@ func TestGuard(t *testing.T) {
 	g.Expect(refused.Code).To(Equal(http.StatusRequestEntityTooLarge))
 }
 
-// A verdict counts for a while, requests that ask the same wait for one review, and a flood of tokens
-// is not passed on.
+// A verdict counts for a while, requests that ask the same wait for one review, and a flood of
+// tokens is not passed on.
 func TestReviewsAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

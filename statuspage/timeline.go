@@ -65,8 +65,8 @@ type scopeTrouble struct {
 	state, message string
 }
 
-// seenOf returns what entriesBetween compares of a state. old is that of the state before, nil if the
-// extension was not known. A scope that syncs again still counts as one that does not deliver.
+// seenOf returns what entriesBetween compares of a state. old is that of the state before, nil if
+// the extension was not known. A scope that syncs again still counts as one that does not deliver.
 func seenOf(old *seen, state clustercache.ConnectionState) seen {
 	s := seen{uid: state.UID, connected: state.Phase == clustercache.PhaseConnected, reason: string(state.Reason),
 		connecting: state.Reason.Pending(), message: cut(state.Message), epoch: state.Epoch,
@@ -107,8 +107,8 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:maxMessage-len("…")], "") + "…"
 }
 
-// entriesBetween returns the entries for what has changed from old, which is nil for an extension that
-// was not known, to next, which is the seen of state.
+// entriesBetween returns the entries for what has changed from old, which is nil for an extension
+// that was not known, to next, which is the seen of state.
 func entriesBetween(old *seen, next seen, state clustercache.ConnectionState, now time.Time) []entry {
 	var entries []entry
 	add := func(at time.Time, what, reason, message string) {

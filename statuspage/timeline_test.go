@@ -158,8 +158,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// The newest entries stay, of an extension and of all. An extension with many entries takes none from
-// others.
+// The newest entries stay, of an extension and of all. An extension with many entries takes none
+// from others.
 func TestTimelinesAreBounded(t *testing.T) {
 	g := NewWithT(t)
 	var lines timelines

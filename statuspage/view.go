@@ -17,7 +17,8 @@ const (
 	// pageSize is how many rows a page of the table has by default, and maxPageSize how many at most.
 	pageSize    = 50
 	maxPageSize = 500
-	// maxSearch is the longest text to search for, in bytes, and maxWords how many words it has at most.
+	// maxSearch is the longest text to search for, in bytes, and maxWords how many words it has at
+	// most.
 	maxSearch = 256
 	maxWords  = 16
 )

@@ -73,8 +73,8 @@ func scope(state, apiVersion, kind, namespace string) v1alpha1.Scope {
 		Kind: kind, Namespace: namespace}}}
 }
 
-// The roles allow exactly the scopes: list and watch, in their namespaces, by their resources. Where
-// something is Forbidden, a role has what is allowed, too.
+// The roles allow exactly the scopes: list and watch, in their namespaces, by their resources.
+// Where something is Forbidden, a role has what is allowed, too.
 func TestRoles(t *testing.T) {
 	g := NewWithT(t)
 	c := connection("Connected", "")

@@ -1,5 +1,5 @@
-// Command kubectl-latchkey is a plugin of kubectl, which runs it as "kubectl latchkey". It reads the
-// state API (package stateapi).
+// Command kubectl-latchkey is a plugin of kubectl, which runs it as "kubectl latchkey". It reads
+// the state API (package stateapi).
 //
 //	kubectl latchkey why EXTENSION   why it is not connected, or what it may not read, and what to do
 //	kubectl latchkey top             connections by objects or informers

@@ -133,7 +133,8 @@ func rolesIn(namespace, name string, subject rbacv1.Subject, rules []rbacv1.Poli
 // isForbidden reports whether the identity may not read a scope.
 func isForbidden(s *v1alpha1.Scope) bool { return s.Status.State == "Forbidden" }
 
-// roleName returns the name of the roles of an extension with these rules, which no other roles have.
+// roleName returns the name of the roles of an extension with these rules, which no other roles
+// have.
 func roleName(c *v1alpha1.Connection, rules []rbacv1.PolicyRule) string {
 	sum := sha256.Sum256(fmt.Append([]byte(c.Namespace+"\x00"+c.Name+"\x00"), rules))
 	name := "latchkey-reads-of-" + c.Name

@@ -23,8 +23,9 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// elect sets up the leader election in the options of the manager, and returns the fence of its lease.
-// The caller calls end after the manager has ended. Without leader election the fence is nil.
+// elect sets up the leader election in the options of the manager, and returns the fence of its
+// lease. The caller calls end after the manager has ended. Without leader election the fence is
+// nil.
 func (m *managerFlags) elect(restConfig *rest.Config, options *manager.Options) (f *fence.Fence, end func(),
 	err error) {
 	if !m.leaderElect {

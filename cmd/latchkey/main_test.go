@@ -79,7 +79,8 @@ func TestDemoFailsWithoutACause(t *testing.T) {
 	}
 }
 
-// startControlPlane starts a control plane that serves our own ClusterExtension, with more manifests.
+// startControlPlane starts a control plane that serves our own ClusterExtension, with more
+// manifests.
 func startControlPlane(t *testing.T, more ...config.Folder) *controlplane.ControlPlane {
 	t.Helper()
 	g := NewWithT(t)

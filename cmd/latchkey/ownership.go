@@ -20,8 +20,8 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
 )
 
-// handOverTimeout is how long a manager that ends hands its buckets over: with shutdownPatience less than
-// the 30 s after which Kubernetes kills a Pod.
+// handOverTimeout is how long a manager that ends hands its buckets over: with shutdownPatience
+// less than the 30 s after which Kubernetes kills a Pod.
 const handOverTimeout = 18 * time.Second
 
 // sharingFlags say how replicas share the extensions.
@@ -105,8 +105,8 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 	return ctx, nil
 }
 
-// insteadOfLeader lets the engine run when no manager with --leader-elect leads, and keeps those from
-// leading: a rolling update from one to the other has both for a time.
+// insteadOfLeader lets the engine run when no manager with --leader-elect leads, and keeps those
+// from leading: a rolling update from one to the other has both for a time.
 func (m *managerFlags) insteadOfLeader(engine ownership.Engine, restConfig *rest.Config,
 	namespace, holder string) (ownership.Engine, error) {
 	return ownership.InsteadOfLeader(engine, restConfig, ownership.LeaderOptions{

@@ -17,8 +17,8 @@ import (
 // ownedSeries are the values of latchkey_ownership_extensions{owned="true"}.
 var ownedSeries = regexp.MustCompile(`latchkey_ownership_extensions\{cache="clustercache",owned="true"\} (\d+)`)
 
-// Two managers with --buckets share the extensions. When one ends, the other one has all. One that counts
-// to another number of buckets does not start.
+// Two managers with --buckets share the extensions. When one ends, the other one has all. One that
+// counts to another number of buckets does not start.
 func TestManagersShare(t *testing.T) {
 	g := NewWithT(t)
 	cp := startControlPlane(t)

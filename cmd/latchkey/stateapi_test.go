@@ -277,7 +277,8 @@ func TestStateAPI(t *testing.T) {
 	g.Expect(both.Load()).To(BeFalse(), "two replicas served at a time")
 
 	// With the manifests exactly as printed, the API server accepts the EndpointSlice that the leader
-	// writes for the Service: it gets as far as dialing the Service's address, which leads nowhere here.
+	// writes for the Service: it gets as far as dialing the Service's address, which leads nowhere
+	// here.
 	kubectl("delete", "service", "latchkey-state", "-n", "latchkey-system")
 	apply(string(printed))
 	eventually(try("get", "apiservice", "v1alpha1.state.latchkey.dev", "-o",

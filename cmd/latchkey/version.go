@@ -9,8 +9,9 @@ import (
 // release is the version of a release, which "make release" sets.
 var release string
 
-// version returns the version of the release, or else that of the module, as the Go toolchain recorded
-// it in the binary, and the versions of the libraries that decide what a cluster must serve.
+// version returns the version of the release, or else that of the module, as the Go toolchain
+// recorded it in the binary, and the versions of the libraries that decide what a cluster must
+// serve.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

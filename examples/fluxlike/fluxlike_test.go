@@ -155,8 +155,8 @@ func (w *world) isGone(key client.ObjectKey) func() bool {
 	return func() bool { return apierrors.IsNotFound(w.Get(w.ctx, key, &Release{})) }
 }
 
-// The test follows Releases through their lives: the default ServiceAccount, another one, drift, and
-// deletions, also those where the identity is gone first.
+// The test follows Releases through their lives: the default ServiceAccount, another one, drift,
+// and deletions, also those where the identity is gone first.
 func TestReleases(t *testing.T) {
 	w := newWorld(t)
 	g := w.g
@@ -276,8 +276,8 @@ func (w *world) patch(namespace, patch string) {
 		client.RawPatch("application/merge-patch+json", []byte(patch)))).To(Succeed())
 }
 
-// The policy lets users write Releases of ServiceAccounts that they may impersonate, and the default
-// counts as named.
+// The policy lets users write Releases of ServiceAccounts that they may impersonate, and the
+// default counts as named.
 func TestPolicy(t *testing.T) {
 	w := newWorld(t)
 	g := w.g

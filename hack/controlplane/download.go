@@ -15,8 +15,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/controlplane/assets"
 )
 
-// downloader downloads a prebuilt control plane with setup-envtest, which verifies the checksum that
-// its index states.
+// downloader downloads a prebuilt control plane with setup-envtest, which verifies the checksum
+// that its index states.
 type downloader struct {
 	index        string        // address of the index; empty for setup-envtest's own
 	answerWithin time.Duration // the index must answer in this time
@@ -84,8 +84,8 @@ func sweep(dir string) error {
 	return err
 }
 
-// output runs a program, with scratch for its temporary files, and returns what it prints. The error
-// has the last line of its log.
+// output runs a program, with scratch for its temporary files, and returns what it prints. The
+// error has the last line of its log.
 func output(ctx context.Context, timeout time.Duration, scratch, program string, args ...string) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -102,7 +102,8 @@ func (e ensurer) get(ctx context.Context) error {
 	return e.build(ctx, dir, assets.Programs...)
 }
 
-// setUpEnvtest builds setup-envtest, which the module in the folder tools pins, and returns its file.
+// setUpEnvtest builds setup-envtest, which the module in the folder tools pins, and returns its
+// file.
 func setUpEnvtest(ctx context.Context, tools, file string) (string, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {

@@ -139,8 +139,8 @@ func tenant() []panel {
 	}
 }
 
-// row returns the JSON of panels below a heading, from a line of the dashboard on, and the line after
-// them.
+// row returns the JSON of panels below a heading, from a line of the dashboard on, and the line
+// after them.
 func row(title string, line int, panels []panel) (result []object, next int) {
 	result = append(result, object{"type": "row", "title": title, "collapsed": false,
 		"gridPos": object{"x": 0, "y": line, "w": 24, "h": 1}})

@@ -5,14 +5,15 @@ import (
 	"sync"
 )
 
-// Hub reports changes to its subscriptions. The zero value is ready to use. Its methods may be called
-// from any goroutine.
+// Hub reports changes to its subscriptions. The zero value is ready to use. Its methods may be
+// called from any goroutine.
 type Hub[K comparable, V any] struct {
 	mu            sync.Mutex
 	subscriptions map[*Subscription[K, V]]struct{} // guarded by mu
 }
 
-// Put reports a change to every subscription. A value that a subscriber has not taken yet is replaced.
+// Put reports a change to every subscription. A value that a subscriber has not taken yet is
+// replaced.
 func (h *Hub[K, V]) Put(key K, value V) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,8 +50,8 @@ type Subscription[K comparable, V any] struct {
 	pending map[K]V // guarded by mu
 }
 
-// Signal receives a value when there is something to take. There may be nothing, though, when it was
-// taken just before.
+// Signal receives a value when there is something to take. There may be nothing, though, when it
+// was taken just before.
 func (s *Subscription[K, V]) Signal() <-chan struct{} { return s.signal }
 
 // Put adds a change for this subscription alone.

@@ -11,7 +11,7 @@
 //
 // # Considerations
 //
-//   - Put never blocks. A subscription keeps one value for each key, the newest, so a subscriber that
-//     hangs costs one value per key and nothing else.
+//   - Put never blocks. A subscription keeps one value for each key, the newest, so a subscriber
+//     that hangs costs one value per key and nothing else.
 //   - The idea is that of client-go's workqueue, without retries, order or rates.
 package coalesce

@@ -16,9 +16,9 @@ type Exchange struct {
 }
 
 // Serves reports whether the exchange is evidence that the API server served the identity. A status
-// alone is none: a proxy or a broken server answers 200 with a page of HTML. Evidence is a 2xx whose
-// body is of a media type that the request names, or the 101 of an upgrade that the request asked
-// for. A review is never evidence by itself: its answer is judged by what it states.
+// alone is none: a proxy or a broken server answers 200 with a page of HTML. Evidence is a 2xx
+// whose body is of a media type that the request names, or the 101 of an upgrade that the request
+// asked for. A review is never evidence by itself: its answer is judged by what it states.
 //
 // Serves errs towards "no": an answer that is not recognized costs one probe.
 func (x Exchange) Serves() bool {
@@ -53,8 +53,8 @@ func mediaType(value string) string {
 	return strings.TrimSpace(value)
 }
 
-// isKubernetes reports whether API servers encode objects in the media type. A request that names no
-// media type gets one of these.
+// isKubernetes reports whether API servers encode objects in the media type. A request that names
+// no media type gets one of these.
 func isKubernetes(mediaType string) bool {
 	for _, known := range [...]string{"application/json", "application/yaml", "application/cbor",
 		"application/vnd.kubernetes.protobuf"} {

@@ -112,8 +112,8 @@ func (o ProbeOptions) WithDefaults() ProbeOptions {
 // probe earlier by up to a tenth, so that identities that connected together drift apart.
 //
 // members is the number of identities at the target. If there would be more probes than
-// MaxIdentityProbesPerSecond, the interval is longer, and jitter makes a probe earlier by up to half,
-// so that identities that connected together are not probed together.
+// MaxIdentityProbesPerSecond, the interval is longer, and jitter makes a probe earlier by up to
+// half, so that identities that connected together are not probed together.
 func (o ProbeOptions) Due(h Health, members int, jitter float64) time.Time {
 	if h.ConsecutiveFailures > 0 || (h.LastError != nil && h.LastProbeTime.After(h.LastProbeSuccessTime)) {
 		return h.LastProbeTime.Add(o.Interval)

@@ -54,7 +54,8 @@ func TestDue(t *testing.T) {
 	NewWithT(t).Expect(o.Due(Health{LastProbeSuccessTime: t0}, 10_000, 0)).To(Equal(t0.Add(time.Minute)), "no bound")
 }
 
-// Identities that connected within 20 s are probed at most 50 times a second, however many they are.
+// Identities that connected within 20 s are probed at most 50 times a second, however many they
+// are.
 func TestProbesAreBounded(t *testing.T) {
 	o := ProbeOptions{}.WithDefaults()
 	for _, members := range []int{1000, 10_000, 100_000} {

@@ -18,8 +18,8 @@ type Phase string
 const (
 	// PhaseDisconnected means: there is no connection, for the given Reason.
 	PhaseDisconnected Phase = "Disconnected"
-	// PhaseConnecting means: a connect is in progress, or waits for a moment because it was denied. The
-	// Reason is that of the last disconnect, or of that denial.
+	// PhaseConnecting means: a connect is in progress, or waits for a moment because it was denied.
+	// The Reason is that of the last disconnect, or of that denial.
 	PhaseConnecting Phase = "Connecting"
 	// PhaseConnected means: there is a connection, and the API server reported its identity.
 	PhaseConnected Phase = "Connected"
@@ -29,9 +29,9 @@ const (
 //
 // To add a Reason: declare it here. Export it in clustercache/state.go. Say what to do about it in
 // internal/advice and in the table of docs/operations.md. Only lifecycle decides on it: add what an
-// error means to ReasonOf in lifecycle/reasons.go (a provider's error is in credential/errors.go), or
-// what the machine concludes to a step, and the Reason to the reasons in lifecycle/world_test.go.
-// Then run make generate.
+// error means to ReasonOf in lifecycle/reasons.go (a provider's error is in credential/errors.go),
+// or what the machine concludes to a step, and the Reason to the reasons in
+// lifecycle/world_test.go. Then run make generate.
 type Reason string
 
 const (
@@ -77,8 +77,8 @@ const (
 	ReasonUnreachable Reason = "Unreachable"
 	// ReasonProbeFailed means: the API server answers, but does not report the identity.
 	ReasonProbeFailed Reason = "ProbeFailed"
-	// ReasonThrottled means: the API server, or the one that issues tokens, answers and refuses requests
-	// for now (429, or 503 with Retry-After).
+	// ReasonThrottled means: the API server, or the one that issues tokens, answers and refuses
+	// requests for now (429, or 503 with Retry-After).
 	ReasonThrottled Reason = "Throttled"
 	// ReasonFiltered means: the extension does not match Options.WatchFilterValue or Options.Filter
 	// any more. Only earlier handles return this reason; the extension itself is unknown then.
@@ -110,7 +110,8 @@ func (r Reason) Pending() bool { return r == ReasonNotStarted }
 // for errors.Is.
 var ErrNotConnected = errors.New("not connected")
 
-// ErrMistake is in the chain of errors that no time heals, because the caller asks for what cannot be.
+// ErrMistake is in the chain of errors that no time heals, because the caller asks for what cannot
+// be.
 var ErrMistake = errors.New("mistake of the caller")
 
 // mistake is an error with ErrMistake in its chain, and without it in its text.
@@ -155,8 +156,8 @@ func (e *NotConnectedError) Status() metav1.Status {
 		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
 }
 
-// ReportedElsewhere reports whether the caller must leave the status of the extension alone: a later
-// Reconcile with a newer object writes it, or the replica that has the extension.
+// ReportedElsewhere reports whether the caller must leave the status of the extension alone: a
+// later Reconcile with a newer object writes it, or the replica that has the extension.
 func (e *NotConnectedError) ReportedElsewhere() bool {
 	return e.Reason == ReasonStale || e.Reason == ReasonNotOwned
 }

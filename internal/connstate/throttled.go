@@ -8,9 +8,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// ThrottledFor reports whether an error is the answer of an API server that refuses requests for now
-// (429, or 503 with Retry-After), and after which time the server wants to be asked again; 0 if it
-// does not say. The answer may be below other errors with a status of their own.
+// ThrottledFor reports whether an error is the answer of an API server that refuses requests for
+// now (429, or 503 with Retry-After), and after which time the server wants to be asked again; 0 if
+// it does not say. The answer may be below other errors with a status of their own.
 func ThrottledFor(err error) (retryAfter time.Duration, throttled bool) {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {

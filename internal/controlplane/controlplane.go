@@ -99,8 +99,8 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 		Set("audit-log-path", c.AuditLog()).
 		Set("audit-log-maxsize", "1000"). // MB, so that the log does not rotate during a test
 		Set("advertise-address", "127.0.0.1").
-		// Nothing uses the endpoints of Service kubernetes, and Kubernetes 1.37 refuses to write a loopback
-		// address into them.
+		// Nothing uses the endpoints of Service kubernetes, and Kubernetes 1.37 refuses to write a
+		// loopback address into them.
 		Set("endpoint-reconciler-type", "none")
 
 	if options.Aggregation {

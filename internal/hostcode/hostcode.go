@@ -26,8 +26,8 @@ type Caller struct {
 	Metrics *metrics.Cache // counts panics; may be nil
 }
 
-// Call calls f and returns its error. If f panics, Call counts and logs the panic with the stack and
-// the given keys and values, and returns a PanicError. what names f.
+// Call calls f and returns its error. If f panics, Call counts and logs the panic with the stack
+// and the given keys and values, and returns a PanicError. what names f.
 func (c Caller) Call(what string, f func() error, keysAndValues ...any) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

@@ -39,8 +39,8 @@ type Resolver interface {
 	Run(ctx context.Context, wake func(extension client.ObjectKey))
 }
 
-// Reference is what an object says about its credential. Two objects with equal References, and in the
-// same version if WholeObject is set, have the same credential.
+// Reference is what an object says about its credential. Two objects with equal References, and in
+// the same version if WholeObject is set, have the same credential.
 type Reference struct {
 	// Name is the ServiceAccount or Secret that the object names, with the provider that uses it.
 	Name string

@@ -86,8 +86,8 @@ type Cache struct {
 // New returns the metrics of a ClusterCache of that name. Caches of one name add up.
 func New(name string) *Cache { return &Cache{name: name} }
 
-// Announce makes every collection report whether this process leads with a cache of that name, until
-// end is called. Replicas that do not lead have no other metrics of a ClusterCache.
+// Announce makes every collection report whether this process leads with a cache of that name,
+// until end is called. Replicas that do not lead have no other metrics of a ClusterCache.
 func (c *Cache) Announce() (end func()) {
 	if c == nil {
 		return func() {}

@@ -39,8 +39,8 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 	}
 }
 
-// The collector adds up the caches of a name, keeps names apart, and no longer calls a cache that has
-// ended.
+// The collector adds up the caches of a name, keeps names apart, and no longer calls a cache that
+// has ended.
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{exported: map[int]exported{}, announced: map[string]int{}}
@@ -217,7 +217,8 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	count(nil)
 }
 
-// A duration that was recorded under a sampled span has the span as its exemplar, and others have none.
+// A duration that was recorded under a sampled span has the span as its exemplar, and others have
+// none.
 func TestExemplars(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()

@@ -24,10 +24,10 @@ func (h *Hub) Changed(extension client.ObjectKey) { h.changes.Put(extension, str
 // HasSubscribers reports whether there is a subscriber.
 func (h *Hub) HasSubscribers() bool { return h.changes.HasSubscribers() }
 
-// Subscribe waits until ready is closed, unless it is nil. Then Subscribe calls f with the keys that
-// known returns, which may be none, and after that with the keys of extensions whose states changed,
-// until ctx is done. The keys are sorted. Calls are one at a time; what changes during a call is in
-// the next one.
+// Subscribe waits until ready is closed, unless it is nil. Then Subscribe calls f with the keys
+// that known returns, which may be none, and after that with the keys of extensions whose states
+// changed, until ctx is done. The keys are sorted. Calls are one at a time; what changes during a
+// call is in the next one.
 func (h *Hub) Subscribe(ctx context.Context, ready <-chan struct{}, known func() []client.ObjectKey,
 	f func(keys []client.ObjectKey)) {
 	changes := h.changes.Subscribe() // before known, so that no change is missed in between

@@ -10,8 +10,8 @@
 // [Limit] bounds the bodies of answers to requests whose answer is short. [LimitAll] bounds the
 // bodies of several answers together. [Shorten] bounds texts that people read, and [Quote] names
 // that people read. [StatusText] and [Show] replace a server's text. [IsPresentable] checks names.
-// [Shorten], [Printable] and [Error] replace characters that steer a terminal, where texts enter, and
-// [Terminal] does so again where they are printed.
+// [Shorten], [Printable] and [Error] replace characters that steer a terminal, where texts enter,
+// and [Terminal] does so again where they are printed.
 //
 // # Considerations
 //

@@ -36,7 +36,8 @@ func StatusText(err error) (text string, ok bool) {
 const maxName = 1024
 
 // IsPresentable reports whether a name from a server may be shown: the name has at most 1 KiB, and
-// neither control nor format characters. Names are compared, so they are refused rather than changed.
+// neither control nor format characters. Names are compared, so they are refused rather than
+// changed.
 func IsPresentable(name string) bool {
 	return len(name) <= maxName && !strings.ContainsFunc(name, func(r rune) bool { return !isShown(r) })
 }

@@ -7,12 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// isShown reports whether a character may be shown: letters, marks, numbers, punctuation, symbols and
-// spaces. Control characters can steer a terminal, and format characters can hide or reorder text.
+// isShown reports whether a character may be shown: letters, marks, numbers, punctuation, symbols
+// and spaces. Control characters can steer a terminal, and format characters can hide or reorder
+// text.
 func isShown(r rune) bool { return unicode.IsGraphic(r) && r != utf8.RuneError }
 
-// Printable replaces each control and format character, and each invalid byte, by U+FFFD. Line breaks
-// and tabs stay.
+// Printable replaces each control and format character, and each invalid byte, by U+FFFD. Line
+// breaks and tabs stay.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || isShown(r) {
@@ -22,9 +23,9 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Error returns err or, if its text has characters that Printable replaces, an error with the replaced
-// text and with err in its chain. Error cuts nothing: a secret that is removed from the text later
-// must be whole.
+// Error returns err or, if its text has characters that Printable replaces, an error with the
+// replaced text and with err in its chain. Error cuts nothing: a secret that is removed from the
+// text later must be whole.
 func Error(err error) error {
 	if err == nil {
 		return nil

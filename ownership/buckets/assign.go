@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// bucketOf returns the bucket of an extension, out of n. Buckets are ranges of equal size of the hash that
-// Kubernetes' sharded list and watch uses (KEP-5866): FNV-1a of 64 bits over the UID.
+// bucketOf returns the bucket of an extension, out of n. Buckets are ranges of equal size of the
+// hash that Kubernetes' sharded list and watch uses (KEP-5866): FNV-1a of 64 bits over the UID.
 func bucketOf(uid types.UID, n int) int {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(uid)) // never fails
@@ -19,13 +19,14 @@ func bucketOf(uid types.UID, n int) int {
 	return int(bucket)
 }
 
-// assign returns which of the members should hold each bucket, given who holds each now: "" for none. It
-// depends on nothing else, so that all members come to the same result. Each member gets at most its part,
-// rounded up.
+// assign returns which of the members should hold each bucket, given who holds each now: "" for
+// none. It depends on nothing else, so that all members come to the same result. Each member gets
+// at most its part, rounded up.
 //
-// A member keeps what it holds, up to its part. The rest is rendezvous hashing with that bound: each bucket
-// has a score with each member, and the pairs get each other in the order of their scores, as long as the
-// bucket is free and the member has room. While the result is being carried out, it stays the same.
+// A member keeps what it holds, up to its part. The rest is rendezvous hashing with that bound:
+// each bucket has a score with each member, and the pairs get each other in the order of their
+// scores, as long as the bucket is free and the member has room. While the result is being carried
+// out, it stays the same.
 func assign(members, holders []string) []string {
 	n := len(holders)
 	owners := make([]string, n)

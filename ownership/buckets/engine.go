@@ -19,12 +19,12 @@ import (
 
 var _ ownership.Fitter = (*Engine)(nil)
 
-// movingAtOnce is how many buckets a replica hands over at the same time. Each is without a replica for
-// the time that the next one needs to connect its extensions.
+// movingAtOnce is how many buckets a replica hands over at the same time. Each is without a replica
+// for the time that the next one needs to connect its extensions.
 const movingAtOnce = 2
 
-// Engine divides extensions by their UIDs. New returns an Engine, for one ClusterCache. Its methods may be
-// called from any goroutine.
+// Engine divides extensions by their UIDs. New returns an Engine, for one ClusterCache. Its methods
+// may be called from any goroutine.
 type Engine struct {
 	options  Options
 	leases   coordinationclient.LeasesGetter
@@ -54,7 +54,8 @@ type bucket struct {
 	held   atomic.Bool                 // from when the bucket is taken until its lease is released
 }
 
-// plan is who is to have which bucket, and who has it. The slices and maps are not changed any more.
+// plan is who is to have which bucket, and who has it. The slices and maps are not changed any
+// more.
 type plan struct {
 	members []string
 	owners  []string // by bucket, "" for none
@@ -85,8 +86,8 @@ func (e *Engine) share(bucket int) ownership.Share {
 	return func(extension client.Object) bool { return bucketOf(extension.GetUID(), len(e.buckets)) == bucket }
 }
 
-// Run implements ownership.Engine. Run fails if the fleet is divided into another number of buckets, or is
-// one of another kind.
+// Run implements ownership.Engine. Run fails if the fleet is divided into another number of
+// buckets, or is one of another kind.
 func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	if !e.begun.CompareAndSwap(false, true) {
 		return errors.New("an Engine runs once")
@@ -132,10 +133,10 @@ func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *f
 	ctrl.LoggerFrom(ctx).Info("Gave up all buckets")
 }
 
-// HandOver returns a context for the manager's Start. It is done when ctx is done, and this replica has
-// handed its buckets over, one after the other, to the others: until then controllers go on, so that no
-// extension waits for long. Options.HandOverTimeout bounds the time. Without HandOver a replica that
-// stops gives up all buckets at once.
+// HandOver returns a context for the manager's Start. It is done when ctx is done, and this replica
+// has handed its buckets over, one after the other, to the others: until then controllers go on, so
+// that no extension waits for long. Options.HandOverTimeout bounds the time. Without HandOver a
+// replica that stops gives up all buckets at once.
 func (e *Engine) HandOver(ctx context.Context) context.Context {
 	stopping, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() {

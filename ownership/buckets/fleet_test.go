@@ -101,7 +101,8 @@ type virtualFleet struct {
 	since  [fleetBuckets]time.Time     // guarded by mu; since when none does, or the one above
 	gap    time.Duration               // guarded by mu; the longest time without one
 	moving map[string]map[int]struct{} // guarded by mu; what each replica has given up, and none has taken
-	// orderly is whether buckets are only handed over, and not lost or given up at an end. Guarded by mu.
+	// orderly is whether buckets are only handed over, and not lost or given up at an end. Guarded by
+	// mu.
 	orderly bool
 }
 
@@ -222,8 +223,8 @@ func (f *virtualFleet) longestGap() time.Duration {
 	return f.gap
 }
 
-// Replicas share the buckets, one has a bucket only after another one has given it up, two are handed over
-// at a time, and a replica that is cut off loses its buckets after its lease.
+// Replicas share the buckets, one has a bucket only after another one has given it up, two are
+// handed over at a time, and a replica that is cut off loses its buckets after its lease.
 func TestFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -41,8 +41,8 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fl
 	}
 }
 
-// hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx is
-// done. It returns false if it could not take the bucket.
+// hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx
+// is done. It returns false if it could not take the bucket.
 func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) bool {
 	handsOver := false
 	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Patience: e.options.RenewDeadline}, e.lock(b),
@@ -88,8 +88,8 @@ func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *
 	}
 }
 
-// holdUntil returns true when the bucket is to be another replica's and its turn has come, and false when
-// ctx is done.
+// holdUntil returns true when the bucket is to be another replica's and its turn has come, and
+// false when ctx is done.
 func (e *Engine) holdUntil(ctx context.Context, b int) (handsOver bool) {
 	for {
 		if !e.await(ctx, func(p *plan) bool { return e.isLeaving() || p.owners[b] != e.options.Identity }) {
@@ -155,8 +155,9 @@ func (e *Engine) lock(b int) resourcelock.Interface {
 	}
 }
 
-// expiringLeases returns a Lease that has expired as free. A LeaderElector counts from when it first saw a
-// Lease; this replica has observed all of them from the beginning, so it need not wait again.
+// expiringLeases returns a Lease that has expired as free. A LeaderElector counts from when it
+// first saw a Lease; this replica has observed all of them from the beginning, so it need not wait
+// again.
 type expiringLeases struct {
 	coordinationclient.LeasesGetter
 	see      func(*coordinationv1.Lease)
@@ -174,8 +175,8 @@ type expiringLease struct {
 	observed *observed
 }
 
-// Get implements coordinationclient.LeaseInterface. A version that has expired is free: the write that
-// takes it fails if another version has followed.
+// Get implements coordinationclient.LeaseInterface. A version that has expired is free: the write
+// that takes it fails if another version has followed.
 func (l expiringLease) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
 	lease, err := l.LeaseInterface.Get(ctx, name, options)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	clientset "k8s.io/client-go/kubernetes/fake"
 )
 
-// A Lease is free for a LeaderElector if the version that is stored has expired, and not if another version
-// has followed.
+// A Lease is free for a LeaderElector if the version that is stored has expired, and not if another
+// version has followed.
 func TestExpiredLeasesAreFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

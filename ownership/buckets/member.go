@@ -13,11 +13,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// forgetAfter is after how many durations of a lease that has expired the Lease of a member is deleted.
+// forgetAfter is after how many durations of a lease that has expired the Lease of a member is
+// deleted.
 const forgetAfter = 10
 
-// announce keeps this replica's own Lease, by which the others know of it. The function that it returns
-// ends that, and deletes the Lease.
+// announce keeps this replica's own Lease, by which the others know of it. The function that it
+// returns ends that, and deletes the Lease.
 func (e *Engine) announce(ctx context.Context) (stop func()) {
 	renewing, end := context.WithCancel(ctx)
 	ended := make(chan struct{})

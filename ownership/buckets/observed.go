@@ -56,8 +56,9 @@ type observation struct {
 // expires returns when the lease expires unless it changes.
 func (o observation) expires() time.Time { return o.at.Add(o.duration) }
 
-// durationOf returns the duration of a Lease. That of a member is at most longest: a replica that says
-// more would get buckets long after it has ended. That of a bucket is what its holder's fence relies on.
+// durationOf returns the duration of a Lease. That of a member is at most longest: a replica that
+// says more would get buckets long after it has ended. That of a bucket is what its holder's fence
+// relies on.
 func (o *observed) durationOf(lease *coordinationv1.Lease) time.Duration {
 	if lease.Spec.LeaseDurationSeconds == nil {
 		return 0
@@ -87,7 +88,8 @@ func (o observation) serves() (buckets []int) {
 	return buckets
 }
 
-// see notes a version of a Lease, and reports whether more than the time of its renewal has changed.
+// see notes a version of a Lease, and reports whether more than the time of its renewal has
+// changed.
 func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -101,8 +103,8 @@ func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 	now := o.now()
 	next := observation{lease, now, o.durationOf(lease)}
 	if renewed := lease.Spec.RenewTime; !known && lease.Labels[roleLabel] == roleMember && renewed != nil {
-		// A member that ended before this replica began. A clock that is wrong does no harm: a member that
-		// is alive renews its Lease soon, and only the Lease of a bucket lets a replica act.
+		// A member that ended before this replica began. A clock that is wrong does no harm: a member
+		// that is alive renews its Lease soon, and only the Lease of a bucket lets a replica act.
 		next.at = now.Add(min(0, renewed.Sub(now)))
 	}
 	o.leases[lease.Name] = next
@@ -110,8 +112,8 @@ func (o *observed) see(lease *coordinationv1.Lease) (news bool) {
 		last.lease.Annotations[servesAnnotation] != lease.Annotations[servesAnnotation]
 }
 
-// gone notes that a Lease was deleted. That of a bucket counts until it would have expired: its holder
-// learns of the deletion with its next renewal.
+// gone notes that a Lease was deleted. That of a bucket counts until it would have expired: its
+// holder learns of the deletion with its next renewal.
 func (o *observed) gone(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -128,7 +130,8 @@ func (o *observed) get(name string) observation {
 	return o.leases[name]
 }
 
-// members returns the identities of the replicas that are alive, sorted, and the buckets that each serves.
+// members returns the identities of the replicas that are alive, sorted, and the buckets that each
+// serves.
 func (o *observed) members(now time.Time) (members []string, serving map[string][]int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

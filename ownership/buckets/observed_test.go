@@ -18,7 +18,8 @@ func lease(name, role, holder, version string) *coordinationv1.Lease {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(15)), RenewTime: &now}}
 }
 
-// A Lease expires when it has not changed for its duration since it was seen, whatever the times in it.
+// A Lease expires when it has not changed for its duration since it was seen, whatever the times in
+// it.
 func TestLeasesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -22,8 +22,8 @@ const maxBuckets = 1024
 // Options configure New. Name and Namespace are required. Replicas that share a fleet have the same
 // Name, Namespace, Buckets and LeaseDuration.
 type Options struct {
-	// Name of the fleet: of the host operator, and of the ClusterCache if it has several. The names of its
-	// Leases begin with it. Two fleets of one name in a namespace would be one.
+	// Name of the fleet: of the host operator, and of the ClusterCache if it has several. The names of
+	// its Leases begin with it. Two fleets of one name in a namespace would be one.
 	Name string
 	// Namespace of the Leases.
 	Namespace string
@@ -32,20 +32,21 @@ type Options struct {
 	// number that is large beside that of the replicas: with 64, three replicas get 22, 22 and 20.
 	// Defaults to 64.
 	Buckets int
-	// Identity of this replica, unique to the process. Defaults to the host's name and a random suffix.
+	// Identity of this replica, unique to the process. Defaults to the host's name and a random
+	// suffix.
 	Identity string
-	// LeaseDuration is how long the buckets of a replica that ended without giving them up stay without
-	// one. Whole seconds. Defaults to 15 s.
+	// LeaseDuration is how long the buckets of a replica that ended without giving them up stay
+	// without one. Whole seconds. Defaults to 15 s.
 	LeaseDuration time.Duration
-	// RenewDeadline is how long a replica tries to renew a lease before it gives the bucket up. Defaults
-	// to two thirds of LeaseDuration.
+	// RenewDeadline is how long a replica tries to renew a lease before it gives the bucket up.
+	// Defaults to two thirds of LeaseDuration.
 	RenewDeadline time.Duration
 	// RetryPeriod is the time between renewals: each bucket costs one write to the API server in that
 	// time. Defaults to a seventh of LeaseDuration, about 2 s.
 	RetryPeriod time.Duration
-	// HandOverTimeout bounds HandOver. Defaults to 20 s. The terminationGracePeriodSeconds of the Pod must be
-	// more than it and the manager's GracefulShutdownTimeout together. The defaults of those are 30 s each,
-	// so set one of them.
+	// HandOverTimeout bounds HandOver. Defaults to 20 s. The terminationGracePeriodSeconds of the Pod
+	// must be more than it and the manager's GracefulShutdownTimeout together. The defaults of those
+	// are 30 s each, so set one of them.
 	HandOverTimeout time.Duration
 }
 
@@ -85,9 +86,9 @@ func (o *Options) times() holding.Times {
 	return holding.Times{LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod}
 }
 
-// New returns an Engine for one ClusterCache. config is that of the host operator, whose permissions the
-// Leases need: get, list, watch, create, update and delete on leases in Options.Namespace. New sends no
-// request.
+// New returns an Engine for one ClusterCache. config is that of the host operator, whose
+// permissions the Leases need: get, list, watch, create, update and delete on leases in
+// Options.Namespace. New sends no request.
 func New(config *rest.Config, options Options) (*Engine, error) {
 	options, err := options.withDefaults()
 	if err != nil {
@@ -115,8 +116,8 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 	return e, nil
 }
 
-// fleetLease returns the name of the fleet's Lease. A Lease of the name itself is often that of a leader
-// election.
+// fleetLease returns the name of the fleet's Lease. A Lease of the name itself is often that of a
+// leader election.
 func (o *Options) fleetLease() string { return o.Name + "-fleet" }
 
 // bucketLease returns the name of a bucket's Lease.

@@ -15,11 +15,11 @@ import (
 )
 
 // ForOrdinal returns an engine without Leases, for the Pods of a StatefulSet: the Pod with this
-// ordinal, which counts from 0 (label apps.kubernetes.io/pod-index), has one of as many buckets as the
-// StatefulSet has replicas. The StatefulSet ensures that no two Pods have one ordinal, so do not
-// delete its Pods with --force. While a Pod does not run, its extensions have no replica. To change
-// the number of replicas, scale to 0 first: Pods that count to different numbers would serve the same
-// extensions.
+// ordinal, which counts from 0 (label apps.kubernetes.io/pod-index), has one of as many buckets as
+// the StatefulSet has replicas. The StatefulSet ensures that no two Pods have one ordinal, so do
+// not delete its Pods with --force. While a Pod does not run, its extensions have no replica. To
+// change the number of replicas, scale to 0 first: Pods that count to different numbers would serve
+// the same extensions.
 func ForOrdinal(ordinal, replicas int) (ownership.Engine, error) {
 	if replicas < 1 {
 		return nil, errors.Errorf("the number of replicas must be 1 at least, not %d", replicas)

@@ -9,7 +9,8 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 )
 
-// leasesOverPath fails reads and writes while the path is cut. A watch goes on without events' being lost.
+// leasesOverPath fails reads and writes while the path is cut. A watch goes on without events'
+// being lost.
 type leasesOverPath struct {
 	coordinationclient.LeaseInterface
 	cut *atomic.Bool

@@ -42,8 +42,8 @@ func (r *replica) GiveUp(_ context.Context, share ownership.Share) error {
 	return r.hangs
 }
 
-// An extension is given up, and then loses both labels in one write that names its version. The write is
-// not sent without the Lease, and a version that is old is left alone.
+// An extension is given up, and then loses both labels in one write that names its version. The
+// write is not sent without the Lease, and a version that is old is left alone.
 func TestDrain(t *testing.T) {
 	g := NewWithT(t)
 	var patches []string

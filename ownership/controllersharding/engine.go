@@ -27,12 +27,12 @@ import (
 
 var _ ownership.Engine = (*Engine)(nil)
 
-// drainsAtOnce is how many extensions are given up at the same time: a handler that hangs delays one of
-// them.
+// drainsAtOnce is how many extensions are given up at the same time: a handler that hangs delays
+// one of them.
 const drainsAtOnce = 16
 
-// Engine has the extensions whose label names this shard. New returns an Engine, for one ClusterCache. Its
-// methods may be called from any goroutine.
+// Engine has the extensions whose label names this shard. New returns an Engine, for one
+// ClusterCache. Its methods may be called from any goroutine.
 type Engine struct {
 	options Options
 	leases  coordinationclient.LeasesGetter
@@ -60,7 +60,8 @@ type drain struct {
 // Kind implements ownership.Engine.
 func (*Engine) Kind() ownership.Kind { return ownership.Shared }
 
-// Check implements ownership.Engine. The sharder never moves cluster-scoped objects, so they are refused.
+// Check implements ownership.Engine. The sharder never moves cluster-scoped objects, so they are
+// refused.
 func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
 	if !namespaced {
 		return errors.Errorf("%s is cluster-scoped, and kubernetes-controller-sharding labels cluster-scoped objects but "+
@@ -74,7 +75,8 @@ func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
 	return nil
 }
 
-// Owns implements ownership.Engine. An extension that is to be given up is not this shard's any more.
+// Owns implements ownership.Engine. An extension that is to be given up is not this shard's any
+// more.
 func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 	labels := extension.GetLabels()
 	if labels[e.options.shardLabel()] != e.options.Shard {
@@ -98,8 +100,8 @@ func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 	return f, true
 }
 
-// drainsLater reports whether a later version of an extension is to be given up. Otherwise drainsLater
-// forgets that an earlier one was.
+// drainsLater reports whether a later version of an extension is to be given up. Otherwise
+// drainsLater forgets that an earlier one was.
 func (e *Engine) drainsLater(extension client.Object) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -115,8 +117,8 @@ func (e *Engine) drainsLater(extension client.Object) bool {
 	return false
 }
 
-// forgetOthers forgets the extensions that were to be given up when the Lease was lost, and are another
-// shard's by now.
+// forgetOthers forgets the extensions that were to be given up when the Lease was lost, and are
+// another shard's by now.
 func (e *Engine) forgetOthers() {
 	listed := e.listed.Load()
 	e.mu.Lock()
@@ -152,8 +154,8 @@ func (e *Engine) drained(d drain) {
 	}
 }
 
-// Run implements ownership.Engine. Run holds the shard's Lease, and takes the shard's extensions whenever
-// it has it.
+// Run implements ownership.Engine. Run holds the shard's Lease, and takes the shard's extensions
+// whenever it has it.
 func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	if !e.begun.CompareAndSwap(false, true) {
 		return errors.New("an Engine runs once")
@@ -225,12 +227,13 @@ func (e *Engine) drainAll(ctx context.Context, replica ownership.Replica) {
 	}
 }
 
-// errNotHeld is why the labels of an extension are not removed: this replica does not speak for the shard.
+// errNotHeld is why the labels of an extension are not removed: this replica does not speak for the
+// shard.
 var errNotHeld = errors.New("the Lease of the shard is not held")
 
-// drain gives an extension up, and removes both labels in one write, so that the sharder gives it to
-// another shard. If the extension has changed, the write fails, and the next event of the extension
-// decides.
+// drain gives an extension up, and removes both labels in one write, so that the sharder gives it
+// to another shard. If the extension has changed, the write fails, and the next event of the
+// extension decides.
 func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) error {
 	mine := func(extension client.Object) bool { return extension.GetUID() == d.uid }
 	giving, cancel := context.WithTimeout(ctx, holding.GiveUpPatience)

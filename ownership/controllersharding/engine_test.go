@@ -37,7 +37,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// An extension is this shard's if its label says so, the Lease is held, and it is not to be given up.
+// An extension is this shard's if its label says so, the Lease is held, and it is not to be given
+// up.
 func TestOwns(t *testing.T) {
 	g := NewWithT(t)
 	e := newEngine(t)

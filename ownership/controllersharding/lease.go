@@ -10,8 +10,9 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// processAnnotation is on the Lease of a shard, and says which process holds it. The protocol wants the
-// name of the shard as the holder, so two processes of one name would both believe that they hold it.
+// processAnnotation is on the Lease of a shard, and says which process holds it. The protocol wants
+// the name of the shard as the holder, so two processes of one name would both believe that they
+// hold it.
 const processAnnotation = "ownership.latchkey.dev/process"
 
 // lock returns the lock of the shard. It keeps the label that the sharder sets on the Lease.
@@ -40,8 +41,8 @@ type shardLease struct {
 	engine *Engine
 }
 
-// Get implements coordinationclient.LeaseInterface. A Lease that another process of this name holds has
-// another holder: it is taken when it has expired. One of another ring is an error.
+// Get implements coordinationclient.LeaseInterface. A Lease that another process of this name holds
+// has another holder: it is taken when it has expired. One of another ring is an error.
 func (l shardLease) Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error) {
 	lease, err := l.LeaseInterface.Get(ctx, name, options)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Of two processes with one name, each sees the other's Lease as that of another holder. The sharder's label
-// stays on the Lease. A Lease of another ring is refused.
+// Of two processes with one name, each sees the other's Lease as that of another holder. The
+// sharder's label stays on the Lease. A Lease of another ring is refused.
 func TestLock(t *testing.T) {
 	g := NewWithT(t)
 	leases := clientset.NewClientset().CoordinationV1()

@@ -12,15 +12,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// listing is what the API server said the shard's extensions are, after the shard got its Lease. A cache
-// may be late by then: a process that was suspended or cut off has in its cache what the sharder has given
-// to others since.
+// listing is what the API server said the shard's extensions are, after the shard got its Lease. A
+// cache may be late by then: a process that was suspended or cut off has in its cache what the
+// sharder has given to others since.
 type listing struct {
 	version  string               // resourceVersion of the list
 	versions map[types.UID]string // resourceVersions of the extensions
 }
 
-// confirms reports whether a version of an extension that has the shard's label is as new as the list.
+// confirms reports whether a version of an extension that has the shard's label is as new as the
+// list.
 func (l *listing) confirms(extension client.Object) bool {
 	version, isListed := l.versions[extension.GetUID()]
 	order, err := 0, error(nil)

@@ -21,10 +21,11 @@ import (
 const (
 	// RingLabel is on the Lease of a shard. Its value is the name of the ControllerRing.
 	RingLabel = "alpha.sharding.timebertt.dev/controllerring"
-	// ShardLabelPrefix and the name of the ring are the label whose value is the shard that has an object.
+	// ShardLabelPrefix and the name of the ring are the label whose value is the shard that has an
+	// object.
 	ShardLabelPrefix = "shard.alpha.sharding.timebertt.dev/"
-	// DrainLabelPrefix and the name of the ring are the label by which the sharder asks the shard to give
-	// an object up.
+	// DrainLabelPrefix and the name of the ring are the label by which the sharder asks the shard to
+	// give an object up.
 	DrainLabelPrefix = "drain.alpha.sharding.timebertt.dev/"
 )
 
@@ -32,15 +33,15 @@ const (
 type Options struct {
 	// Ring is the name of the ControllerRing, which must list the kind of the extensions.
 	Ring string
-	// Shard is the name of this replica, and of its Lease, unique in the ring, in all namespaces. Defaults
-	// to the host's name, which is that of the Pod, but not with hostNetwork. Of two processes with one
-	// name, one waits.
+	// Shard is the name of this replica, and of its Lease, unique in the ring, in all namespaces.
+	// Defaults to the host's name, which is that of the Pod, but not with hostNetwork. Of two
+	// processes with one name, one waits.
 	Shard string
 	// Namespace of the shard's Lease.
 	Namespace string
-	// LeaseDuration, RenewDeadline and RetryPeriod are those of the shard's Lease. They default to 15 s,
-	// two thirds of that, and a seventh of it, a second at least. The sharder moves the extensions of a shard that ended
-	// without releasing its Lease after twice the LeaseDuration.
+	// LeaseDuration, RenewDeadline and RetryPeriod are those of the shard's Lease. They default to 15
+	// s, two thirds of that, and a seventh of it, a second at least. The sharder moves the extensions
+	// of a shard that ended without releasing its Lease after twice the LeaseDuration.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
@@ -81,9 +82,9 @@ func (o Options) withDefaults() (Options, error) {
 	return o, times.Validate()
 }
 
-// New returns an Engine for one ClusterCache. config is the host operator's for the cluster that holds the
-// extensions. It needs get, create and update on leases in Options.Namespace, list and patch on the extensions,
-// whose labels it removes when they were given up. New sends no request.
+// New returns an Engine for one ClusterCache. config is the host operator's for the cluster that
+// holds the extensions. It needs get, create and update on leases in Options.Namespace, list and
+// patch on the extensions, whose labels it removes when they were given up. New sends no request.
 func New(config *rest.Config, options Options) (*Engine, error) {
 	options, err := options.withDefaults()
 	if err != nil {
@@ -106,9 +107,9 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second))}, nil
 }
 
-// Selector selects the extensions of this shard, those to give up included. Use it in cache.Options.ByObject
-// of the manager, so that each replica watches its share only. An extension that moves then looks like one
-// that was deleted.
+// Selector selects the extensions of this shard, those to give up included. Use it in
+// cache.Options.ByObject of the manager, so that each replica watches its share only. An extension
+// that moves then looks like one that was deleted.
 func (e *Engine) Selector() labels.Selector {
 	return labels.SelectorFromSet(labels.Set{e.options.shardLabel(): e.options.Shard})
 }

@@ -45,8 +45,8 @@ type ClusterRequest struct {
 	Status ClusterRequestStatus `json:"status,omitempty"`
 }
 
-// IsGranted reports whether the request has a cluster. Its spec never changes, so the generation that
-// the platform observed does not matter.
+// IsGranted reports whether the request has a cluster. Its spec never changes, so the generation
+// that the platform observed does not matter.
 func (r *ClusterRequest) IsGranted() bool { return r.Status.Phase == PhaseGranted }
 
 // IsDenied reports whether the platform denied the request.

@@ -77,8 +77,8 @@ func startFrontProxy(ctx context.Context, client kubernetes.Interface,
 	return p, errors.Wrapf(p.awaitCA(ctx), "waiting for the certificate authority in %s", published)
 }
 
-// authenticator returns the authenticator of requests that come through the API server in front, and
-// of requests with tokens. A request without a credential gets 401.
+// authenticator returns the authenticator of requests that come through the API server in front,
+// and of requests with tokens. A request without a credential gets 401.
 func (p *frontProxy) authenticator() (authenticator.Request, error) {
 	front, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		RequestHeaderConfig: &authenticatorfactory.RequestHeaderConfig{

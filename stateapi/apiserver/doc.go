@@ -17,25 +17,25 @@
 // # Usage
 //
 // [NewExtensionAPIServer] creates a server, [InstallStore] adds a resource, and
-// [ExtensionAPIServer.Run] serves; [ExtensionAPIServer.Check] says before what the program lacks for
-// it. A store is any type that implements [Lister] and, as it likes,
-// [Getter], [Watcher], [Creater], [Updater] and [Deleter]. The resource has exactly these verbs: a
-// store that only reads is a read-only resource. [MemoryStore] lists, gets and watches what its
-// owner puts into it, and is meant to be embedded.
+// [ExtensionAPIServer.Run] serves; [ExtensionAPIServer.Check] says before what the program lacks
+// for it. A store is any type that implements [Lister] and, as it likes, [Getter], [Watcher],
+// [Creater], [Updater] and [Deleter]. The resource has exactly these verbs: a store that only reads
+// is a read-only resource. [MemoryStore] lists, gets and watches what its owner puts into it, and
+// is meant to be embedded.
 //
 // InstallStore refuses what cannot be served: a nil store ([ErrNilStore]), a second one for a
-// resource ([ErrDuplicateStore]), a store without List ([ErrNoLister]), or with Update or Delete and
-// without Get ([ErrNoGetter]), a method with the name of a verb and another signature
+// resource ([ErrDuplicateStore]), a store without List ([ErrNoLister]), or with Update or Delete
+// and without Get ([ErrNoGetter]), a method with the name of a verb and another signature
 // ([ErrOtherSignature]), and a list type that is none ([ErrNotAList]). After Run it returns
 // [ErrStarted]. A store that is a [Starter] is called before the first request.
 //
 // What a store must know:
 //
 //   - Its methods are called from many goroutines.
-//   - It does what the options say. The store itself restricts a list or a watch to the namespace of
-//     the [Context], to selectors and to a page, and stores nothing in a dry run.
-//   - Update compares the resourceVersion, if the object has one, with the stored one, and returns a
-//     Conflict of apierrors. The server computes a patch again then, up to five times.
+//   - It does what the options say. The store itself restricts a list or a watch to the namespace
+//     of the [Context], to selectors and to a page, and stores nothing in a dry run.
+//   - Update compares the resourceVersion, if the object has one, with the stored one, and returns
+//     a Conflict of apierrors. The server computes a patch again then, up to five times.
 //   - What it returns belongs to the caller, and is not nil without an error.
 //   - A watch with options.SendInitialEvents begins with all objects as ADDED, and then a bookmark
 //     with the annotation k8s.io/initial-events-end; informers of client-go wait for that. A store
@@ -53,8 +53,8 @@
 //   - No request is anonymous. Headers that name a user count only with the certificate of the API
 //     server in front, whose authority may change while the server runs.
 //   - The server answers in JSON or YAML. A client that prefers protobuf gets JSON.
-//   - Errors of stores are those of apierrors, also wrapped. Other errors are status 500, with their
-//     text: write none that users must not see.
+//   - Errors of stores are those of apierrors, also wrapped. Other errors are status 500, with
+//     their text: write none that users must not see.
 //   - An update of an object that does not exist creates it if the store can create, and if the
 //     user may. An update of an object that was read before, and deleted since, is NotFound.
 //   - A watch of a [MemoryStore] has no buffer: its client may be behind by the store's history. A

@@ -46,8 +46,8 @@ func FieldSelectors(fields ...string) StoreOption {
 // resource has exactly the verbs that the store has. A method with the name of a verb and another
 // signature is an error.
 //
-// Call InstallStore before Run. The types are added to the server's scheme, which must be its own. A
-// kind has one resource and one version: there is no conversion between versions.
+// Call InstallStore before Run. The types are added to the server's scheme, which must be its own.
+// A kind has one resource and one version: there is no conversion between versions.
 func InstallStore[T, TList runtime.Object](server *ExtensionAPIServer, t T, tList TList, resourceName,
 	singularName string, gvk schema.GroupVersionKind, store any, options ...StoreOption) error {
 	if isNil(store) {

@@ -42,13 +42,14 @@ type MemoryStoreOptions[T runtime.Object] struct {
 	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
 	BookmarkInterval time.Duration
 	// WatchPatience is how long a client may take to read one event of a watch before the watch ends.
-	// A watch that is late by less goes on from History: it has no buffer of its own. Defaults to 30 s.
+	// A watch that is late by less goes on from History: it has no buffer of its own. Defaults to 30
+	// s.
 	WatchPatience time.Duration
 }
 
 // MemoryStore is a store in memory, which NewMemoryStore creates: a Lister, Getter and Watcher of
-// objects that its owner puts and removes. Embed a pointer to it in a store of your own to add verbs.
-// Its methods may be called from any goroutine.
+// objects that its owner puts and removes. Embed a pointer to it in a store of your own to add
+// verbs. Its methods may be called from any goroutine.
 //
 // Each change has a resourceVersion, which is at least the time in microseconds when the store
 // began to serve, see BeginServing. So versions from before that, of another process too, are too
@@ -109,9 +110,9 @@ func (m *MemoryStore[T, TList]) wakeWatchesLocked() {
 func keyOf(namespace, name string) string { return namespace + "\x00" + name }
 
 // Put stores an object, unless it equals the stored one. Put sets the resourceVersion of object,
-// clears its TypeMeta, and keeps object: do not change it any more. An object without a UID gets UID
-// and creationTimestamp of the stored object, or new ones. An object of another UID than the stored
-// one replaces it, which watches see as a deletion and a creation.
+// clears its TypeMeta, and keeps object: do not change it any more. An object without a UID gets
+// UID and creationTimestamp of the stored object, or new ones. An object of another UID than the
+// stored one replaces it, which watches see as a deletion and a creation.
 func (m *MemoryStore[T, TList]) Put(object T) {
 	metadata := accessorOf(object)
 	m.mu.Lock()
@@ -127,9 +128,9 @@ func (m *MemoryStore[T, TList]) Remove(namespace, name string) bool {
 }
 
 // Modify changes, creates or removes an object as modify returns: next is stored, unless it equals
-// the stored object, or removed if keep is false. No other call changes the object meanwhile. modify
-// gets a copy, or nil if there is no object, and must not call the store. Modify returns a copy of
-// what is stored, or an error of modify, which changes nothing.
+// the stored object, or removed if keep is false. No other call changes the object meanwhile.
+// modify gets a copy, or nil if there is no object, and must not call the store. Modify returns a
+// copy of what is stored, or an error of modify, which changes nothing.
 func (m *MemoryStore[T, TList]) Modify(namespace, name string, modify func(current T, found bool) (next T, keep bool,
 	err error)) (stored T, err error) {
 	key := keyOf(namespace, name)

@@ -105,8 +105,8 @@ func tooOld(version, oldest int64) error {
 		strconv.FormatInt(oldest, 10) + ")")
 }
 
-// deliver sends events until the watch ends, or its client is too slow. If the history does not reach
-// back to where the watch is, the last event is an error with status 410.
+// deliver sends events until the watch ends, or its client is too slow. If the history does not
+// reach back to where the watch is, the last event is an error with status 410.
 func (m *MemoryStore[T, TList]) deliver(c *cursor[T], d delivery[T], options *metav1.ListOptions) {
 	ticker := time.NewTicker(m.options.BookmarkInterval)
 	defer ticker.Stop()
@@ -139,12 +139,12 @@ func (m *MemoryStore[T, TList]) deliver(c *cursor[T], d delivery[T], options *me
 	}
 }
 
-// next returns the next event of a watch, or if there is none, the channel that is closed at the next
-// change.
+// next returns the next event of a watch, or if there is none, the channel that is closed at the
+// next change.
 //
-// Before each object of the initial events, all changes so far are looked at: those of keys that were
-// sent are events, and the others count when their key's turn comes. So the initial events need no
-// copy of the list, and no event is lost or sent twice.
+// Before each object of the initial events, all changes so far are looked at: those of keys that
+// were sent are events, and the others count when their key's turn comes. So the initial events
+// need no copy of the list, and no event is lost or sent twice.
 func (m *MemoryStore[T, TList]) next(c *cursor[T]) (event storedEvent[T], found bool, changed <-chan struct{},
 	err error) {
 	m.mu.RLock()
@@ -227,8 +227,8 @@ func (d delivery[T]) bookmark(version int64, initial bool) bool {
 	return d.put(WatchEvent[T]{Type: watch.Bookmark, Object: object})
 }
 
-// put returns false if the watch has ended, or its client does not read. Such a client keeps this one
-// event.
+// put returns false if the watch has ended, or its client does not read. Such a client keeps this
+// one event.
 func (d delivery[T]) put(event WatchEvent[T]) bool {
 	if d.ctx.Err() != nil {
 		return false

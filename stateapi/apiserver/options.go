@@ -51,11 +51,11 @@ type ExtensionAPIServerOptions struct {
 	// BindAddress is the address to listen on without a Listener. Defaults to ":6443".
 	BindAddress string
 
-	// MaxWatchesPerUser is how many watches one user may have open. One more gets status 429, which says
-	// so. Defaults to 100.
+	// MaxWatchesPerUser is how many watches one user may have open. One more gets status 429, which
+	// says so. Defaults to 100.
 	MaxWatchesPerUser int
-	// MaxWatches is how many watches the server serves in all. One more gets status 429, which says so.
-	// Defaults to 1000.
+	// MaxWatches is how many watches the server serves in all. One more gets status 429, which says
+	// so. Defaults to 1000.
 	MaxWatches int
 
 	// EffectiveVersion decides which features of the library are on. nil is the library's default.

@@ -54,7 +54,8 @@ func (v watchVerb[T, TList]) Watch(ctx context.Context, options *internalversion
 	}
 	begun = true
 	f := forward(limited, cancel, release, events)
-	// The library calls Stop only of watches that it serves, and not if it refuses the request after all.
+	// The library calls Stop only of watches that it serves, and not if it refuses the request after
+	// all.
 	context.AfterFunc(ctx, func() {
 		if !f.served.Load() {
 			f.Stop()

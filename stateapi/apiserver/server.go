@@ -81,8 +81,8 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	return s, nil
 }
 
-// install adds a resource, by a function that is called if there is none of that name or kind yet. A
-// kind has one version, because there is no conversion between versions.
+// install adds a resource, by a function that is called if there is none of that name or kind yet.
+// A kind has one version, because there is no conversion between versions.
 func (s *ExtensionAPIServer) install(kind schema.GroupVersionKind, resource string, add func()) error {
 	version := kind.GroupVersion()
 	s.mu.Lock()
@@ -141,9 +141,9 @@ func (s *ExtensionAPIServer) closeListener() {
 	}
 }
 
-// Check returns what would keep Run from serving: what the identity of Client may not read or ask, or
-// what the API server in front does not publish. Run checks the same, and tries for half a minute
-// while the API server in front does not answer.
+// Check returns what would keep Run from serving: what the identity of Client may not read or ask,
+// or what the API server in front does not publish. Run checks the same, and tries for half a
+// minute while the API server in front does not answer.
 func (s *ExtensionAPIServer) Check(ctx context.Context) error {
 	if s.asksWho {
 		if err := checkPublished(ctx, s.options.Client); err != nil {

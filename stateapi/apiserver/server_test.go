@@ -107,7 +107,8 @@ const (
 	mergeType = "application/merge-patch+json"
 )
 
-// racing is a store whose object other writers change, so many times, between a read and the update.
+// racing is a store whose object other writers change, so many times, between a read and the
+// update.
 type racing struct {
 	extensionapi.Store
 	overtake *int

@@ -51,7 +51,8 @@ type Creater[T runtime.Object] interface {
 	Create(ctx Context, object T, options *metav1.CreateOptions) (T, error)
 }
 
-// Updater changes objects, for updates, patches and applies. A store with an Updater needs a Getter.
+// Updater changes objects, for updates, patches and applies. A store with an Updater needs a
+// Getter.
 type Updater[T runtime.Object] interface {
 	// Update replaces an object and returns the object as stored. If object has a resourceVersion
 	// that is not the stored one, the error is a Conflict of apierrors; the server then reads again

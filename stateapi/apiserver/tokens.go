@@ -19,9 +19,9 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/strangers"
 )
 
-// strangersPerSecond is how many tokens are reviewed on average that were not accepted within an hour,
-// and strangersBurst how many at once. The client has the rest of its rate for known tokens and for
-// SubjectAccessReviews: invalid tokens lock out no user.
+// strangersPerSecond is how many tokens are reviewed on average that were not accepted within an
+// hour, and strangersBurst how many at once. The client has the rest of its rate for known tokens
+// and for SubjectAccessReviews: invalid tokens lock out no user.
 const strangersPerSecond, strangersBurst = 50, 100
 
 // errTooManyTokens is why a token was not reviewed. The answer to its request is 401.

@@ -18,8 +18,8 @@ type forwarder struct {
 	end    func()             // ends the watch
 }
 
-// forward delivers the events of a store until ctx is done or the store closes the channel. Stop calls
-// end. A client that does not read keeps its request, so the watch has ended only then.
+// forward delivers the events of a store until ctx is done or the store closes the channel. Stop
+// calls end. A client that does not read keeps its request, so the watch has ended only then.
 func forward[T runtime.Object](ctx context.Context, cancel context.CancelFunc, end func(),
 	events <-chan WatchEvent[T]) *forwarder {
 	f := &forwarder{result: make(chan watch.Event), cancel: cancel, end: end}

@@ -8,8 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// maxWatchTime bounds a watch, whatever timeoutSeconds a client asks for. It is the longest time that
-// an API server gives to a watch that asks for none.
+// maxWatchTime bounds a watch, whatever timeoutSeconds a client asks for. It is the longest time
+// that an API server gives to a watch that asks for none.
 const maxWatchTime = time.Hour
 
 // watchLimit counts the open watches of a server.

@@ -6,8 +6,8 @@
 //
 // # Usage
 //
-// Package stateapi serves a [ConnectionList] and a [ScopeList] in the group of [GroupVersion], or in
-// another group, so that two programs in one cluster do not collide.
+// Package stateapi serves a [ConnectionList] and a [ScopeList] in the group of [GroupVersion], or
+// in another group, so that two programs in one cluster do not collide.
 //
 // # Considerations
 //

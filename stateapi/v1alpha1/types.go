@@ -75,8 +75,8 @@ type ConnectionStatus struct {
 	// When the current token expires. Absent if the credential does not expire.
 	// +optional
 	TokenExpires *metav1.Time `json:"tokenExpires,omitempty"`
-	// Since when the connection uses its credential: the connect, or the last rotation. A renewed token
-	// is the same credential. Absent while not connected.
+	// Since when the connection uses its credential: the connect, or the last rotation. A renewed
+	// token is the same credential. Absent while not connected.
 	// +optional
 	CredentialSince *metav1.Time `json:"credentialSince,omitempty"`
 	// metadata.generation of the extension that the state is based on.

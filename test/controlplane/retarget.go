@@ -78,8 +78,8 @@ var (
 	staging = regexp.MustCompile(`(?m)^\t(k8s\.io/\S+) => \./staging/`)
 )
 
-// goModOf returns our go.mod for another version of Kubernetes, from ours and that of Kubernetes. What
-// Kubernetes requires comes from its own go.mod.
+// goModOf returns our go.mod for another version of Kubernetes, from ours and that of Kubernetes.
+// What Kubernetes requires comes from its own go.mod.
 func goModOf(version, ours, kubernetes string) (string, error) {
 	form := versionForm.FindStringSubmatch(version)
 	modules := staging.FindAllStringSubmatch(kubernetes, -1)

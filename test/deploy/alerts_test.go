@@ -200,13 +200,13 @@ func (p *prometheus) firing(t *testing.T) func() ([]string, error) {
 	}
 }
 
-// alertPatience bounds the wait for an alert: the slowest one fires after 60 s, and resolves as long
-// after its repair, which latchkey notices within 30 s.
+// alertPatience bounds the wait for an alert: the slowest one fires after 60 s, and resolves as
+// long after its repair, which latchkey notices within 30 s.
 const alertPatience = 3 * time.Minute
 
 // fires checks that the alert does not fire, that it fires after its cause, and no longer after the
-// repair. No other alert fires at the same time, but for those that the same cause concerns, or a cause
-// before.
+// repair. No other alert fires at the same time, but for those that the same cause concerns, or a
+// cause before.
 func (p *prometheus) fires(t *testing.T, alert string, cause, repair func(g Gomega), also ...string) {
 	t.Run(alert, func(t *testing.T) {
 		g := NewWithT(t)
@@ -417,7 +417,8 @@ func (p *prometheus) checkDashboard(t *testing.T) {
 	g.Expect(queries).To(BeNumerically(">", 20))
 }
 
-// The alert about replicas that share the extensions fires when no replica has a bucket, and resolves.
+// The alert about replicas that share the extensions fires when no replica has a bucket, and
+// resolves.
 func TestAlertsOfSharing(t *testing.T) {
 	p := install(t, func(*controlplane.ControlPlane) {}, "-f", "testdata/tokens.values.yaml", "--set",
 		"sharing.buckets=1,replicas=1")
@@ -430,7 +431,8 @@ func TestAlertsOfSharing(t *testing.T) {
 	p.fires(t, "LatchkeyExtensionsWithoutReplica", hold("a-stranger"), hold(""))
 }
 
-// hangingServer returns the address of a server whose connections are made, and which never answers.
+// hangingServer returns the address of a server whose connections are made, and which never
+// answers.
 func hangingServer(t *testing.T) net.Addr {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts

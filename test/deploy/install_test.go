@@ -78,10 +78,10 @@ func createKubeconfigs(t *testing.T, cp *controlplane.ControlPlane) {
 var withoutMonitors = []string{"--set",
 	"metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false,metrics.prometheusRule.enabled=false"}
 
-// On an API server without anything of ours: helm install, then the manager connects five extensions
-// with the rendered identity. Its permissions suffice, and it uses each of them. The profile
-// "restricted" admits its Pods. helm uninstall leaves nothing, or only the definition with the
-// tenants' objects.
+// On an API server without anything of ours: helm install, then the manager connects five
+// extensions with the rendered identity. Its permissions suffice, and it uses each of them. The
+// profile "restricted" admits its Pods. helm uninstall leaves nothing, or only the definition with
+// the tenants' objects.
 func TestInstall(t *testing.T) {
 	binary := program(t)
 	for values, kept := range map[string]bool{"tokens": true, "state-api": false, "all-namespaces": true,
@@ -160,8 +160,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// expectGuarded checks that a user who may create extensions, and may impersonate none, may not name a
-// ServiceAccount.
+// expectGuarded checks that a user who may create extensions, and may impersonate none, may not
+// name a ServiceAccount.
 func expectGuarded(t *testing.T, cp *controlplane.ControlPlane) {
 	t.Helper()
 	g := NewWithT(t)
@@ -290,8 +290,9 @@ func firstLine(err error) string {
 	return first
 }
 
-// An upgrade from the chart of the last release (or else this chart with an earlier version) keeps the
-// tenants' objects, and the new manager connects them. A rollback brings the earlier manager back.
+// An upgrade from the chart of the last release (or else this chart with an earlier version) keeps
+// the tenants' objects, and the new manager connects them. A rollback brings the earlier manager
+// back.
 func TestUpgrade(t *testing.T) {
 	g := NewWithT(t)
 	binary := program(t)
@@ -341,9 +342,9 @@ func TestUpgrade(t *testing.T) {
 // takeOver are the flags of docs/install.md for what was applied by hand before.
 var takeOver = []string{"--create-namespace", "--take-ownership", "--server-side=true", "--force-conflicts"}
 
-// What was applied by hand before belongs to the release after one command, also when an install has
-// failed half-way because of it, and whatever way Helm applied it. Tenants' objects stay. Upgrades
-// that change what was applied need the flags, too, and others do not.
+// What was applied by hand before belongs to the release after one command, also when an install
+// has failed half-way because of it, and whatever way Helm applied it. Tenants' objects stay.
+// Upgrades that change what was applied need the flags, too, and others do not.
 func TestTakeOwnership(t *testing.T) {
 	for name, flags := range map[string][]string{"kubectl apply": nil,
 		"kubectl apply --server-side": {"--server-side"}} {
@@ -424,7 +425,8 @@ func changedChart(t *testing.T) string {
 	return dir
 }
 
-// chartBefore returns the chart of the last tag before this commit, or else this chart with an earlier version.
+// chartBefore returns the chart of the last tag before this commit, or else this chart with an
+// earlier version.
 func chartBefore(t *testing.T) string {
 	t.Helper()
 	g := NewWithT(t)

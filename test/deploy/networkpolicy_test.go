@@ -47,8 +47,8 @@ func portsOf(ports []networkingv1.NetworkPolicyPort) (list []string) {
 }
 
 // Whatever the values, the policy is for the manager's Pods; others reach the ports that the Pods
-// declare, but for that of the probes and of the status page; and the manager reaches API servers, and
-// DNS if it has to look up their names.
+// declare, but for that of the probes and of the status page; and the manager reaches API servers,
+// and DNS if it has to look up their names.
 func TestNetworkPolicy(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

@@ -1,6 +1,6 @@
 // Package docs has the programs of docs/migrating-from-clustercache.md: those with Cluster API's
-// clustercache here, and those with latchkey's in after.go. A test of package test/support/architecture
-// compares the page with these files.
+// clustercache here, and those with latchkey's in after.go. A test of package
+// test/support/architecture compares the page with these files.
 package docs
 
 import (

@@ -485,8 +485,8 @@ spec:
 	return gvk
 }
 
-// waitForSchema waits until the API server publishes the schema of a kind, which it does some moments
-// after it serves the kind. Without the schema, setup does not check paths.
+// waitForSchema waits until the API server publishes the schema of a kind, which it does some
+// moments after it serves the kind. Without the schema, setup does not check paths.
 func waitForSchema(t *testing.T, gvk schema.GroupVersionKind) {
 	t.Helper()
 	NewWithT(t).Eventually(func() (string, error) {

@@ -79,8 +79,8 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	return server.CloseClientConnections
 }
 
-// An aggregated API whose server does not answer is not taken for one that does not exist, also if the
-// first tenant that asks for anything asks for a kind that nobody serves.
+// An aggregated API whose server does not answer is not taken for one that does not exist, also if
+// the first tenant that asks for anything asks for a kind that nobody serves.
 func TestAggregatedAPIThatIsDown(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()

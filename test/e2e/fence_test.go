@@ -19,8 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
-// held passes on the requests of tenants, counts them, and holds back the answers to their creates of a
-// resource between holdCreates and release.
+// held passes on the requests of tenants, counts them, and holds back the answers to their creates
+// of a resource between holdCreates and release.
 type held struct {
 	*faults
 	requests atomic.Int64 // of tenants, not counting what goes on
@@ -71,8 +71,8 @@ func (h *held) holdCreates(resource string) (release func()) {
 	})
 }
 
-// createUnderWay creates a ConfigMap under-way. The API server has carried that out, and holds the answer back
-// until release is called.
+// createUnderWay creates a ConfigMap under-way. The API server has carried that out, and holds the
+// answer back until release is called.
 func (h *held) createUnderWay(t *testing.T, c client.Client, ns string) (written <-chan error, release func()) {
 	t.Helper()
 	release = h.holdCreates("configmaps")
@@ -84,9 +84,9 @@ func (h *held) createUnderWay(t *testing.T, c client.Client, ns string) (written
 	return answer, release
 }
 
-// When the lease ends, a write whose answer has not come is reported as of unknown outcome, although the
-// API server has carried it out. Watches end, and nothing is sent any more. With the next term the
-// extension is connected anew.
+// When the lease ends, a write whose answer has not come is reported as of unknown outcome,
+// although the API server has carried it out. Watches end, and nothing is sent any more. With the
+// next term the extension is connected anew.
 func TestLeaseEnds(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)

@@ -34,8 +34,8 @@ func (m message) expect(t *testing.T, text string) {
 	NewWithT(t).Expect(len(text)).To(BeNumerically("<", 1200), "a message that people read")
 }
 
-// TestLikelyMistakesAtSetup makes the likeliest mistakes of authors, one at a time. SetupWithManager
-// returns an error that says what is wrong, where, and what to do.
+// TestLikelyMistakesAtSetup makes the likeliest mistakes of authors, one at a time.
+// SetupWithManager returns an error that says what is wrong, where, and what to do.
 func TestLikelyMistakesAtSetup(t *testing.T) {
 	waitForSchema(t, clustercache.ClusterExtensionGVK)
 	guarded := clustercache.Options{AllowIdentity: clustercache.GuardedByAdmission}

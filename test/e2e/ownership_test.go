@@ -26,7 +26,8 @@ import (
 
 var _ ownership.Engine = (*handEngine)(nil)
 
-// handEngine is an engine that a test drives. Its extensions are this replica's from take until giveUp.
+// handEngine is an engine that a test drives. Its extensions are this replica's from take until
+// giveUp.
 type handEngine struct {
 	fence   *fence.Fence // may be nil
 	running chan ownership.Replica
@@ -75,8 +76,9 @@ func (e *handEngine) set(name string, owned bool) ownership.Share {
 	return func(extension client.Object) bool { return extension.GetName() == name }
 }
 
-// An extension that is not this replica's is not connected, and a replica that gives one up sends nothing
-// more for it: what was under way has an unknown outcome, watches end, other extensions go on.
+// An extension that is not this replica's is not connected, and a replica that gives one up sends
+// nothing more for it: what was under way has an unknown outcome, watches end, other extensions go
+// on.
 func TestOwnership(t *testing.T) {
 	for _, fenced := range []string{"without a lease", "with a lease"} {
 		t.Run(fenced, func(t *testing.T) {
@@ -178,8 +180,8 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-// Giving up waits for a Reconcile that acts on what the engine said before: what the Reconcile begins, it
-// ends. Taking returns also for an extension that cannot be connected.
+// Giving up waits for a Reconcile that acts on what the engine said before: what the Reconcile
+// begins, it ends. Taking returns also for an extension that cannot be connected.
 func TestGiveUpWaitsForReconciles(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -219,8 +221,8 @@ func TestGiveUpWaitsForReconciles(t *testing.T) {
 	expectReason(g, err, clustercache.ReasonServiceAccountNotFound)
 }
 
-// Giving up waits for the answer to a request that is under way while the extension is being connected, and
-// does not connect the extension then.
+// Giving up waits for the answer to a request that is under way while the extension is being
+// connected, and does not connect the extension then.
 func TestGiveUpWaitsForAnswers(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)

@@ -62,9 +62,9 @@ func setAccount(t *testing.T, ns, name, account string) client.Object {
 	return e
 }
 
-// TestRemoteImpersonation checks extensions that act as a ServiceAccount of the kubeconfig's cluster:
-// the API server states both users, a newer kubeconfig of the same user is taken up, and another user
-// or ServiceAccount is another connection.
+// TestRemoteImpersonation checks extensions that act as a ServiceAccount of the kubeconfig's
+// cluster: the API server states both users, a newer kubeconfig of the same user is taken up, and
+// another user or ServiceAccount is another connection.
 func TestRemoteImpersonation(t *testing.T) {
 	g := NewWithT(t)
 	begin := time.Now()
@@ -144,8 +144,8 @@ func TestRemoteImpersonation(t *testing.T) {
 	events.close()
 }
 
-// TestRemoteImpersonationIsStripped checks a proxy that removes the impersonation: every request would
-// be the own user's, so nothing connects.
+// TestRemoteImpersonationIsStripped checks a proxy that removes the impersonation: every request
+// would be the own user's, so nothing connects.
 func TestRemoteImpersonationIsStripped(t *testing.T) {
 	ns := namespace(t)
 	impersonators(t, ns, "admin")

@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// stored returns the ConfigMap of the tenant that the informer of an extension stores, which only a raw
-// handler can see. The controller manager keeps a ConfigMap of its own in each namespace.
+// stored returns the ConfigMap of the tenant that the informer of an extension stores, which only a
+// raw handler can see. The controller manager keeps a ConfigMap of its own in each namespace.
 func stored(t *testing.T, o *operator, extension, namespace, name string) *corev1.ConfigMap {
 	t.Helper()
 	g := NewWithT(t)

@@ -1,3 +1,3 @@
-// Package statuspage has the tests of the status page in Chromium. "make test-statuspage" installs axe
-// and runs them.
+// Package statuspage has the tests of the status page in Chromium. "make test-statuspage" installs
+// axe and runs them.
 package statuspage

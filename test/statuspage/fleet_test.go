@@ -174,7 +174,8 @@ func (w *heldWriter) FlushError() error {
 
 func (w *heldWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Behind a proxy that holds the stream back, the page says that it waits, and is live once it comes.
+// Behind a proxy that holds the stream back, the page says that it waits, and is live once it
+// comes.
 func TestBufferedStream(t *testing.T) {
 	g := NewWithT(t)
 	page := statuspage.New(newManyConnections(3), statuspage.Options{})

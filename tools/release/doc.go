@@ -1,5 +1,5 @@
-// Command release builds what a release consists of, in a folder: binaries for each platform, an SBOM in
-// SPDX for each binary, the chart, the notes, and checksums of them all.
+// Command release builds what a release consists of, in a folder: binaries for each platform, an
+// SBOM in SPDX for each binary, the chart, the notes, and checksums of them all.
 //
 // # Setup
 //

@@ -94,8 +94,8 @@ func image(t *testing.T, folder string) string {
 	return buildah("images", "--no-trunc", "--quiet", "latchkey:test")
 }
 
-// checkBinary checks that a binary is the program for its platform, and that its SBOM lists each of its
-// modules.
+// checkBinary checks that a binary is the program for its platform, and that its SBOM lists each of
+// its modules.
 func checkBinary(t *testing.T, dist, program, platform string) {
 	t.Helper()
 	g := NewWithT(t)
@@ -147,8 +147,8 @@ func checkVersion(t *testing.T, binary string) {
 	g.Expect(strings.Contains(string(content), "ld-linux")).To(BeFalse(), "it needs no dynamic linker")
 }
 
-// checkChart checks that Helm renders the archive as it renders the folder, and that the archive has
-// each file of the folder.
+// checkChart checks that Helm renders the archive as it renders the folder, and that the archive
+// has each file of the folder.
 func checkChart(t *testing.T, dist string) {
 	t.Helper()
 	g := NewWithT(t)

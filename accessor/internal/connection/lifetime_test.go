@@ -72,7 +72,8 @@ func TestBodyWhileTheConnectionEnds(t *testing.T) {
 	}
 }
 
-// An answer that arrives after the lease has ended is not handed out: another replica may have acted.
+// An answer that arrives after the lease has ended is not handed out: another replica may have
+// acted.
 func TestAnswerAfterTheLease(t *testing.T) {
 	g := NewWithT(t)
 	lease, f := testutil.NewLease()

@@ -23,8 +23,8 @@ type Options struct {
 	RBACWatcher *scopedcache.RBACWatcher
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
-	// Fenced is called for each request that did not start, or was cut, because a term had ended. It must
-	// not block.
+	// Fenced is called for each request that did not start, or was cut, because a term had ended. It
+	// must not block.
 	Fenced func()
 }
 

@@ -8,8 +8,9 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// Requests are the requests of one extension, over all its connections, from the first question of a
-// connect on. The methods may be called from any goroutine. A nil Requests counts and refuses nothing.
+// Requests are the requests of one extension, over all its connections, from the first question of
+// a connect on. The methods may be called from any goroutine. A nil Requests counts and refuses
+// nothing.
 type Requests struct {
 	underWay atomic.Int64
 	refusal  atomic.Pointer[refusal] // nil while requests start
@@ -39,8 +40,8 @@ func (r *Requests) end() {
 	}
 }
 
-// Refuse makes requests that have not started fail with the reason. Those under way go on: answered is
-// closed when they have their answers. Refuse must be called once. A nil Requests counts none.
+// Refuse makes requests that have not started fail with the reason. Those under way go on: answered
+// is closed when they have their answers. Refuse must be called once. A nil Requests counts none.
 func (r *Requests) Refuse(reason *connstate.NotConnectedError) (answered <-chan struct{}) {
 	if r == nil {
 		none := make(chan struct{})

@@ -30,8 +30,8 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 }
 
 // roundTripper returns what carries the requests of the connection's clients to next. Each
-// RoundTripper has one concern; the last one here is the nearest to the callers. The answers to probes
-// are not observed: only the lifecycle machine judges them.
+// RoundTripper has one concern; the last one here is the nearest to the callers. The answers to
+// probes are not observed: only the lifecycle machine judges them.
 func (c *Connection) roundTripper(next http.RoundTripper, probe bool) http.RoundTripper {
 	next = userAgentRoundTripper{wrapper: wrapper{next}, userAgent: c.config.UserAgent}
 	next = termRoundTripper{wrapper: wrapper{next}, conn: c}
@@ -48,8 +48,8 @@ type wrapper struct{ next http.RoundTripper }
 // WrappedRoundTripper implements utilnet.RoundTripperWrapper.
 func (w wrapper) WrappedRoundTripper() http.RoundTripper { return w.next }
 
-// admittingRoundTripper lets requests start, and counts them, as long as the connection lives and the
-// extension is not given up.
+// admittingRoundTripper lets requests start, and counts them, as long as the connection lives and
+// the extension is not given up.
 type admittingRoundTripper struct {
 	wrapper
 	conn *Connection
@@ -139,8 +139,8 @@ func exchangeOf(req *http.Request, resp *http.Response) connstate.Exchange {
 	}
 }
 
-// termRoundTripper hands no answer out that came after the lease had ended while the request was under
-// way: another replica may have acted since.
+// termRoundTripper hands no answer out that came after the lease had ended while the request was
+// under way: another replica may have acted since.
 type termRoundTripper struct {
 	wrapper
 	conn *Connection

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeChecked writes p, and calls check before each system call: a write may wait long for room, and
-// much can have changed then.
+// writeChecked writes p, and calls check before each system call: a write may wait long for room,
+// and much can have changed then.
 func writeChecked(conn *net.TCPConn, p []byte, check func() error) (n int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

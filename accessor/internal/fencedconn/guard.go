@@ -15,15 +15,16 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// Guard keeps a TCP connection from sending a request whose term has ended. A request compares the time
-// when it begins, and again when its answer arrives. Between the two, net/http hands the request from
-// goroutine to goroutine. A process that is suspended then, or that gets no CPU, would send the request
-// much later. So the connection compares the time once more before each write. If a write is refused, the
-// whole connection ends, with the requests of other identities on it, because a part of a connection
-// cannot be taken back. Only a process that was stopped in that moment loses a connection.
+// Guard keeps a TCP connection from sending a request whose term has ended. A request compares the
+// time when it begins, and again when its answer arrives. Between the two, net/http hands the
+// request from goroutine to goroutine. A process that is suspended then, or that gets no CPU, would
+// send the request much later. So the connection compares the time once more before each write. If
+// a write is refused, the whole connection ends, with the requests of other identities on it,
+// because a part of a connection cannot be taken back. Only a process that was stopped in that
+// moment loses a connection.
 //
-// The methods may be called from any goroutine. Begin may be called on nil: a connection without a guard
-// sends everything.
+// The methods may be called from any goroutine. Begin may be called on nil: a connection without a
+// guard sends everything.
 type Guard struct {
 	mu   sync.Mutex
 	uses []*Use       // guarded by mu; of requests that need a term and are not written
@@ -78,9 +79,9 @@ func (u *Use) WroteRequest() {
 	g.removeLocked(u)
 }
 
-// HasReturned notes that RoundTrip has returned. If the term has ended, and the request may still be on
-// its way, the connection ends, so that the kernel does not send it again and again to a server that the
-// network does not reach.
+// HasReturned notes that RoundTrip has returned. If the term has ended, and the request may still
+// be on its way, the connection ends, so that the kernel does not send it again and again to a
+// server that the network does not reach.
 func (u *Use) HasReturned() {
 	if u == nil {
 		return
@@ -99,8 +100,8 @@ func (u *Use) HasReturned() {
 	}
 }
 
-// abortUnlessDelivered ends the connection if the other side has still not acknowledged the request.
-// Requests of others that were written later do not count.
+// abortUnlessDelivered ends the connection if the other side has still not acknowledged the
+// request. Requests of others that were written later do not count.
 func (u *Use) abortUnlessDelivered() {
 	g := u.guard
 	g.mu.Lock()
@@ -111,7 +112,8 @@ func (u *Use) abortUnlessDelivered() {
 	}
 }
 
-// isDeliveredLocked reports whether the other side has acknowledged the connection's bytes up to upTo.
+// isDeliveredLocked reports whether the other side has acknowledged the connection's bytes up to
+// upTo.
 func (g *Guard) isDeliveredLocked(upTo int64) bool {
 	return upTo == 0 || g.sent-unacknowledged(g.raw) >= upTo
 }
@@ -147,8 +149,8 @@ func (g *Guard) isUsed() bool {
 	return len(g.uses) > 0
 }
 
-// abort ends a TCP connection. What the kernel has not delivered yet is dropped. abort waits for a write
-// under way, which looks at the guard: do not call it with the guard's mu.
+// abort ends a TCP connection. What the kernel has not delivered yet is dropped. abort waits for a
+// write under way, which looks at the guard: do not call it with the guard's mu.
 func abort(conn *net.TCPConn) {
 	if conn != nil {
 		_ = conn.SetLinger(0)
@@ -182,8 +184,9 @@ func (c *guardedConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
 
-// Close ends the connection. If a request that needs a term is not written, or not acknowledged, what the
-// kernel has of it is dropped: otherwise the kernel would go on to send it, and another replica may lead.
+// Close ends the connection. If a request that needs a term is not written, or not acknowledged,
+// what the kernel has of it is dropped: otherwise the kernel would go on to send it, and another
+// replica may lead.
 func (c *guardedConn) Close() error {
 	c.guard.mu.Lock()
 	drops := len(c.guard.uses) > 0 || !c.guard.isDeliveredLocked(c.guard.owed)
@@ -205,8 +208,8 @@ func Mark(conn net.Conn, guard *Guard) net.Conn { return &markedConn{Conn: conn,
 
 type guardKey struct{}
 
-// WithGuard returns a context for the dial of a connection, and the guard of the connection: that of
-// ctx, or else a new one.
+// WithGuard returns a context for the dial of a connection, and the guard of the connection: that
+// of ctx, or else a new one.
 func WithGuard(ctx context.Context) (context.Context, *Guard) {
 	if g, ok := ctx.Value(guardKey{}).(*Guard); ok {
 		return ctx, g
@@ -215,8 +218,8 @@ func WithGuard(ctx context.Context) (context.Context, *Guard) {
 	return context.WithValue(ctx, guardKey{}, g), g
 }
 
-// Wrap returns a TCP connection that was dialed with ctx, with the guard in it. Other connections have
-// none.
+// Wrap returns a TCP connection that was dialed with ctx, with the guard in it. Other connections
+// have none.
 func Wrap(ctx context.Context, conn net.Conn) net.Conn {
 	g, hasGuard := ctx.Value(guardKey{}).(*Guard)
 	tcp, isTCP := conn.(*net.TCPConn)
@@ -229,8 +232,9 @@ func Wrap(ctx context.Context, conn net.Conn) net.Conn {
 	return &guardedConn{TCPConn: tcp, guard: g}
 }
 
-// GuardHTTP1 returns the request with a trace that guards the connection that net/http selects for it,
-// and a function to call after RoundTrip. With HTTP/1.1 a connection carries one request at a time.
+// GuardHTTP1 returns the request with a trace that guards the connection that net/http selects for
+// it, and a function to call after RoundTrip. With HTTP/1.1 a connection carries one request at a
+// time.
 func GuardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
 	term := fence.TermOf(req.Context())
 	if term == nil {

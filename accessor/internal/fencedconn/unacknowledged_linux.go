@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unacknowledged returns how many bytes the kernel has taken for the connection that the other side has
-// not acknowledged. 0 if the connection is closed.
+// unacknowledged returns how many bytes the kernel has taken for the connection that the other side
+// has not acknowledged. 0 if the connection is closed.
 func unacknowledged(conn *net.TCPConn) int64 {
 	if conn == nil {
 		return 0

@@ -80,9 +80,9 @@ func (s conclusion) connectFinished() {
 		Err: answer.Err})
 }
 
-// tryDeniedAgain reports whether a connect that was denied is repeated, and when. An API server that
-// has just started denies permitted requests, so the connect goes on for Probe.Timeout. Meanwhile
-// nothing runs: an identity that is denied for good keeps no other from connecting.
+// tryDeniedAgain reports whether a connect that was denied is repeated, and when. An API server
+// that has just started denies permitted requests, so the connect goes on for Probe.Timeout.
+// Meanwhile nothing runs: an identity that is denied for good keeps no other from connecting.
 func (s conclusion) tryDeniedAgain() bool {
 	if s.deniedUntil.IsZero() {
 		s.deniedUntil, s.denials = s.e.Asked.Add(s.config.Probe.Timeout), s.config.DenialRetry
@@ -151,16 +151,17 @@ func (s conclusion) probeFinished() {
 	}
 }
 
-// probeThrottled handles a probe that the server refuses for now. The connection and its informers go
-// on, because connects and lists would make the overload worse. ThrottleTimeout of nothing but such
-// answers ends it.
+// probeThrottled handles a probe that the server refuses for now. The connection and its informers
+// go on, because connects and lists would make the overload worse. ThrottleTimeout of nothing but
+// such answers ends it.
 func (s conclusion) probeThrottled(reason connstate.Reason) {
 	answer := s.e.Answer
 	if !s.isThrottled(s.seen) {
 		s.throttled.since = s.now
 	}
 	end := s.throttled.since.Add(s.config.Probe.ThrottleTimeout)
-	// All identities there are refused, and their probes must stay as far apart as those of healthy ones.
+	// All identities there are refused, and their probes must stay as far apart as those of healthy
+	// ones.
 	wait := max(answer.RetryAfter, s.config.Probe.Spread(s.seen.Members))
 	s.throttled.until, s.throttled.served = earlier(s.now.Add(wait), end), s.seen.Served
 	s.health = s.health.Inconclusive(s.now, answer.Err)

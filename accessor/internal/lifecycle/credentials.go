@@ -46,8 +46,8 @@ func (s *step) confirm(objectVersion string) {
 
 // canGoOnUnread reports whether the credential may stay in use although its reference could not be
 // read. Without the permission to watch ServiceAccounts, the machine would not notice the deletion
-// of an impersonated ServiceAccount. A token ends with its ServiceAccount. The ServiceAccount that is
-// impersonated with a kubeconfig is not watched anyway.
+// of an impersonated ServiceAccount. A token ends with its ServiceAccount. The ServiceAccount that
+// is impersonated with a kubeconfig is not watched anyway.
 func (m *Machine) canGoOnUnread(e Resolved) bool {
 	isWatched := m.resolution.Impersonated && m.resolution.ServiceAccount != types.NamespacedName{}
 	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden && !isWatched

@@ -11,8 +11,8 @@ import (
 	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
-// evidenceWorld is a world that remembers what the API server has really proved, whatever the driver
-// observed. The exploration of evidence has no newer credentials and no errors of resolving.
+// evidenceWorld is a world that remembers what the API server has really proved, whatever the
+// driver observed. The exploration of evidence has no newer credentials and no errors of resolving.
 type evidenceWorld struct {
 	world
 	row    int8  // failing probes in a row, with nothing served between them

@@ -264,8 +264,9 @@ func (m *Machine) isThrottled(seen Observed) bool {
 	return !m.throttled.since.IsZero() && seen.Served.Equal(m.throttled.served)
 }
 
-// isHealthy reports whether the last probe succeeded. While the server refuses probes for now, which
-// is no evidence, the age of the last success decides: as long as a server that fails would take.
+// isHealthy reports whether the last probe succeeded. While the server refuses probes for now,
+// which is no evidence, the age of the last success decides: as long as a server that fails would
+// take.
 func (m *Machine) isHealthy(now time.Time, seen Observed, health connstate.Health) bool {
 	if !health.LastProbeTime.After(health.LastProbeSuccessTime) {
 		return true

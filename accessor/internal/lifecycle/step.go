@@ -54,8 +54,8 @@ func (s *step) backOffAfter(answer Answer) {
 	s.nextConnect = next
 }
 
-// boundedRetry returns after which time the server wants to be asked again. No server delays that for
-// longer than ThrottleTimeout.
+// boundedRetry returns after which time the server wants to be asked again. No server delays that
+// for longer than ThrottleTimeout.
 func (s *step) boundedRetry(answer Answer) time.Duration {
 	return min(answer.RetryAfter, s.config.Probe.ThrottleTimeout)
 }
@@ -142,8 +142,9 @@ func (s *step) drop(reason connstate.Reason, cause error) {
 }
 
 // requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API
-// says nothing about the credential. One probe per Interval is enough, so the probe may have to wait.
-// A probe that is under way may have been answered before the request was, so another one follows.
+// says nothing about the credential. One probe per Interval is enough, so the probe may have to
+// wait. A probe that is under way may have been answered before the request was, so another one
+// follows.
 func (s *step) requestUnauthorized(e RequestUnauthorized) {
 	if s.phase == connstate.PhaseConnected && e.Attempt == s.connection && s.probeReason == byClock {
 		s.probeReason = unauthorized

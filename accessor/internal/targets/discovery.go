@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// followerTimeout is how long a member waits for the discovery of another one, whose credential may
-	// hang, before it asks itself.
+	// followerTimeout is how long a member waits for the discovery of another one, whose credential
+	// may hang, before it asks itself.
 	followerTimeout = time.Second
-	// aloneInterval is the least time between the beginnings of such discoveries at one target: a server
-	// that is slow for everyone does not get one from each member.
+	// aloneInterval is the least time between the beginnings of such discoveries at one target: a
+	// server that is slow for everyone does not get one from each member.
 	aloneInterval = 100 * time.Millisecond
 )
 
-// sharedDiscovery is how the members of a target discover together: all kinds, or those of one group.
-// The zero value is ready to use.
+// sharedDiscovery is how the members of a target discover together: all kinds, or those of one
+// group. The zero value is ready to use.
 type sharedDiscovery struct {
 	flight singleflight.Group
 
@@ -29,8 +29,8 @@ type sharedDiscovery struct {
 	published chan struct{} // guarded by mu; closed at the next success; nil if no member waits
 }
 
-// publish frees all members that wait. Later calls do not join a flight that began before: what they
-// got would be older than they are.
+// publish frees all members that wait. Later calls do not join a flight that began before: what
+// they got would be older than they are.
 func (s *sharedDiscovery) publish() {
 	s.flight.Forget("")
 	s.mu.Lock()
@@ -63,11 +63,11 @@ func (s *sharedDiscovery) turn(now time.Time) time.Duration {
 	return wait
 }
 
-// discover calls ask, which asks the server with the caller's own credential, in one flight with other
-// callers. A caller asks alone if the flight failed with another member's credential, or if it takes
-// longer than followerTimeout. The first success frees all: latest returns it, and ask has called
-// publish. That a discovery is too much is an answer, too. discover returns when ctx is done; what it
-// has begun goes on for the others.
+// discover calls ask, which asks the server with the caller's own credential, in one flight with
+// other callers. A caller asks alone if the flight failed with another member's credential, or if
+// it takes longer than followerTimeout. The first success frees all: latest returns it, and ask has
+// called publish. That a discovery is too much is an answer, too. discover returns when ctx is
+// done; what it has begun goes on for the others.
 func (s *sharedDiscovery) discover(ctx context.Context, ask func() (*kinds, error), latest func() *kinds) (
 	*kinds, error) {
 	start := time.Now()

@@ -134,7 +134,8 @@ func answer[T any](k *kinds, ask func(meta.RESTMapper) (T, error)) (T, error) {
 	return result, k.explain(err)
 }
 
-// explain returns err or, if there was no match in a group whose discovery failed, the reason of that.
+// explain returns err or, if there was no match in a group whose discovery failed, the reason of
+// that.
 func (k *kinds) explain(err error) error {
 	var noKind *meta.NoKindMatchError
 	var noResource *meta.NoResourceMatchError

@@ -39,8 +39,8 @@ type recentGroup struct {
 	until   time.Time // when it may be tried again
 }
 
-// begin returns the group, and what was found of it, nil if that is too long ago, or that the group was
-// too much. The caller calls end with the group.
+// begin returns the group, and what was found of it, nil if that is too long ago, or that the group
+// was too much. The caller calls end with the group.
 func (r *recent) begin(name string) (*recentGroup, *kinds, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -41,9 +41,9 @@ type Target struct {
 	memberships []*Membership     // guarded by mu
 }
 
-// view is a target as the members with one policy see it: answers are everybody's, failed probes are
-// their own. So no policy disconnects the members of another, or takes their turn. The target's mu
-// guards all fields.
+// view is a target as the members with one policy see it: answers are everybody's, failed probes
+// are their own. So no policy disconnects the members of another, or takes their turn. The target's
+// mu guards all fields.
 type view struct {
 	members  int
 	health   connstate.Health
@@ -108,8 +108,8 @@ func (t *Target) Members() int { return int(t.memberCount.Load()) }
 // Objects returns the pool of the objects that members have in their caches.
 func (t *Target) Objects() *scopedcache.ObjectPool { return t.objects }
 
-// UnstreamedKinds returns the kinds whose streamed lists the server does not finish, as far as members
-// have found.
+// UnstreamedKinds returns the kinds whose streamed lists the server does not finish, as far as
+// members have found.
 func (t *Target) UnstreamedKinds() *scopedcache.UnstreamedKinds { return &t.unstreamed }
 
 // Observe wraps next. The result refuses requests to other servers, and reports the answers to the

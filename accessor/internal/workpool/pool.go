@@ -34,10 +34,10 @@ const (
 )
 
 // Pool runs connects and probes of all its shares. The number of running jobs is bounded in total
-// and per target, and Submit never blocks. The urgent jobs of a target run before its other jobs, and
-// the deferred ones after them; otherwise jobs run in order. A job must not wait for anything but its
-// answers: others wait for its place. Targets that have room take turns: first the
-// targets that answer, then those that were not tried, then those that may not answer.
+// and per target, and Submit never blocks. The urgent jobs of a target run before its other jobs,
+// and the deferred ones after them; otherwise jobs run in order. A job must not wait for anything
+// but its answers: others wait for its place. Targets that have room take turns: first the targets
+// that answer, then those that were not tried, then those that may not answer.
 type Pool struct {
 	mu      sync.Mutex
 	running [reachabilities]int  // guarded by mu

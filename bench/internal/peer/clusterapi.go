@@ -19,8 +19,8 @@ import (
 )
 
 // clusterAPIPeer is Cluster API's clustercache, set up as in its own manager: 100 workers, and a
-// cache of the Secrets with kubeconfigs only. Unlike there, the manager's cache drops managed fields,
-// because latchkey's does so here too.
+// cache of the Secrets with kubeconfigs only. Unlike there, the manager's cache drops managed
+// fields, because latchkey's does so here too.
 type clusterAPIPeer struct {
 	config *rest.Config
 	cache  clustercache.ClusterCache

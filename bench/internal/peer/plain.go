@@ -13,8 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// PlainPeer has a controller-runtime cache for each tenant, which share a RESTMapper and a transport.
-// Their tokens are never renewed, nothing is probed, and nobody notices a revoked permission.
+// PlainPeer has a controller-runtime cache for each tenant, which share a RESTMapper and a
+// transport. Their tokens are never renewed, nothing is probed, and nobody notices a revoked
+// permission.
 type PlainPeer struct {
 	config  *rest.Config
 	caches  []cache.Cache

@@ -16,7 +16,8 @@ import (
 	"github.com/latchkey-dev/latchkey/bench/internal/peer"
 )
 
-// connect measures the connects of all tenants, what they cost when nothing uses them, and GetClient.
+// connect measures the connects of all tenants, what they cost when nothing uses them, and
+// GetClient.
 func connect(ctx context.Context, e *env) error {
 	before := measure()
 	connecting, err := e.spent(ctx, func() error { return e.peer.Connect(ctx, e.n) })

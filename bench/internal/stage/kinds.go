@@ -38,7 +38,8 @@ var kinds = []kind{
 	{rbacv1.GroupName, "roles", func(m metav1.ObjectMeta) client.Object { return &rbacv1.Role{ObjectMeta: m} }},
 }
 
-// RulesOfKinds returns the permission to watch all kinds that a tenant watches in its own namespace.
+// RulesOfKinds returns the permission to watch all kinds that a tenant watches in its own
+// namespace.
 func RulesOfKinds() (rules []rbacv1.PolicyRule) {
 	for _, k := range kinds {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{k.group}, Resources: []string{k.resource},

@@ -33,8 +33,8 @@ func addStateAPI(mgr manager.Manager, connections clustercache.ClusterCache, lis
 }
 
 // installStateAPI applies what the API server needs to reach the state API, and binds the roles. It
-// is what "latchkey state-api manifests" prints, but for the Service: in a cluster the Service leads
-// to the leader's Pod, and here to a port of this machine.
+// is what "latchkey state-api manifests" prints, but for the Service: in a cluster the Service
+// leads to the leader's Pod, and here to a port of this machine.
 func installStateAPI(ctx context.Context, cp *controlplane.ControlPlane, address net.Addr) error {
 	_, port, err := net.SplitHostPort(address.String())
 	if err != nil {

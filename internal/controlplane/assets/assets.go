@@ -56,8 +56,8 @@ func Find() (string, error) {
 		"kube-controller-manager is always built)", ErrMissing, Env)
 }
 
-// FindControllerManager returns the file of kube-controller-manager: in the directory of Find, or in
-// the cache of this user.
+// FindControllerManager returns the file of kube-controller-manager: in the directory of Find, or
+// in the cache of this user.
 func FindControllerManager() (string, error) {
 	dirs, err := cacheDirs()
 	if err != nil {

@@ -73,9 +73,10 @@ const (
 	KeepAlways      // others hold it too, with the same identity
 )
 
-// Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done when the
-// lease is lost, or ctx is done. When serve returns, Hold releases the lease, as Options.Keep says, and
-// returns true. Hold returns false if it does not get the lease while ctx lasts, nor before Patience is over.
+// Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done
+// when the lease is lost, or ctx is done. When serve returns, Hold releases the lease, as
+// Options.Keep says, and returns true. Hold returns false if it does not get the lease while ctx
+// lasts, nor before Patience is over.
 func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
 	times := options.Times
@@ -144,8 +145,8 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	return true
 }
 
-// deferredRelease releases its lock only after serve has returned. A LeaderElector that cannot renew its
-// lease in time releases it by itself, at once.
+// deferredRelease releases its lock only after serve has returned. A LeaderElector that cannot
+// renew its lease in time releases it by itself, at once.
 type deferredRelease struct {
 	resourcelock.Interface
 
@@ -192,8 +193,8 @@ func (d *deferredRelease) served(ctx context.Context, times Times, keep bool) {
 	}
 }
 
-// releaseUnseen releases a lease that was taken by a request whose answer did not come: the elector ended
-// before, and does not know of it.
+// releaseUnseen releases a lease that was taken by a request whose answer did not come: the elector
+// ended before, and does not know of it.
 func releaseUnseen(ctx context.Context, lock resourcelock.Interface, times Times) {
 	timeout, cancel := context.WithTimeout(context.WithoutCancel(ctx), times.RenewDeadline)
 	defer cancel()

@@ -83,8 +83,8 @@ func TestHold(t *testing.T) {
 	})
 }
 
-// When the lease cannot be renewed, the context of serve ends before the lease expires. The lease is not
-// released before serve has returned, even if the server can be reached again.
+// When the lease cannot be renewed, the context of serve ends before the lease expires. The lease
+// is not released before serve has returned, even if the server can be reached again.
 func TestLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -110,8 +110,8 @@ func TestLost(t *testing.T) {
 	})
 }
 
-// A fence can close while the elector goes on. With KeepLost the lease is kept then too, and released at an
-// end that was asked for.
+// A fence can close while the elector goes on. With KeepLost the lease is kept then too, and
+// released at an end that was asked for.
 func TestKeepLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -136,7 +136,8 @@ func TestKeepLost(t *testing.T) {
 	})
 }
 
-// A lease that the elector releases by itself is released when serve returns, and only if it is still held.
+// A lease that the elector releases by itself is released when serve returns, and only if it is
+// still held.
 func TestDeferredRelease(t *testing.T) {
 	g := NewWithT(t)
 	s := newServer()

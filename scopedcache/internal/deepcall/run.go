@@ -21,8 +21,8 @@ func (p *PanicError) Unwrap() error {
 	return err
 }
 
-// Run returns what f returns. f runs on another goroutine. If f panics, Run panics with a *PanicError. If
-// f ends its goroutine with runtime.Goexit, so does Run.
+// Run returns what f returns. f runs on another goroutine. If f panics, Run panics with a
+// *PanicError. If f ends its goroutine with runtime.Goexit, so does Run.
 func Run[T any](f func() T) T {
 	type outcome struct {
 		value    T

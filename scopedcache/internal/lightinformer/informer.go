@@ -119,8 +119,8 @@ func (i *Informer) newReflector(ctx context.Context) *reflector {
 	return r
 }
 
-// listAndWatch lists and watches until the watch fails. A panic, for example of a transform, ends the
-// process, unless utilruntime.ReallyCrash says otherwise.
+// listAndWatch lists and watches until the watch fails. A panic, for example of a transform, ends
+// the process, unless utilruntime.ReallyCrash says otherwise.
 func (r *reflector) listAndWatch(ctx context.Context) {
 	defer utilruntime.HandleCrashWithContext(ctx)
 	if err := r.ListAndWatchWithContext(ctx); err != nil {
@@ -153,8 +153,8 @@ func (r *reflector) end() {
 	i.handling.Wait()
 }
 
-// shouldResync reports whether a handler is due for a resync. The Reflector then calls Resync of the
-// store.
+// shouldResync reports whether a handler is due for a resync. The Reflector then calls Resync of
+// the store.
 func (i *Informer) shouldResync() bool {
 	now := time.Now()
 	i.mu.Lock()
@@ -235,8 +235,9 @@ func (i *Informer) SetTransform(transform toolscache.TransformFunc) error {
 	return nil
 }
 
-// ShareObjects makes the informer keep equal objects once with all other informers of the pool. Call
-// it before RunWithContext. Handlers and readers must not change the objects that they receive.
+// ShareObjects makes the informer keep equal objects once with all other informers of the pool.
+// Call it before RunWithContext. Handlers and readers must not change the objects that they
+// receive.
 func (i *Informer) ShareObjects(pool *objectpool.Pool) { i.pool = pool }
 
 // SetWatchErrorHandler implements toolscache.SharedInformer.

@@ -324,8 +324,8 @@ func TestIdleHandlers(t *testing.T) {
 	})
 }
 
-// A handler that hangs delays no other handler and not the store. A removed handler receives nothing
-// that is still in its queue. The informer ends when the last call has returned.
+// A handler that hangs delays no other handler and not the store. A removed handler receives
+// nothing that is still in its queue. The informer ends when the last call has returned.
 func TestHandlerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -391,8 +391,8 @@ func TestListAtOnce(t *testing.T) {
 	})
 }
 
-// A server that refuses lists is asked as rarely as client-go's informer asks it, and every error is
-// reported.
+// A server that refuses lists is asked as rarely as client-go's informer asks it, and every error
+// is reported.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -431,8 +431,8 @@ func (r *refusing) List(metav1.ListOptions) (runtime.Object, error) {
 	return nil, errors.New("refused")
 }
 
-// A transform that panics ends the process. Where utilruntime.ReallyCrash says otherwise, the informer
-// lists again later, as client-go's does, and what it has had so far is not held.
+// A transform that panics ends the process. Where utilruntime.ReallyCrash says otherwise, the
+// informer lists again later, as client-go's does, and what it has had so far is not held.
 func TestTransformThatPanics(t *testing.T) {
 	really, handlers := utilruntime.ReallyCrash, utilruntime.PanicHandlers
 	defer func() { utilruntime.ReallyCrash, utilruntime.PanicHandlers = really, handlers }()
@@ -506,7 +506,8 @@ func TestPanicWhileAHandlerHangs(t *testing.T) {
 	})
 }
 
-// An index function that panics leaves the holds of other informers alone, where the process goes on.
+// An index function that panics leaves the holds of other informers alone, where the process goes
+// on.
 func TestIndexThatPanics(t *testing.T) {
 	g := NewWithT(t)
 	object := func() any {
@@ -539,7 +540,8 @@ func TestIndexThatPanics(t *testing.T) {
 	g.Expect(pool.Len()).To(BeZero())
 }
 
-// Transforms, and so what the store does, run on goroutines that end, and not on that of the Reflector.
+// Transforms, and so what the store does, run on goroutines that end, and not on that of the
+// Reflector.
 func TestReflectorKeepsASmallStack(t *testing.T) {
 	for name, streaming := range map[string]bool{"list": false, "stream": true} {
 		t.Run(name, func(t *testing.T) {
@@ -596,8 +598,8 @@ func TestStreamedObjects(t *testing.T) {
 	g.Expect(s.Update("text")).NotTo(Succeed())
 }
 
-// A stream that ends before its bookmark begins anew, with one Transformer for all attempts. What the
-// earlier attempts have sent is not kept.
+// A stream that ends before its bookmark begins anew, with one Transformer for all attempts. What
+// the earlier attempts have sent is not kept.
 func TestStreamsThatEndEarly(t *testing.T) {
 	g := NewWithT(t)
 	s := &store{Informer: New(nil, &corev1.ConfigMap{}, 0, indexers)}

@@ -116,8 +116,8 @@ func (l *listener) setPeriodLocked() {
 	}
 }
 
-// RemoveEventHandler implements toolscache.SharedInformer. A call of the handler that is in progress
-// continues; no other call begins.
+// RemoveEventHandler implements toolscache.SharedInformer. A call of the handler that is in
+// progress continues; no other call begins.
 func (i *Informer) RemoveEventHandler(registration toolscache.ResourceEventHandlerRegistration) error {
 	l, ok := registration.(*listener)
 	if !ok || l.informer != i {

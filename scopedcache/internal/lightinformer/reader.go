@@ -194,8 +194,8 @@ func (r *Reader) findByFields(requirements fields.Requirements, namespace string
 // FieldIndexName returns the name of the indexer for a field.
 func FieldIndexName(field string) string { return "field:" + field }
 
-// indexValue returns what an indexer of a field returns for a value, in a namespace or, if namespace
-// is empty, anywhere.
+// indexValue returns what an indexer of a field returns for a value, in a namespace or, if
+// namespace is empty, anywhere.
 func indexValue(namespace, value string) string {
 	if namespace == "" {
 		namespace = "__all_namespaces" // no name of a namespace
@@ -203,8 +203,8 @@ func indexValue(namespace, value string) string {
 	return namespace + "/" + value
 }
 
-// FieldIndexer returns an indexer that finds objects by the values that extract returns. With copies,
-// extract receives copies: some methods that look like reads change an object, such as
+// FieldIndexer returns an indexer that finds objects by the values that extract returns. With
+// copies, extract receives copies: some methods that look like reads change an object, such as
 // resource.Quantity.String, and other informers may have the same object.
 func FieldIndexer(field string, copies bool, extract client.IndexerFunc) toolscache.Indexers {
 	return toolscache.Indexers{FieldIndexName(field): func(item any) ([]string, error) {

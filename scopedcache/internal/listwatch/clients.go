@@ -20,9 +20,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Clients lists and watches kinds in each representation, as one identity. A client exists only while
-// its request is sent: requests are rare, and clients take memory. Methods may be called from any
-// goroutine.
+// Clients lists and watches kinds in each representation, as one identity. A client exists only
+// while its request is sent: requests are rare, and clients take memory. Methods may be called from
+// any goroutine.
 type Clients struct {
 	config     *rest.Config
 	httpClient *http.Client
@@ -39,8 +39,8 @@ type codecs struct {
 	objects serializer.CodecFactory
 }
 
-// latestCodecs are those of the scheme that was used last. They take 4 KiB, and nearly all processes
-// have one scheme for all of their caches.
+// latestCodecs are those of the scheme that was used last. They take 4 KiB, and nearly all
+// processes have one scheme for all of their caches.
 var latestCodecs atomic.Pointer[codecs]
 
 func codecsOf(scheme *runtime.Scheme) *codecs {
@@ -122,8 +122,8 @@ func (r requests) WatchWithContext(ctx context.Context, options metav1.ListOptio
 // bookmarks: a bookmark marks the end of a streamed list.
 func (r requests) IsWatchListSemanticsUnSupported() bool { return !r.bookmarks }
 
-// configOf returns the configuration of a kind. If the identity has no rate limiter, all requests for
-// the kind share one.
+// configOf returns the configuration of a kind. If the identity has no rate limiter, all requests
+// for the kind share one.
 func (c *Clients) configOf(gvk schema.GroupVersionKind) *rest.Config {
 	if c.config.RateLimiter != nil || c.config.QPS < 0 {
 		return c.config

@@ -26,8 +26,8 @@ type collection interface {
 	decoders() runtime.NegotiatedSerializer
 }
 
-// kind is what all representations have in common. Paths have the resource in lower case, as Kubernetes
-// requires; client-go's metadata client, which lists metadata, takes it as it is.
+// kind is what all representations have in common. Paths have the resource in lower case, as
+// Kubernetes requires; client-go's metadata client, which lists metadata, takes it as it is.
 type kind struct {
 	clients   *Clients
 	config    *rest.Config
@@ -86,8 +86,8 @@ func (c unstructuredCollection) list(ctx context.Context, options metav1.ListOpt
 	return result, listInto(ctx, c, options, result)
 }
 
-// listInto sends a list of a collection. Errors are as client-go returns them: the Reflector looks at
-// their types.
+// listInto sends a list of a collection. Errors are as client-go returns them: the Reflector looks
+// at their types.
 func listInto(ctx context.Context, c collection, options metav1.ListOptions, result runtime.Object) error {
 	client, err := c.client(c.httpClient())
 	if err != nil {
@@ -97,8 +97,8 @@ func listInto(ctx context.Context, c collection, options metav1.ListOptions, res
 		Into(result)
 }
 
-// metadataCollection lists with client-go's metadata client, which knows API servers that send whole
-// objects.
+// metadataCollection lists with client-go's metadata client, which knows API servers that send
+// whole objects.
 type metadataCollection struct{ kind }
 
 // acceptMetadata asks for the metadata of each object of a watch.

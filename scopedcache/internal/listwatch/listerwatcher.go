@@ -37,8 +37,8 @@ type ListerWatcher struct {
 // errNotStreamed makes a Reflector that has begun to stream lists fall back to list.
 var errNotStreamed = errors.New("the lists of this kind are not streamed")
 
-// IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or no streamed lists,
-// or if the wrapped ListerWatcher asks for that.
+// IsWatchListSemanticsUnSupported makes client-go list if there are no watches, or no streamed
+// lists, or if the wrapped ListerWatcher asks for that.
 func (l *ListerWatcher) IsWatchListSemanticsUnSupported() bool {
 	return l.Poll > 0 || l.Unstreams() || watchlist.DoesClientNotSupportWatchListSemantics(l.ListerWatcherWithContext)
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Observer learns how watches go that the API server has answered. client-go reports only some of that.
-// The calls for one watch come in order, Began first and Ended last. They must not block.
+// Observer learns how watches go that the API server has answered. client-go reports only some of
+// that. The calls for one watch come in order, Began first and Ended last. They must not block.
 type Observer interface {
 	// WatchBegan is called before the first event. lists says whether a list comes first.
 	WatchBegan(lists bool)
@@ -83,7 +83,8 @@ func (d *observedDecoder) end(stopped bool, err error) {
 	}
 }
 
-// unlessEOF returns nil for an error that client-go's StreamWatcher takes for the end of the stream.
+// unlessEOF returns nil for an error that client-go's StreamWatcher takes for the end of the
+// stream.
 func unlessEOF(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || utilnet.IsProbableEOF(err) ||
 		utilnet.IsTimeout(err) {

@@ -37,8 +37,8 @@ func (r *reports) WatchEnded(lasted time.Duration, early, stopped bool, err erro
 	r.add("ended after %s, early %t, stopped %t, %v", lasted, early, stopped, err)
 }
 
-// An Observer learns once how a watch has ended: an error of the API server, an error of the stream, an
-// end that client-go takes for no error, or a receiver that stops.
+// An Observer learns once how a watch has ended: an error of the API server, an error of the
+// stream, an end that client-go takes for no error, or a receiver that stops.
 func TestObserver(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old").Status()
 	listEnd := configMap("a", 10)

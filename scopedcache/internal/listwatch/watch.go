@@ -24,10 +24,10 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 )
 
-// watchOf sends a watch and returns its events. It is the Watch of client-go's requests, except for two
-// things. While nothing happens, the result keeps a goroutine with a small stack, and no buffers. And
-// errors of the connection are returned; client-go repeats some of these watches, and then returns one
-// without events.
+// watchOf sends a watch and returns its events. It is the Watch of client-go's requests, except for
+// two things. While nothing happens, the result keeps a goroutine with a small stack, and no
+// buffers. And errors of the connection are returned; client-go repeats some of these watches, and
+// then returns one without events.
 func watchOf(ctx context.Context, c collection, options metav1.ListOptions,
 	observer Observer) (watch.Interface, error) {
 	answer := &answerRecorder{next: c.httpClient().Transport}
@@ -58,7 +58,8 @@ func watchOf(ctx context.Context, c collection, options metav1.ListOptions,
 		apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }
 
-// retryLimiter limits the retries of a request, and not its first attempt, as client-go does for watches.
+// retryLimiter limits the retries of a request, and not its first attempt, as client-go does for
+// watches.
 type retryLimiter struct {
 	flowcontrol.RateLimiter
 	sent bool
@@ -73,8 +74,8 @@ func (l *retryLimiter) Wait(ctx context.Context) error {
 	return l.RateLimiter.Wait(ctx)
 }
 
-// answerRecorder is a RoundTripper that records the status and the Content-Type of the latest response,
-// which rest.Request does not return with a stream.
+// answerRecorder is a RoundTripper that records the status and the Content-Type of the latest
+// response, which rest.Request does not return with a stream.
 type answerRecorder struct {
 	next        http.RoundTripper // nil for http.DefaultTransport
 	status      int
@@ -93,9 +94,10 @@ func (r *answerRecorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// eventDecoder decodes the events of a watch, with client-go's decoder. It waits for the first byte of
-// an event in a small frame, and decodes the event on a goroutine that ends: a stack that has grown, and
-// a buffer for the largest event, would stay with each watch. Only Close may be called beside Decode.
+// eventDecoder decodes the events of a watch, with client-go's decoder. It waits for the first byte
+// of an event in a small frame, and decodes the event on a goroutine that ends: a stack that has
+// grown, and a buffer for the largest event, would stay with each watch. Only Close may be called
+// beside Decode.
 type eventDecoder struct {
 	body    io.ReadCloser
 	objects runtime.Decoder
@@ -112,8 +114,8 @@ const maxEvent = 16 << 20
 // firstStep is how much is allocated for an event before any of it is there.
 const firstStep = 64 << 10
 
-// newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type for
-// one in the first encoding.
+// newDecoder returns the decoder of a watch. Like client-go it takes an answer without Content-Type
+// for one in the first encoding.
 func newDecoder(stream io.ReadCloser, contentType string,
 	decoders runtime.NegotiatedSerializer) (watch.Decoder, error) {
 	body := &boundedBody{ReadCloser: stream, left: maxEvent + firstStep}
@@ -155,8 +157,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// closableDecoder makes a watch that its receiver stopped end as one that the server ended. Else the
-// error of the closed body is an event, at random, and a Reflector lists again after it.
+// closableDecoder makes a watch that its receiver stopped end as one that the server ended. Else
+// the error of the closed body is an event, at random, and a Reflector lists again after it.
 type closableDecoder struct {
 	watch.Decoder
 	body   *boundedBody

@@ -190,8 +190,8 @@ func TestDecodesAsClientGo(t *testing.T) {
 	}
 }
 
-// The decoder returns each event as soon as it is there, and waits for the next one in a small frame,
-// without a buffer.
+// The decoder returns each event as soon as it is there, and waits for the next one in a small
+// frame, without a buffer.
 func TestWaitsInASmallFrame(t *testing.T) {
 	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		t.Run(mediaType, func(t *testing.T) {

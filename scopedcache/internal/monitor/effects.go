@@ -47,8 +47,8 @@ type (
 	// RestartWatch restarts the informer's watch at the same resourceVersion, so that the API
 	// server authorizes it again.
 	RestartWatch struct{ Life LifeID }
-	// ListInstead makes the informer, and later ones of the kind, list and then watch. Its watch, whose
-	// list has no end, stops.
+	// ListInstead makes the informer, and later ones of the kind, list and then watch. Its watch,
+	// whose list has no end, stops.
 	ListInstead struct{ Life LifeID }
 	// StopInformer stops the informer. Reads do not use it any more.
 	StopInformer struct{ Life LifeID }

@@ -105,8 +105,8 @@ func questions(effects []Effect) int {
 	return count[AskMapping](effects) + count[AskReview](effects) + count[AskReadiness](effects)
 }
 
-// reviewDue returns when a machine with a running informer reviews its access; zero while it waits for
-// an answer.
+// reviewDue returns when a machine with a running informer reviews its access; zero while it waits
+// for an answer.
 func reviewDue(m *Machine) time.Time {
 	if m.question.id != 0 {
 		return time.Time{}

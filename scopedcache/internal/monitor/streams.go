@@ -7,8 +7,8 @@ import (
 )
 
 var (
-	// ErrStreams is the reason why an informer has not synced if the API server streams objects and has
-	// not marked the end of the list.
+	// ErrStreams is the reason why an informer has not synced if the API server streams objects and
+	// has not marked the end of the list.
 	ErrStreams = errors.New(
 		"the API server has begun to stream objects, and no bookmark has said yet that these are all; check whether a " +
 			"proxy drops bookmarks")
@@ -64,8 +64,9 @@ func (s informerStep) watchListed(e WatchListed) {
 	}
 }
 
-// watchEnded judges watches by how long they last: an API server, or a proxy before it, can answer each
-// of them with 200 and end it, and a list between two of them hides nothing but the age of the objects.
+// watchEnded judges watches by how long they last: an API server, or a proxy before it, can answer
+// each of them with 200 and end it, and a list between two of them hides nothing but the age of the
+// objects.
 func (s informerStep) watchEnded(e WatchEnded) {
 	if !s.isCurrent(e.Life) {
 		return
@@ -132,7 +133,8 @@ func (s informerStep) watchLasted() {
 	}
 }
 
-// judgeStream looks at a watch that runs for some time: whether it has lasted, or lists without end.
+// judgeStream looks at a watch that runs for some time: whether it has lasted, or lists without
+// end.
 func (s informerStep) judgeStream() {
 	due := s.life.streamDue(&s.config.Timing)
 	if due.IsZero() || s.now.Before(due) {

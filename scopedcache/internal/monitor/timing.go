@@ -37,9 +37,10 @@ type Timing struct {
 	// changes of RBAC are reported. These reviews find only changes that no RBAC object shows, such as
 	// those of a webhook that authorizes.
 	RarerWatched int
-	// AtOnce is how long a watch must last that the API server ends without an error. client-go resumes
-	// a longer one without a delay. Lasts is the same for a watch that ends with an error, after which
-	// client-go waits and lists. Confirmations shorter ones within ConfirmAfter or more are a failure.
+	// AtOnce is how long a watch must last that the API server ends without an error. client-go
+	// resumes a longer one without a delay. Lasts is the same for a watch that ends with an error,
+	// after which client-go waits and lists. Confirmations shorter ones within ConfirmAfter or more
+	// are a failure.
 	AtOnce, Lasts time.Duration
 	// StreamedList is how long a watch may list before the informer lists instead.
 	StreamedList time.Duration

@@ -19,8 +19,8 @@ const mostVariants = 8
 //
 // Holders are counted, because a weak pointer needs a type that is known at compile time.
 //
-// Objects in the pool must not change. Methods may be called from any goroutine. The zero value is an
-// empty pool.
+// Objects in the pool must not change. Methods may be called from any goroutine. The zero value is
+// an empty pool.
 type Pool struct {
 	mu      sync.Mutex
 	objects map[key][]held // guarded by mu
@@ -101,8 +101,8 @@ func (p *Pool) Find(object any) any {
 	return object
 }
 
-// find returns the object that is equal to object, nil if there is none, and how many objects it was
-// compared with. The comparison, which takes most of the time, is without the lock.
+// find returns the object that is equal to object, nil if there is none, and how many objects it
+// was compared with. The comparison, which takes most of the time, is without the lock.
 func (p *Pool) find(k key, object any) (same any, compared int) {
 	var candidates [mostVariants]any
 	p.mu.Lock()

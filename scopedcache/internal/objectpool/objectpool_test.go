@@ -130,7 +130,8 @@ func TestMemoryReturns(t *testing.T) {
 	g.Expect(pointer.Value()).To(BeNil())
 }
 
-// Many informers that hold and release at the same time never get other contents, and leave nothing.
+// Many informers that hold and release at the same time never get other contents, and leave
+// nothing.
 func TestChurn(t *testing.T) {
 	g := NewWithT(t)
 	p := &Pool{}

@@ -83,8 +83,8 @@ type listener struct{ calls int }
 
 func (l *listener) Enqueue() { l.calls++ }
 
-// The certificate is for the Service, and is renewed by the same authority while a third of its time
-// is left.
+// The certificate is for the Service, and is renewed by the same authority while a third of its
+// time is left.
 func TestCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -15,6 +15,6 @@
 //
 //   - The key of the authority is in memory only. The next leader has an authority of its own, and
 //     puts it into the APIService.
-//   - An APIService is never created here, so one that was deleted, to uninstall, stays deleted. One
-//     that leads to another Service is left alone.
+//   - An APIService is never created here, so one that was deleted, to uninstall, stays deleted.
+//     One that leads to another Service is left alone.
 package aggregation

@@ -14,8 +14,8 @@ const managedBy = "state-api.latchkey.dev"
 
 func sliceName(service string) string { return service + "-leader" }
 
-// endpointSlice returns the EndpointSlice by which a Service without a selector leads to an address.
-// It ends with the Service.
+// endpointSlice returns the EndpointSlice by which a Service without a selector leads to an
+// address. It ends with the Service.
 func endpointSlice(service *corev1.Service, address netip.Addr, port int32) *discoveryv1.EndpointSlice {
 	kind := discoveryv1.AddressTypeIPv4
 	if address.Unmap().Is6() {

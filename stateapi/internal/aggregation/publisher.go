@@ -71,8 +71,8 @@ func New(config *rest.Config, options Options) (*Publisher, error) {
 // runs.
 func (p *Publisher) Certificate() dynamiccertificates.CertKeyContentProvider { return p.certificate }
 
-// Run keeps the objects up to date until ctx is done, and then withdraws the address. What cannot be
-// done is logged, and tried again.
+// Run keeps the objects up to date until ctx is done, and then withdraws the address. What cannot
+// be done is logged, and tried again.
 func (p *Publisher) Run(ctx context.Context) {
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
@@ -133,7 +133,8 @@ func (p *Publisher) publishAuthority(ctx context.Context) error {
 		"writing the certificate authority into the APIService")
 }
 
-// authorityPatch returns the patch that puts an authority into an APIService, or nil if it is there.
+// authorityPatch returns the patch that puts an authority into an APIService, or nil if it is
+// there.
 func authorityPatch(apiService map[string]any, service client.ObjectKey, authority []byte) ([]byte, error) {
 	namespace, _, _ := unstructured.NestedString(apiService, "spec", "service", "namespace")
 	name, _, _ := unstructured.NestedString(apiService, "spec", "service", "name")

@@ -92,8 +92,9 @@ func (f *fleet) owners() map[string]*replica {
 	return owners
 }
 
-// settle waits until each of n extensions is one replica's, and each of the replicas has a share that is
-// within 15 % of an equal one, if there are 2,000 or more: few extensions differ more, by chance.
+// settle waits until each of n extensions is one replica's, and each of the replicas has a share
+// that is within 15 % of an equal one, if there are 2,000 or more: few extensions differ more, by
+// chance.
 func (f *fleet) settle(n, replicas int) {
 	f.t.Helper()
 	equal := float64(n) / float64(replicas)
@@ -144,7 +145,8 @@ func (f *fleet) gaps(after time.Time) map[string]time.Duration {
 			connected[c.Extension] = c.Connected
 		}
 		if r.hasEnded() {
-			// A replica that ended may not have reported its last disconnects, which came after its last report.
+			// A replica that ended may not have reported its last disconnects, which came after its last
+			// report.
 			at, killed := f.killed[r]
 			if all := r.changes(); !killed && len(all) > 0 {
 				at = all[len(all)-1].At
@@ -172,8 +174,9 @@ func (f *fleet) gaps(after time.Time) map[string]time.Duration {
 	return gaps
 }
 
-// Three replicas share a fleet evenly. When one is killed, the others serve its extensions within twice
-// the lease; when one joins, no more than a third moves; and when one ends, no extension waits for long.
+// Three replicas share a fleet evenly. When one is killed, the others serve its extensions within
+// twice the lease; when one joins, no more than a third moves; and when one ends, no extension
+// waits for long.
 func TestBuckets(t *testing.T) {
 	g := NewWithT(t)
 	tenants := manyExtensions(t, "buckets", *size)

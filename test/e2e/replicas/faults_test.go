@@ -36,8 +36,8 @@ func bucketsOf(t *testing.T, fleet string, extensions []string, n int) map[strin
 	return buckets
 }
 
-// faulty is a fleet to which random things happen. Each replica reaches its Leases through a proxy of its
-// own.
+// faulty is a fleet to which random things happen. Each replica reaches its Leases through a proxy
+// of its own.
 type faulty struct {
 	*fleet
 	random  *rand.Rand
@@ -106,8 +106,8 @@ func (f *faulty) ended(r *replica) {
 	f.running = slices.DeleteFunc(f.running, func(other *replica) bool { return other == r })
 }
 
-// Whatever happens to replicas, no two of them send requests for one extension in turns, and in the end
-// every extension is served.
+// Whatever happens to replicas, no two of them send requests for one extension in turns, and in the
+// end every extension is served.
 func TestRandomFaults(t *testing.T) {
 	for n := range *sequences {
 		seed := *seed + uint64(n)
@@ -170,9 +170,9 @@ func testRandomFaults(t *testing.T, seed uint64) {
 	expectHolders(t, name, tenants)
 }
 
-// expectHolders checks that each request for an extension is of the replica that wrote the Lease of the
-// extension's bucket last: that no two replicas act for one extension in turns, except one after the other
-// with the Lease.
+// expectHolders checks that each request for an extension is of the replica that wrote the Lease of
+// the extension's bucket last: that no two replicas act for one extension in turns, except one
+// after the other with the Lease.
 func expectHolders(t *testing.T, fleet string, tenants []string) {
 	t.Helper()
 	g := NewWithT(t)

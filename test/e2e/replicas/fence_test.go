@@ -28,7 +28,8 @@ func leader(t *testing.T, replicas ...*replica) (leads, waits *replica) {
 }
 
 // A leader that is suspended for longer than its lease, and continues when another one leads, sends
-// nothing more for its tenants. It was writing when it was suspended, and is in the middle of a request.
+// nothing more for its tenants. It was writing when it was suspended, and is in the middle of a
+// request.
 func TestSuspendedLeader(t *testing.T) {
 	g := NewWithT(t)
 	tenants := extensions(t, "suspended", 5)

@@ -12,8 +12,9 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A fleet changes from one leader to replicas that share, and back, as in a rolling update and its rollback:
-// old and new replicas run at the same time, and never act at the same time, also not one that was suspended.
+// A fleet changes from one leader to replicas that share, and back, as in a rolling update and its
+// rollback: old and new replicas run at the same time, and never act at the same time, also not one
+// that was suspended.
 func TestLeaderAndBuckets(t *testing.T) {
 	g := NewWithT(t)
 	name := fmt.Sprint("change-", time.Now().UnixMilli()) // which no other run of the test has in the audit log

@@ -84,8 +84,8 @@ const leaderLease = "replicas"
 
 const optionsVariable = "LATCHKEY_TEST_REPLICA"
 
-// runReplica runs a host operator that writes for all its tenants all the time, until it loses its lease
-// or receives SIGTERM.
+// runReplica runs a host operator that writes for all its tenants all the time, until it loses its
+// lease or receives SIGTERM.
 func runReplica(text string) error {
 	var o options
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -237,14 +237,16 @@ func elect(config *rest.Config, o options, m *manager.Options, c *clustercache.O
 	return nil
 }
 
-// change is a line of a replica's report: an extension connected there, or is not connected any more.
+// change is a line of a replica's report: an extension connected there, or is not connected any
+// more.
 type change struct {
 	At        time.Time
 	Extension string
 	Connected bool
 }
 
-// report writes each change to the standard output, and reads as each connected tenant now and then.
+// report writes each change to the standard output, and reads as each connected tenant now and
+// then.
 func report(ctx context.Context, cc clustercache.ClusterCache, readEvery time.Duration) {
 	var mu sync.Mutex
 	connected := map[string]bool{}
@@ -310,8 +312,8 @@ func newLock(config *rest.Config, o options) (resourcelock.Interface, error) {
 		resourcelock.ResourceLockConfig{Identity: o.Name})
 }
 
-// write writes as the tenant, again and again, and leaves the API server some room. Nothing in it cares
-// for leases.
+// write writes as the tenant, again and again, and leaves the API server some room. Nothing in it
+// cares for leases.
 func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey, pause time.Duration) {
 	name := strings.TrimSuffix(extension.Name, extensionSuffix) // of a ConfigMap that is no extension itself
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}

@@ -32,8 +32,9 @@ const stateLabel = "alpha.sharding.timebertt.dev/state"
 // ringMember is the label of the ConfigMaps that a test's ring has.
 const ringMember = "test.latchkey.dev/ring"
 
-// sharder does what kubernetes-controller-sharding does for one ring of ConfigMaps, as its documentation
-// and its behavior say: a webhook that labels objects, a controller of Leases, and one that moves objects.
+// sharder does what kubernetes-controller-sharding does for one ring of ConfigMaps, as its
+// documentation and its behavior say: a webhook that labels objects, a controller of Leases, and
+// one that moves objects.
 type sharder struct {
 	client client.Client
 	ring   string
@@ -176,8 +177,8 @@ func state(lease *coordinationv1.Lease, now time.Time) string {
 	return "ready"
 }
 
-// checkLeases labels the Leases with their states, takes those that are uncertain, and reports whether
-// other shards are available.
+// checkLeases labels the Leases with their states, takes those that are uncertain, and reports
+// whether other shards are available.
 func (s *sharder) checkLeases(ctx context.Context) (changed bool) {
 	var leases coordinationv1.LeaseList
 	if s.client.List(ctx, &leases, client.InNamespace("default"),
@@ -221,8 +222,8 @@ func (s *sharder) checkLeases(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// move drains the objects of shards that are available, and moves those of others, if another shard is to
-// have them.
+// move drains the objects of shards that are available, and moves those of others, if another shard
+// is to have them.
 func (s *sharder) move(ctx context.Context, drains bool) {
 	s.mu.Lock()
 	available := slices.Clone(s.available)
@@ -297,8 +298,8 @@ type ringFleet struct {
 	tenants []string
 }
 
-// settles waits until each extension is served by the replica that its label names, and that is one of
-// those.
+// settles waits until each extension is served by the replica that its label names, and that is one
+// of those.
 func (f *ringFleet) settles(replicas ...*replica) {
 	f.t.Helper()
 	NewWithT(f.t).Eventually(func(g Gomega) {
@@ -318,8 +319,8 @@ func (f *ringFleet) settles(replicas ...*replica) {
 	}).WithTimeout(patience).WithPolling(100 * time.Millisecond).Should(Succeed())
 }
 
-// expectAssigned checks that each request for an extension is of the replica to which the webhook had
-// assigned it at that time.
+// expectAssigned checks that each request for an extension is of the replica to which the webhook
+// had assigned it at that time.
 func (f *ringFleet) expectAssigned() {
 	f.t.Helper()
 	sent := map[string][]tenantRequest{} // before what was assigned: extensions may still move
@@ -355,8 +356,8 @@ func (f *ringFleet) expectAssigned() {
 	NewWithT(f.t).Expect(requests).To(BeNumerically(">", 0))
 }
 
-// Replicas are shards of a ring: they serve what the sharder labels with their names, give up what it
-// drains, and lose what it takes from them when they are gone.
+// Replicas are shards of a ring: they serve what the sharder labels with their names, give up what
+// it drains, and lose what it takes from them when they are gone.
 func TestControllerSharding(t *testing.T) {
 	g := NewWithT(t)
 	const ring = "sharding"
@@ -409,7 +410,8 @@ func TestControllerSharding(t *testing.T) {
 	f.expectAssigned()
 }
 
-// A handler that hangs delays the drain of its extension by 5 s, not for ever, and that of no other one.
+// A handler that hangs delays the drain of its extension by 5 s, not for ever, and that of no other
+// one.
 func TestDrainWaitsForHandlers(t *testing.T) {
 	g := NewWithT(t)
 	const ring = "hanging"

@@ -11,15 +11,16 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// measured is how long BenchmarkReplicas looks at a fleet that does nothing but hold its connections.
+// measured is how long BenchmarkReplicas looks at a fleet that does nothing but hold its
+// connections.
 const measured = time.Minute
 
 // ticksPerSecond is the unit of the times in /proc/<pid>/stat.
 const ticksPerSecond = 100
 
-// BenchmarkReplicas shows what a fleet costs on one replica and on three: memory and cores of the largest
-// replica and of all, and writes to the Leases of buckets. Choose the size with -extensions, and use
-// -benchtime=1x.
+// BenchmarkReplicas shows what a fleet costs on one replica and on three: memory and cores of the
+// largest replica and of all, and writes to the Leases of buckets. Choose the size with
+// -extensions, and use -benchtime=1x.
 func BenchmarkReplicas(b *testing.B) {
 	for _, count := range []int{1, 3} {
 		b.Run(fmt.Sprintf("replicas=%d", count), func(b *testing.B) {

@@ -158,7 +158,8 @@ func startReplica(t testing.TB, o options) *replica {
 	return r
 }
 
-// GomegaString implements format.GomegaStringer. Without it, gomega reads fields that are being written.
+// GomegaString implements format.GomegaStringer. Without it, gomega reads fields that are being
+// written.
 func (r *replica) GomegaString() string { return r.name }
 
 // hasEnded reports whether the process has ended.
@@ -221,8 +222,8 @@ type auditReader struct {
 
 var audit = auditReader{requests: map[string][]tenantRequest{}, leases: map[string][]leaseWrite{}}
 
-// tenantRequests returns the requests of all replicas as the tenants whose names begin with prefix and a
-// dash, by the time at which the API server received them.
+// tenantRequests returns the requests of all replicas as the tenants whose names begin with prefix
+// and a dash, by the time at which the API server received them.
 func tenantRequests(prefix string) []tenantRequest {
 	audit.mu.Lock()
 	defer audit.mu.Unlock()
@@ -292,8 +293,8 @@ func (a *auditReader) leaseLocked(event *auditv1.Event) {
 	}
 }
 
-// expectNoOverlap checks that the requests of each replica are in one piece: none is after the first of
-// its successor. It returns the replicas in their order.
+// expectNoOverlap checks that the requests of each replica are in one piece: none is after the
+// first of its successor. It returns the replicas in their order.
 func expectNoOverlap(t *testing.T, prefix string) (order []string) {
 	t.Helper()
 	var last tenantRequest
@@ -312,10 +313,10 @@ func expectNoOverlap(t *testing.T, prefix string) (order []string) {
 	return order
 }
 
-// expectNoInterleaving checks for each extension that the requests of each replica are in one piece, until
-// the extension comes back to the replica: that a replica which has sent a request after another one does
-// not follow a request of its own that was sent before it gave the extension up cannot be seen, so each
-// return needs a connect.
+// expectNoInterleaving checks for each extension that the requests of each replica are in one
+// piece, until the extension comes back to the replica: that a replica which has sent a request
+// after another one does not follow a request of its own that was sent before it gave the extension
+// up cannot be seen, so each return needs a connect.
 func expectNoInterleaving(t *testing.T, prefix string) {
 	t.Helper()
 	last := map[string]tenantRequest{}

@@ -216,8 +216,8 @@ func TestBurstsOfErrors(t *testing.T) {
 	handle.Release()
 }
 
-// TestStreamedListsAreWhole checks that a list that the API server streams, of objects of all sizes at
-// once, is read as it was sent, in each representation, and that no second list was necessary.
+// TestStreamedListsAreWhole checks that a list that the API server streams, of objects of all sizes
+// at once, is read as it was sent, in each representation, and that no second list was necessary.
 func TestStreamedListsAreWhole(t *testing.T) {
 	g := NewWithT(t)
 	ns := createNamespace(t)

@@ -77,9 +77,9 @@ func TestFewGoroutines(t *testing.T) {
 }
 
 // BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
-// goroutines, and where the goroutines start. 50 caches have 20 informers each, in namespaces without
-// ConfigMaps. Each informer has the handler that a controller has. The cost of the first informer of
-// a cache, which makes clients, is included.
+// goroutines, and where the goroutines start. 50 caches have 20 informers each, in namespaces
+// without ConfigMaps. Each informer has the handler that a controller has. The cost of the first
+// informer of a cache, which makes clients, is included.
 func BenchmarkEmptyInformer(b *testing.B) {
 	const caches, each = 50, 20
 	g := NewWithT(b)

@@ -251,9 +251,9 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	w.remove(t)
 }
 
-// TestWithoutBookmarks checks that a cache whose options turn bookmarks off lists each kind instead of
-// streaming it, because only a bookmark marks the end of a streamed list. In each representation the
-// cache then reports changes.
+// TestWithoutBookmarks checks that a cache whose options turn bookmarks off lists each kind instead
+// of streaming it, because only a bookmark marks the end of a streamed list. In each representation
+// the cache then reports changes.
 func TestWithoutBookmarks(t *testing.T) {
 	typed, untyped, metadata := &corev1.ConfigMap{}, &unstructured.Unstructured{}, &metav1.PartialObjectMetadata{}
 	untyped.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))

@@ -21,9 +21,9 @@ func unstructuredConfigMap() *unstructured.Unstructured {
 }
 
 // TestMutationsStayLocal checks that identities with one pool share what they see, in each
-// representation; that a reader that changes what it read changes nothing for another identity, even
-// if it asks for the object without a copy; and that a change, and the end of a cache, leave nothing
-// in the pool.
+// representation; that a reader that changes what it read changes nothing for another identity,
+// even if it asks for the object without a copy; and that a change, and the end of a cache, leave
+// nothing in the pool.
 func TestMutationsStayLocal(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()

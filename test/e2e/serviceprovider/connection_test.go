@@ -203,8 +203,8 @@ func TestBlackHole(t *testing.T) {
 	isReady(t, m)
 }
 
-// A CreateOrUpdate that hangs, such as one whose tenant stopped to answer in mid-request, delays nobody
-// else.
+// A CreateOrUpdate that hangs, such as one whose tenant stopped to answer in mid-request, delays
+// nobody else.
 func TestHangingReconcile(t *testing.T) {
 	hang := make(chan struct{})
 	s := &service[*v1alpha1.Mailbox]{}

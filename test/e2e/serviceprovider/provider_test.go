@@ -367,8 +367,8 @@ func tenantNamespace(object client.Object) string {
 	return "mcp--" + strings.Join([]string{d[:8], d[8:12], d[12:16], d[16:20], d[20:]}, "-")
 }
 
-// settled returns how often a method was called for an object, once that does not change any more: the
-// events of a connect may follow its first use.
+// settled returns how often a method was called for an object, once that does not change any more:
+// the events of a connect may follow its first use.
 func (s *service[T]) settled(t *testing.T, method string, obj client.Object) int {
 	t.Helper()
 	last, since := s.count(method, obj), time.Now()

@@ -268,8 +268,9 @@ func fieldPaths(prefix string, of reflect.Type) (paths []string) {
 // jwt is the beginning of a token.
 var jwt = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10}`)
 
-// No answer and no event of a watch has a token, a key or a kubeconfig: neither the ServiceAccount's
-// token, nor what is in the Secret of a tenant that has its own kubeconfig, in any encoding.
+// No answer and no event of a watch has a token, a key or a kubeconfig: neither the
+// ServiceAccount's token, nor what is in the Secret of a tenant that has its own kubeconfig, in any
+// encoding.
 func TestNoSecretIsShown(t *testing.T) {
 	g := NewWithT(t)
 	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "secretive"}})

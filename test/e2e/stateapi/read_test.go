@@ -214,8 +214,8 @@ func TestInformers(t *testing.T) {
 	eventually(t, informed(objects)).Should(Equal([]string{"c green", "d green"}))
 }
 
-// A watch from the version of a list has exactly the later events. Versions that are too old, or not
-// there yet, are errors that clients know.
+// A watch from the version of a list has exactly the later events. Versions that are too old, or
+// not there yet, are errors that clients know.
 func TestResume(t *testing.T) {
 	g := NewWithT(t)
 	s := serve(t)

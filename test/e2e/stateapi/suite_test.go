@@ -234,8 +234,8 @@ func serve(t *testing.T) *served {
 // url returns the server's own address.
 func (s *served) url(path string) string { return "https://" + s.listener.Addr().String() + path }
 
-// create creates an object, and deletes it at the end of the test. A namespace of an earlier run may
-// still be on its way out.
+// create creates an object, and deletes it at the end of the test. A namespace of an earlier run
+// may still be on its way out.
 func create(t *testing.T, object client.Object) {
 	t.Helper()
 	eventually(t, func() error {

@@ -27,8 +27,8 @@ const root = "../../.."
 // floors and the packages of each in the order of the page.
 type floors [][]string
 
-// readFloors returns what the tables of docs/architecture.md say: the floors, and the folders of the
-// other modules.
+// readFloors returns what the tables of docs/architecture.md say: the floors, and the folders of
+// the other modules.
 func readFloors(t *testing.T) (list floors, modules []string) {
 	t.Helper()
 	page, err := os.ReadFile(root + "/docs/architecture.md")
@@ -112,8 +112,8 @@ func room(name string) string {
 	return first
 }
 
-// badPlace returns what is wrong with the folder of a package, "" if nothing is: programs are not in
-// a library's folder, and the repository's own are in hack, where nothing else is.
+// badPlace returns what is wrong with the folder of a package, "" if nothing is: programs are not
+// in a library's folder, and the repository's own are in hack, where nothing else is.
 func badPlace(name string, program bool) string {
 	switch room(name) {
 	case "hack":

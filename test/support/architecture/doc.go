@@ -14,8 +14,8 @@
 //
 // # Usage
 //
-// Write a row for a new package into docs/architecture.md: on the floor of its top folder, above all
-// packages that it imports.
+// Write a row for a new package into docs/architecture.md: on the floor of its top folder, above
+// all packages that it imports.
 //
 // # Considerations
 //

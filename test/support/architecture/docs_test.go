@@ -37,8 +37,8 @@ func blocks(page, language string) (found []string) {
 // part separates the parts of a block, which compare two versions.
 var part = regexp.MustCompile(`(?m)^// (before|after)\b.*\n`)
 
-// The Go code of every page is a copy of examples and tests, which compile and run, or of the programs
-// in test/docs, which "make test-docs" compiles.
+// The Go code of every page is a copy of examples and tests, which compile and run, or of the
+// programs in test/docs, which "make test-docs" compiles.
 func TestSnippetsCompile(t *testing.T) {
 	g := NewWithT(t)
 	var compiled strings.Builder
@@ -82,8 +82,8 @@ func TestSnippetsCompile(t *testing.T) {
 // command matches a command in running text.
 var command = regexp.MustCompile(`^(make|kubectl|go|latchkey|curl|git|jq) [a-z./-]`)
 
-// commandsOf returns the commands that a page tells people to run: lines of console blocks, and code in
-// the text. Of a command of several lines it returns the first.
+// commandsOf returns the commands that a page tells people to run: lines of console blocks, and
+// code in the text. Of a command of several lines it returns the first.
 func commandsOf(page string) (commands []string) {
 	comment := regexp.MustCompile(`\s+#.*`)
 	for _, block := range blocks(page, "console") {
@@ -103,7 +103,8 @@ func commandsOf(page string) (commands []string) {
 	return commands
 }
 
-// Every command of every page is in the table, with the test that runs it, or the reason why none does.
+// Every command of every page is in the table, with the test that runs it, or the reason why none
+// does.
 func TestCommandsOfPages(t *testing.T) {
 	g := NewWithT(t)
 	table, err := os.ReadFile("testdata/commands.txt")

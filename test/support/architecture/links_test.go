@@ -38,8 +38,8 @@ func anchorsOf(page string) map[string]bool {
 	return anchors
 }
 
-// brokenLinks returns the links of a page that lead nowhere in the repository. exists and anchors are
-// about paths from its root.
+// brokenLinks returns the links of a page that lead nowhere in the repository. exists and anchors
+// are about paths from its root.
 func brokenLinks(name, page string, exists func(string) bool, anchors func(string) map[string]bool) (broken []string) {
 	page = inlineCode.ReplaceAllString(fence.ReplaceAllString(page, ""), "")
 	for _, found := range linkTarget.FindAllStringSubmatch(page, -1) {

@@ -21,14 +21,15 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// deciders are the packages that may decide about a Reason: the machine, the vocabulary, and the fake,
-// whose user is the machine.
+// deciders are the packages that may decide about a Reason: the machine, the vocabulary, and the
+// fake, whose user is the machine.
 var deciders = []string{"accessor/internal/lifecycle", "internal/connstate", "fake"}
 
-// exceptions are the functions elsewhere that may name a Reason, or read the clock: why an extension
-// that has no machine has no connection; what a condition says about a request without a token; and
-// since when a handle fails that sees the end of its lease before the machine does. That one may not
-// step, because watches ask it under their locks, and it has the Reason from the machine.
+// exceptions are the functions elsewhere that may name a Reason, or read the clock: why an
+// extension that has no machine has no connection; what a condition says about a request without a
+// token; and since when a handle fails that sees the end of its lease before the machine does. That
+// one may not step, because watches ask it under their locks, and it has the Reason from the
+// machine.
 var exceptions = []string{"accessor.absentReason", "clustercache.Condition",
 	"accessor/internal/connection.closeWithTerm"}
 

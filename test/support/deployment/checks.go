@@ -47,8 +47,8 @@ func Leftovers(ctx context.Context, cp *controlplane.ControlPlane, before []stri
 }
 
 // CheckPod returns an error unless the Pod of the Deployment fits the Pod Security profile of its
-// namespace, and controllers create it. To see that there is such a profile, it also sends a Pod that
-// does not fit.
+// namespace, and controllers create it. To see that there is such a profile, it also sends a Pod
+// that does not fit.
 func CheckPod(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstructured.Unstructured) error {
 	pod, err := Pod(objects)
 	if err != nil {

@@ -16,6 +16,6 @@
 // # Considerations
 //
 // No kubelet runs: the process has a token of the ServiceAccount in a kubeconfig instead of a
-// mounted one, and it listens on loopback, at ports of its own. [Permissions] and [Used] compare what
-// the manifests grant with what the audit log says that the manager used.
+// mounted one, and it listens on loopback, at ports of its own. [Permissions] and [Used] compare
+// what the manifests grant with what the audit log says that the manager used.
 package deployment

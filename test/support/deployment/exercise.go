@@ -22,8 +22,8 @@ var Tenants = []string{"blue", "green", "red", "white", "yellow"}
 // TenantNamespace is the namespace of the ServiceAccounts.
 const TenantNamespace = "team-blue"
 
-// Prepare creates the namespace and the ServiceAccounts of the tenants, and in namespace monitoring a
-// ServiceAccount prometheus. What exists stays.
+// Prepare creates the namespace and the ServiceAccounts of the tenants, and in namespace monitoring
+// a ServiceAccount prometheus. What exists stays.
 func Prepare(ctx context.Context, cp *controlplane.ControlPlane) error {
 	var manifests strings.Builder
 	for _, namespace := range []string{TenantNamespace, "monitoring"} {
@@ -164,7 +164,8 @@ func (m *Manager) exerciseMetrics(ctx context.Context, cp *controlplane.ControlP
 	return nil
 }
 
-// exerciseStateAPI reads the connections from the manager's state API, with the role for its readers.
+// exerciseStateAPI reads the connections from the manager's state API, with the role for its
+// readers.
 func (m *Manager) exerciseStateAPI(ctx context.Context, cp *controlplane.ControlPlane) error {
 	name := TenantNamespace + "-viewer"
 	if _, err := cp.KubectlInput(ctx, fmt.Sprintf(`

@@ -9,8 +9,8 @@ import (
 
 // Explore visits breadth first every world that start leads to, up to depth steps away, and returns
 // the worlds. next calls visit for each successor of a world, with the invariants that the step
-// breaks. Explore reports the first broken invariants and then stops. Two goroutines call next, each
-// for other worlds.
+// breaks. Explore reports the first broken invariants and then stops. Two goroutines call next,
+// each for other worlds.
 func Explore[W comparable](t *testing.T, start W, depth int,
 	next func(w *W, visit func(successor W, broken []string))) (seen map[W]struct{}, reached, steps int) {
 	seen = map[W]struct{}{start: {}}

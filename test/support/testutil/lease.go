@@ -10,8 +10,8 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// Lease is a lock of a leader election that is renewed and given up when a test says so. One goroutine
-// uses it.
+// Lease is a lock of a leader election that is renewed and given up when a test says so. One
+// goroutine uses it.
 type Lease struct {
 	resourcelock.Interface
 	fenced   resourcelock.Interface

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Output keeps what is written to it, such as the log of a process. It may be used by any goroutine. The
-// zero value is empty.
+// Output keeps what is written to it, such as the log of a process. It may be used by any
+// goroutine. The zero value is empty.
 type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
