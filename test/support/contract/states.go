@@ -106,5 +106,5 @@ func subscribeStates(t *testing.T, w World) {
 	g.Expect(lost.HealthSince).To(BeTemporally(">", state.HealthSince))
 	remove(t, w, "red")
 	g.Eventually(s.last).WithTimeout(patience).Should(Equal("gone"))
-	g.Expect(early.last()).To(Equal("gone"))
+	g.Eventually(early.last).WithTimeout(patience).Should(Equal("gone"), "each subscriber in its own time")
 }
