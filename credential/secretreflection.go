@@ -133,7 +133,8 @@ func (w *secretReflection) listerWatcher(reader rest.Interface) toolscache.Liste
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.ref.Name).String()
 		request := reader.Get().Namespace(w.ref.Namespace).Resource("secrets").
-			VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json")
+			VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json").
+			SetHeader("Accept-Encoding", "identity") // what decompresses would take 44 KiB while the watch lasts
 		if options.TimeoutSeconds != nil {
 			request = request.Timeout(time.Duration(*options.TimeoutSeconds) * time.Second)
 		}

@@ -350,6 +350,7 @@ func TestWatchOf(t *testing.T) {
 		g.Expect(sent.URL.RawQuery).To(Equal(
 			"allowWatchBookmarks=true&fieldSelector=metadata.name%3Da&labelSelector=a%3Db&resourceVersion=5&watch=true"))
 		g.Expect(strings.Contains(sent.Header.Get("Accept"), "as=PartialObjectMetadata;")).To(Equal(example == partial))
+		g.Expect(sent.Header.Get("Accept-Encoding")).To(Equal("identity"), "what decompresses would stay with the watch")
 
 		answer = func(w http.ResponseWriter) {
 			w.Header().Set("Content-Type", runtime.ContentTypeJSON)

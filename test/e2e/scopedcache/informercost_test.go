@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -72,14 +73,15 @@ func newCaches(t testing.TB) func(context.Context) (scopedcache.Cache, <-chan st
 func TestFewGoroutines(t *testing.T) {
 	const caches, each = 2, 40
 	g := NewWithT(t)
-	cost, goroutines := costOfInformers(g, caches, each, &corev1.ConfigMap{}, newCaches(t))
+	cost, goroutines := costOfInformers(g, caches, each, &corev1.ConfigMap{}, false, newCaches(t))
 	g.Expect(goroutines/caches/each).To(BeNumerically("<=", 4.2), "few that are not of informers: %v", cost.goroutines)
 }
 
 // BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
 // goroutines, and where the goroutines start. 50 caches have 20 informers each, in namespaces
-// without ConfigMaps. Each informer has the handler that a controller has. The cost of the first
-// informer of a cache, which makes clients, is included.
+// without ConfigMaps, at first and after a ConfigMap came and went in each. Each informer has the
+// handler that a controller has. The cost of the first informer of a cache, which makes clients, is
+// included.
 func BenchmarkEmptyInformer(b *testing.B) {
 	const caches, each = 50, 20
 	g := NewWithT(b)
@@ -89,10 +91,13 @@ func BenchmarkEmptyInformer(b *testing.B) {
 			name   string
 			object client.Object
 		}{{"typed", &corev1.ConfigMap{}}, {"metadata", metadataConfigMap()}} {
-			cost, goroutines := costOfInformers(g, caches, each, kind.object, start)
+			cost, goroutines := costOfInformers(g, caches, each, kind.object, false, start)
 			b.ReportMetric(cost.heap/caches/each, "heap-B/"+kind.name)
 			b.ReportMetric(cost.stacks/caches/each, "stack-B/"+kind.name)
 			b.ReportMetric(goroutines/caches/each, "goroutines/"+kind.name)
+			used, _ := costOfInformers(g, caches, each, kind.object, true, start)
+			b.ReportMetric(used.heap/caches/each, "heap-B/"+kind.name+"-after-events")
+			b.ReportMetric(used.stacks/caches/each, "stack-B/"+kind.name+"-after-events")
 			for _, name := range slices.Sorted(maps.Keys(cost.goroutines)) {
 				if n := float64(cost.goroutines[name]) / caches / each; n >= .1 {
 					b.Logf("%s: %.2f goroutines per informer started by %s", kind.name, n, name)
@@ -102,8 +107,9 @@ func BenchmarkEmptyInformer(b *testing.B) {
 	}
 }
 
-// costOfInformers returns what informers in so many caches, and so many namespaces each, use.
-func costOfInformers(g Gomega, caches, each int, object client.Object,
+// costOfInformers returns what informers in so many caches, and so many namespaces each, use; with
+// events, after an object came and went in each namespace.
+func costOfInformers(g Gomega, caches, each int, object client.Object, events bool,
 	start func(context.Context) (scopedcache.Cache, <-chan struct{})) (cost usage, goroutines float64) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all []scopedcache.Cache
@@ -118,6 +124,7 @@ func costOfInformers(g Gomega, caches, each int, object client.Object,
 		c, end := start(ctx)
 		all, ended = append(all, c), append(ended, end)
 	}
+	var deleted atomic.Int64
 	before := measure()
 	for _, c := range all {
 		var synced []<-chan struct{}
@@ -125,13 +132,18 @@ func costOfInformers(g Gomega, caches, each int, object client.Object,
 			handle, err := c.Hold(ctx, object, scopedcache.Scope{Namespace: fmt.Sprintf("empty-%d", n)},
 				scopedcache.HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
-			registration, err := handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{})
+			registration, err := handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+				DeleteFunc: func(any) { deleted.Add(1) }})
 			g.Expect(err).NotTo(HaveOccurred())
 			synced = append(synced, registration.HasSyncedChecker().Done())
 		}
 		for _, done := range synced {
 			<-done
 		}
+	}
+	if events {
+		comeAndGo(g, each)
+		g.Eventually(deleted.Load).WithTimeout(patience).Should(BeEquivalentTo(caches * each))
 	}
 	after := measure()
 	cost = usage{heap: after.heap - before.heap, stacks: after.stacks - before.stacks, goroutines: map[string]int{}}
@@ -142,6 +154,18 @@ func costOfInformers(g Gomega, caches, each int, object client.Object,
 		}
 	}
 	return cost, goroutines
+}
+
+// comeAndGo creates and deletes a ConfigMap in so many namespaces.
+func comeAndGo(g Gomega, namespaces int) {
+	for n := range namespaces {
+		name := fmt.Sprintf("empty-%d", n)
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		g.Expect(client.IgnoreAlreadyExists(admin.Create(context.Background(), namespace))).To(Succeed())
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "comes-and-goes"}}
+		g.Expect(admin.Create(context.Background(), object)).To(Succeed())
+		g.Expect(admin.Delete(context.Background(), object)).To(Succeed())
+	}
 }
 
 func metadataConfigMap() client.Object {
