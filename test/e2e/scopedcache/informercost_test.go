@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -79,9 +80,9 @@ func TestFewGoroutines(t *testing.T) {
 
 // BenchmarkEmptyInformer measures what an informer costs before its first object: heap, stacks and
 // goroutines, and where the goroutines start. 50 caches have 20 informers each, in namespaces
-// without ConfigMaps, at first and after a ConfigMap came and went in each. Each informer has the
-// handler that a controller has. The cost of the first informer of a cache, which makes clients, is
-// included.
+// without ConfigMaps, at first and after a ConfigMap of 100 KiB came and went in each. Each
+// informer has the handler that a controller has. The cost of the first informer of a cache, which
+// makes clients, is included.
 func BenchmarkEmptyInformer(b *testing.B) {
 	const caches, each = 50, 20
 	g := NewWithT(b)
@@ -156,13 +157,14 @@ func costOfInformers(g Gomega, caches, each int, object client.Object, events bo
 	return cost, goroutines
 }
 
-// comeAndGo creates and deletes a ConfigMap in so many namespaces.
+// comeAndGo creates and deletes a ConfigMap of 100 KiB in so many namespaces.
 func comeAndGo(g Gomega, namespaces int) {
 	for n := range namespaces {
 		name := fmt.Sprintf("empty-%d", n)
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		g.Expect(client.IgnoreAlreadyExists(admin.Create(context.Background(), namespace))).To(Succeed())
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "comes-and-goes"}}
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "comes-and-goes"},
+			Data: map[string]string{"text": strings.Repeat("x", 100<<10)}}
 		g.Expect(admin.Create(context.Background(), object)).To(Succeed())
 		g.Expect(admin.Delete(context.Background(), object)).To(Succeed())
 	}
