@@ -273,18 +273,21 @@ func (s refusing) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // What a caller keeps of a kind does not keep the kinds of the whole discovery.
 func TestResolvedKeepsNoDiscovery(t *testing.T) {
-	g := NewWithT(t)
-	_, target, member := newScripted(t)
-	m := member("m")
-	resolved, err := m.Resolve(t.Context(), gadgetKind.WithVersion("v1"), nil)
-	g.Expect(err).NotTo(HaveOccurred())
-	resolved, err = m.Resolve(t.Context(), gadgetKind.WithVersion("v1"), resolved)
-	g.Expect(err).NotTo(HaveOccurred())
-	old := weak.Make(target.kinds.latest.Load())
-	target.kinds.latest.Store(nil)
-	runtime.GC()
-	g.Expect(old.Value()).To(BeNil())
-	runtime.KeepAlive(resolved)
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		_, target, member := newScripted(t)
+		m := member("m")
+		resolved, err := m.Resolve(t.Context(), gadgetKind.WithVersion("v1"), nil)
+		g.Expect(err).NotTo(HaveOccurred())
+		resolved, err = m.Resolve(t.Context(), gadgetKind.WithVersion("v1"), resolved)
+		g.Expect(err).NotTo(HaveOccurred())
+		synctest.Wait() // the goroutine of the discovery has what it found, until it ends
+		old := weak.Make(target.kinds.latest.Load())
+		target.kinds.latest.Store(nil)
+		runtime.GC()
+		g.Expect(old.Value()).To(BeNil())
+		runtime.KeepAlive(resolved)
+	})
 }
 
 // The kinds of single groups take at most what one discovery may take, and names that no group has
