@@ -14,8 +14,8 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 )
 
-// givenUpAtOnce is how many extensions are given up at the same time.
-const givenUpAtOnce = 32
+// giveUpConcurrency is how many extensions are given up at the same time.
+const giveUpConcurrency = 32
 
 // answerTimeout is how long requests under way may take until they have their answers, when an
 // extension is given up.
@@ -99,7 +99,7 @@ func (s *Set) spawn(f func()) {
 // begins or goes on. GiveUp may be called from any goroutine.
 func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error {
 	var ending errgroup.Group
-	ending.SetLimit(givenUpAtOnce)
+	ending.SetLimit(giveUpConcurrency)
 	s.each(func(a *identityAccessor) {
 		if object := a.lastObject(); object != nil && share(object) {
 			ending.Go(func() error {

@@ -164,7 +164,7 @@ type clusterCache struct {
 	set         *accessor.Set
 	metrics     *metrics.Cache
 	sources     *extensionsource.Hub
-	firstPass   <-chan struct{} // closed when every extension has been reconciled once
+	initialPass <-chan struct{} // closed when every extension has been reconciled once
 	states      *statechanges.Hub
 	scheme      *runtime.Scheme
 	gvk         schema.GroupVersionKind // of the extensions
@@ -225,7 +225,7 @@ func (c *clusterCache) ListConnectionStates(_ context.Context) (states []Connect
 }
 
 func (c *clusterCache) SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey)) {
-	c.states.Subscribe(ctx, c.firstPass, c.set.Keys, f)
+	c.states.Subscribe(ctx, c.initialPass, c.set.Keys, f)
 }
 
 // NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload

@@ -105,7 +105,7 @@ func TestEventsAreLimited(t *testing.T) {
 // extensions are not queued.
 func TestWatchFilterPredicate(t *testing.T) {
 	g := NewWithT(t)
-	r := &reconciler{labelled: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
+	r := &reconciler{hasLabel: (&Options{WatchFilterValue: "ours"}).hasWatchLabel}
 	ours := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{WatchLabel: "ours"}}}
 	theirs := &corev1.ConfigMap{}
 	p := r.watchFilterPredicate()

@@ -63,13 +63,13 @@ func (o *owner) reconciling(extension client.Object) (end func()) {
 	}
 }
 
-// reconcilePatience bounds the wait for Reconciles, which functions of the host operator can delay.
-const reconcilePatience = 5 * time.Second
+// reconcileTimeout bounds the wait for Reconciles, which functions of the host operator can delay.
+const reconcileTimeout = 5 * time.Second
 
 // awaitReconciles returns when no Reconcile acts any more on what the engine said before of the
-// extensions in share, or reconcilePatience is over, or ctx is done.
+// extensions in share, or reconcileTimeout is over, or ctx is done.
 func (o *owner) awaitReconciles(ctx context.Context, share ownership.Share) error {
-	ctx, cancel := context.WithTimeout(ctx, reconcilePatience)
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
 	o.mu.Lock()
 	running := maps.Clone(o.running)

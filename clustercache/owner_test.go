@@ -30,7 +30,7 @@ func TestAwaitReconciles(t *testing.T) {
 		err := o.awaitReconciles(t.Context(), share("hangs"))
 		g.Expect(err).To(MatchError(ContainSubstring("a Reconcile of hangs")))
 		g.Expect(err).To(MatchError(context.DeadlineExceeded))
-		g.Expect(time.Since(begun)).To(Equal(reconcilePatience))
+		g.Expect(time.Since(begun)).To(Equal(reconcileTimeout))
 
 		end := o.reconciling(named("other"))
 		awaited := make(chan error, 1)

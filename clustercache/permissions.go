@@ -43,7 +43,7 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 				ctrl.LoggerFrom(ctx).Info("Extensions can be read")
 			}
 			lacking = false
-			begun = begun || r.beginFirstPass(ctx)
+			begun = begun || r.beginInitialPass(ctx)
 		}
 		if waiting, ok := r.forbidden.any(); ok {
 			r.wake(waiting)
@@ -56,12 +56,12 @@ func (r *reconciler) watchPermissions(ctx context.Context) {
 	}
 }
 
-// beginFirstPass begins the first pass with all extensions that the cache has. It returns false if
-// they cannot be read.
-func (r *reconciler) beginFirstPass(ctx context.Context) bool {
+// beginInitialPass begins the first pass with all extensions that the cache has. It returns false
+// if they cannot be read.
+func (r *reconciler) beginInitialPass(ctx context.Context) bool {
 	all, err := r.listExtensions(ctx, nil)
 	if err == nil {
-		r.firstPass.begins(all...)
+		r.initialPass.begins(all...)
 	}
 	return err == nil
 }
@@ -77,7 +77,7 @@ func (r *reconciler) listExtensions(ctx context.Context, share ownership.Share) 
 		return nil, err
 	}
 	err = meta.EachListItem(list, func(item runtime.Object) error {
-		if object := item.(client.Object); r.labelled(object) && (share == nil || share(object)) {
+		if object := item.(client.Object); r.hasLabel(object) && (share == nil || share(object)) {
 			all = append(all, client.ObjectKeyFromObject(object))
 		}
 		return nil

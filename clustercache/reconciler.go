@@ -41,16 +41,16 @@ type reconciler struct {
 	scheme   *runtime.Scheme
 	resolver identity.Resolver
 	allow    func(context.Context, client.Object, types.NamespacedName) error
-	labelled func(client.Object) bool // whether the label selects the object; cheap
+	hasLabel func(client.Object) bool // whether the label selects the object; cheap
 	matches  func(client.Object) bool // whether label and filter select the object
 	set      *accessor.Set
 	owner    *owner // nil if all extensions are this replica's
 	metrics  *metrics.Cache
 	ended    func() // called when nothing runs any more
 
-	firstPass  *firstPass
-	references references // from extensions to ServiceAccounts
-	forbidden  forbidden  // extensions that wait until the host operator has a permission
+	initialPass *initialPass
+	references  references // from extensions to ServiceAccounts
+	forbidden   forbidden  // extensions that wait until the host operator has a permission
 
 	runAlongside func(context.Context) // runs concurrently with the set, if not nil
 	// set when the controller starts, before the first Reconcile
@@ -73,22 +73,22 @@ func (r *reconciler) addTo(mgr manager.Manager, host cluster.Cluster, name strin
 	})); err != nil {
 		return err
 	}
-	if err := c.Watch(notingSource{source.Kind(host.GetCache(), r.object,
-		handler.EventHandler(notingHandler{&handler.EnqueueRequestForObject{}, r.firstPass}),
-		r.watchFilterPredicate()), r.firstPass}); err != nil {
+	if err := c.Watch(trackingSource{source.Kind(host.GetCache(), r.object,
+		handler.EventHandler(trackingHandler{&handler.EnqueueRequestForObject{}, r.initialPass}),
+		r.watchFilterPredicate()), r.initialPass}); err != nil {
 		return err
 	}
 	if r.resolver.UsesServiceAccounts() {
 		serviceAccounts := &metav1.PartialObjectMetadata{}
 		serviceAccounts.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 		if err := c.Watch(source.Kind(host.GetCache(), client.Object(serviceAccounts),
-			r.whenServiceAccounts())); err != nil {
+			r.serviceAccountHandler())); err != nil {
 			return err
 		}
 	}
 	// The set runs on the replicas where the controller runs, and ends with it.
 	runnable, ok := c.(manager.LeaderElectionRunnable)
-	return mgr.Add(runnableLike{run: r.run, leaderElection: !ok || runnable.NeedLeaderElection()})
+	return mgr.Add(electionRunnable{run: r.run, leaderElection: !ok || runnable.NeedLeaderElection()})
 }
 
 // run runs the set, and the goroutines that it needs, until ctx is done.
@@ -109,14 +109,14 @@ func (r *reconciler) run(ctx context.Context) error {
 	return r.set.Run(ctx)
 }
 
-// runnableLike runs on the same replicas as the controller.
-type runnableLike struct {
+// electionRunnable runs on the same replicas as the controller.
+type electionRunnable struct {
 	run            func(context.Context) error
 	leaderElection bool
 }
 
-func (r runnableLike) Start(ctx context.Context) error { return r.run(ctx) }
-func (r runnableLike) NeedLeaderElection() bool        { return r.leaderElection }
+func (r electionRunnable) Start(ctx context.Context) error { return r.run(ctx) }
+func (r electionRunnable) NeedLeaderElection() bool        { return r.leaderElection }
 
 // wake enqueues a Reconcile of the extension. Before the controller has started there is nothing to
 // do: the controller begins with all extensions.
@@ -130,16 +130,16 @@ func (r *reconciler) wake(key client.ObjectKey) {
 // of an extension that was ours until now pass.
 func (r *reconciler) watchFilterPredicate() predicate.Predicate {
 	return predicate.Funcs{
-		CreateFunc:  func(e event.CreateEvent) bool { return r.labelled(e.Object) },
-		UpdateFunc:  func(e event.UpdateEvent) bool { return r.labelled(e.ObjectOld) || r.labelled(e.ObjectNew) },
-		GenericFunc: func(e event.GenericEvent) bool { return r.labelled(e.Object) },
+		CreateFunc:  func(e event.CreateEvent) bool { return r.hasLabel(e.Object) },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return r.hasLabel(e.ObjectOld) || r.hasLabel(e.ObjectNew) },
+		GenericFunc: func(e event.GenericEvent) bool { return r.hasLabel(e.Object) },
 	}
 }
 
-// whenServiceAccounts handles events of ServiceAccounts. Many extensions may wait for a
+// serviceAccountHandler handles events of ServiceAccounts. Many extensions may wait for a
 // ServiceAccount that is created, so they connect with a delay instead of all at once. After a
 // change or a deletion of a ServiceAccount, its extensions reconcile without a delay.
-func (r *reconciler) whenServiceAccounts() handler.EventHandler {
+func (r *reconciler) serviceAccountHandler() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
 			waiters := r.extensionsOf(e.Object)
@@ -174,7 +174,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	read := true
 	defer func() {
 		if read {
-			r.firstPass.reconciled(req.NamespacedName)
+			r.initialPass.reconciled(req.NamespacedName)
 		}
 	}()
 	if leads := r.owner.leads(); leads != nil && !leads() {

@@ -82,14 +82,14 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		scheme:   o.Cluster.GetScheme(),
 		resolver: resolver,
 		allow:    allow,
-		labelled: o.hasWatchLabel,
+		hasLabel: o.hasWatchLabel,
 		matches:  o.matches,
 		kind:     kind.GroupKind(),
 		resource: kind.Resource,
 		metrics:  counts,
 		ended:    ended,
 
-		firstPass: newFirstPass(),
+		initialPass: newFirstPass(),
 	}
 	if o.Ownership != nil {
 		if err := o.Ownership.Check(kind.GroupKind(), kind.Namespaced); err != nil {
@@ -122,7 +122,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Divided: r.owner.shares(),
 		Wake:    r.wake, Changed: hub.Changed, States: states,
 	})
-	cc := &clusterCache{set: r.set, firstPass: r.firstPass.done, metrics: counts, sources: hub, states: states,
+	cc := &clusterCache{set: r.set, initialPass: r.initialPass.done, metrics: counts, sources: hub, states: states,
 		scheme: r.scheme, gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }

@@ -22,7 +22,7 @@
 // # Considerations
 //
 //   - A fleet that had one leader before must not have a leader and replicas that share at the same
-//     time: see InsteadOfLeader.
+//     time: see WithLeaderLease.
 //   - Only the requests of connections are divided and fenced. What a host operator does with its
 //     own permissions, such as writing status, is not: use resourceVersion preconditions there.
 //   - Engines give an extension up in this order: no new request, those under way ended, handlers

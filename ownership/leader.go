@@ -21,7 +21,7 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
-// LeaderOptions configure InsteadOfLeader. Lease and Holder are required.
+// LeaderOptions configure WithLeaderLease. Lease and Holder are required.
 type LeaderOptions struct {
 	// Lease is that of the leader election.
 	Lease types.NamespacedName
@@ -33,7 +33,7 @@ type LeaderOptions struct {
 	LeaseDuration time.Duration
 }
 
-// InsteadOfLeader returns an engine for replicas that share what one leader served before. The
+// WithLeaderLease returns an engine for replicas that share what one leader served before. The
 // leader and the replicas would not know of each other while a rolling update replaces the one with
 // the others, or takes that back. So the replicas that share hold the Lease of the leader election
 // together:
@@ -45,8 +45,8 @@ type LeaderOptions struct {
 //     an engine that is a Fitter and does not fit.
 //
 // Do not use the Lease of a leader election that goes on beside the sharing. config is that of the
-// host operator, which needs get, create and update on the Lease. InsteadOfLeader sends no request.
-func InsteadOfLeader(engine Engine, config *rest.Config, options LeaderOptions) (Engine, error) {
+// host operator, which needs get, create and update on the Lease. WithLeaderLease sends no request.
+func WithLeaderLease(engine Engine, config *rest.Config, options LeaderOptions) (Engine, error) {
 	if options.Lease.Name == "" || options.Lease.Namespace == "" || options.Holder == "" {
 		return nil, errors.New("LeaderOptions.Lease and LeaderOptions.Holder must be set")
 	}
@@ -103,7 +103,7 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) 
 	stopAsking := e.askWhileItWaits(ctx, refuse)
 	defer func() { err = cmp.Or(stopAsking(), err) }()
 	options := holding.Options{Times: e.times, Keep: holding.KeepAlways,
-		Margin: holding.GiveUpPatience, // the fence closes, all is given up, and only then a leader can take the Lease
+		Margin: holding.GiveUpTimeout, // the fence closes, all is given up, and only then a leader can take the Lease
 		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) }}
 	held := holding.Hold(ctx, options, holding.Together(e.lock(), logger), func(holds context.Context, f *fence.Fence) {
 		e.fence.Store(f)

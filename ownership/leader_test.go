@@ -78,7 +78,7 @@ func (s *sharing) owns() bool {
 func share(t *testing.T, leases *clientset.Clientset, logger logr.Logger) *sharing {
 	t.Helper()
 	s := &sharing{inner: &engine{}, ended: make(chan error, 1)}
-	made, err := InsteadOfLeader(s.inner, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "all"})
+	made, err := WithLeaderLease(s.inner, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "all"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	made.(*insteadOfLeader).leases = leases.CoordinationV1()
 	s.Engine = made
@@ -230,7 +230,7 @@ func TestInsteadOfLeaderDoesNotFit(t *testing.T) {
 		g := NewWithT(t)
 		leases, misfit := clientset.NewClientset(), errors.New("another number")
 		run := func(engine *fitting) chan error {
-			made, err := InsteadOfLeader(engine, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "12"})
+			made, err := WithLeaderLease(engine, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "12"})
 			g.Expect(err).NotTo(HaveOccurred())
 			made.(*insteadOfLeader).leases = leases.CoordinationV1()
 			ended := make(chan error, 1)
@@ -272,7 +272,7 @@ func TestLeaderOptions(t *testing.T) {
 	g := NewWithT(t)
 	for _, options := range []LeaderOptions{{}, {Lease: leaderLease}, {Holder: "all"},
 		{Lease: leaderLease, Holder: "all", LeaseDuration: time.Millisecond}} {
-		_, err := InsteadOfLeader(&engine{}, &rest.Config{}, options)
+		_, err := WithLeaderLease(&engine{}, &rest.Config{}, options)
 		g.Expect(err).To(HaveOccurred())
 	}
 }

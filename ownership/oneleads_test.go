@@ -39,7 +39,7 @@ func TestLeaderIsChecked(t *testing.T) {
 	g.Expect(Leader(nil).Check(schema.GroupKind{}, true)).To(MatchError(ContainSubstring("fence.ForLeaderElection")))
 	_, f := testutil.NewLease()
 	g.Expect(Leader(f).Check(schema.GroupKind{}, true)).To(Succeed())
-	_, err := InsteadOfLeader(Leader(f), nil, LeaderOptions{Lease: leaderLease, Holder: "x"})
+	_, err := WithLeaderLease(Leader(f), nil, LeaderOptions{Lease: leaderLease, Holder: "x"})
 	g.Expect(err).To(MatchError(ContainSubstring("share the extensions")))
 }
 

@@ -49,7 +49,7 @@ type Engine interface {
 }
 
 // Fitter is an Engine that knows whether other replicas divide the extensions in another way.
-// InsteadOfLeader ends with the error of Fits, which it asks before it takes the leader's Lease,
+// WithLeaderLease ends with the error of Fits, which it asks before it takes the leader's Lease,
 // and while it waits for it: those other replicas may hold it for good. An Engine that wraps a
 // Fitter should be one.
 type Fitter interface {

@@ -24,8 +24,9 @@ const (
 	removedAnnotation = "serviceprovider.latchkey.dev/removed"
 )
 
-// usedOf returns the IDs of the clusters that the object has used, and false if that is not known.
-func usedOf(obj client.Object) (used []string, known bool) {
+// usedClusters returns the IDs of the clusters that the object has used, and false if that is not
+// known.
+func usedClusters(obj client.Object) (used []string, known bool) {
 	uid, list, known := strings.Cut(obj.GetAnnotations()[usedAnnotation], "/")
 	if !known || uid != string(obj.GetUID()) {
 		return nil, false

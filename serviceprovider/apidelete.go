@@ -22,7 +22,7 @@ func (r *APIReconciler[T, C]) delete(ctx context.Context, request reconcile.Requ
 	if !controllerutil.ContainsFinalizer(obj, obj.Finalizer()) {
 		return reconcile.Result{}, nil // the object waits for others
 	}
-	used, known := usedOf(obj)
+	used, known := usedClusters(obj)
 	if neverUsed := known && len(used) == 0; !neverUsed && !isRemoved(obj) {
 		done, result, err := r.remove(ctx, request, obj)
 		if !done {
@@ -69,7 +69,7 @@ func (r *APIReconciler[T, C]) remove(ctx context.Context, request reconcile.Requ
 	beginStatus(obj)
 	before = ready(obj)
 	result, err = r.settings.reconciler.Delete(ctx, obj, config, clusters)
-	if err == nil && !goesOn(result) {
+	if err == nil && !requeues(result) {
 		return true, reconcile.Result{}, nil
 	}
 	result, err = r.finish(obj, config, clusters, before, result, err)
@@ -99,7 +99,7 @@ const giveUpHint = ": restore access, or give up what is left of the service wit
 // grant could mean to wait for a request that waits for this object.
 func (r *APIReconciler[T, C]) clustersOfDeleted(ctx context.Context, request reconcile.Request, obj T,
 	config C) (clusters ClusterContext, _ reach, _ reconcile.Result, _ error) {
-	used, known := usedOf(obj)
+	used, known := usedClusters(obj)
 	needed := slices.DeleteFunc(r.settings.accesses(), func(access accessTo) bool {
 		return known && !slices.Contains(used, access.kind.id)
 	})

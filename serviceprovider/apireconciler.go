@@ -142,7 +142,7 @@ func (r *APIReconciler[T, C]) addFinalizer(ctx context.Context, obj T, isNew boo
 
 // recordUse records the clusters that the author's CreateOrUpdate is about to get.
 func (r *APIReconciler[T, C]) recordUse(ctx context.Context, obj T) error {
-	used, known := usedOf(obj)
+	used, known := usedClusters(obj)
 	missing := false
 	for _, access := range r.settings.accesses() {
 		if !slices.Contains(used, access.kind.id) {
@@ -260,14 +260,14 @@ func (r *APIReconciler[T, C]) finish(obj T, config C, clusters ClusterContext, b
 	case err != nil:
 		failed(obj, before, err.Error())
 		return reconcile.Result{}, err
-	case !goesOn(result):
+	case !requeues(result):
 		result.RequeueAfter = config.PollInterval()
 	}
 	return result, nil
 }
 
-// goesOn reports whether the author's Reconciler wants to be called again by itself.
-func goesOn(result ctrl.Result) bool {
+// requeues reports whether the author's Reconciler wants to be called again by itself.
+func requeues(result ctrl.Result) bool {
 	return result.RequeueAfter > 0 || result.Requeue //nolint:staticcheck // deprecated, but honored by controller-runtime
 }
 

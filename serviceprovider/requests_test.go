@@ -138,18 +138,18 @@ func TestTimestamp(t *testing.T) {
 func TestUsed(t *testing.T) {
 	g := NewWithT(t)
 	a := &testAPI{ObjectMeta: metav1.ObjectMeta{UID: "1"}}
-	_, known := usedOf(a)
+	_, known := usedClusters(a)
 	g.Expect(known).To(BeFalse())
 	for _, used := range [][]string{nil, {"mcp"}, {"mcp", "workload"}} {
 		setUsed(a, used)
-		got, known := usedOf(a)
+		got, known := usedClusters(a)
 		g.Expect(known).To(BeTrue())
 		g.Expect(got).To(Equal(used))
 	}
 	setAnnotation(a, removedAnnotation, "1")
 	g.Expect(isRemoved(a)).To(BeTrue())
 	a.UID = "restored from a backup"
-	_, known = usedOf(a)
+	_, known = usedClusters(a)
 	g.Expect(known).To(BeFalse())
 	g.Expect(isRemoved(a)).To(BeFalse())
 }

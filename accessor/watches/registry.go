@@ -26,8 +26,8 @@ import (
 // ErrConflict is returned for a name that is in use for another kind or scope.
 var ErrConflict = errors.New("the watch is registered for another kind or scope")
 
-// unwatchPatience is how long Unwatch waits for a running handler.
-const unwatchPatience = time.Second
+// unwatchTimeout is how long Unwatch waits for a running handler.
+const unwatchTimeout = time.Second
 
 // Connection feeds watches. After its end a Connection never resumes.
 type Connection interface {
@@ -234,7 +234,7 @@ func endAll(ctx context.Context, gone []*watch) {
 	if len(gone) == 0 || calledFromHandler(ctx) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, unwatchPatience)
+	ctx, cancel := context.WithTimeout(ctx, unwatchTimeout)
 	defer cancel()
 	for _, w := range gone {
 		w.awaitIdle(ctx)

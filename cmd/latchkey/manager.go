@@ -210,7 +210,7 @@ func runManager(ctx context.Context, args []string) error {
 	if err := m.validateSharing(); err != nil {
 		return err
 	}
-	return endsWithin(ctx, m.shutdownPatience(), func(ctx context.Context) error {
+	return endsWithin(ctx, m.shutdownTimeout(), func(ctx context.Context) error {
 		return m.run(ctx, restConfig, options)
 	})
 }
@@ -237,8 +237,8 @@ func endsWithin(ctx context.Context, patience time.Duration, run func(context.Co
 const (
 	// gracefulShutdown is how long the manager waits until its controllers return.
 	gracefulShutdown = 5 * time.Second
-	// shutdownPatience is how long the shutdown may take, without the time to hand buckets over.
-	shutdownPatience = 9 * time.Second
+	// shutdownTimeout is how long the shutdown may take, without the time to hand buckets over.
+	shutdownTimeout = 9 * time.Second
 	// permissionInterval is how often the cache reviews this program's own read permissions.
 	permissionInterval = 10 * time.Second
 )

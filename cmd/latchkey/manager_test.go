@@ -131,8 +131,8 @@ func TestEndsWithin(t *testing.T) {
 		takes, want time.Duration
 		err         string
 	}{
-		"a shutdown in time": {takes: shutdownPatience - time.Second, want: shutdownPatience - time.Second, err: "ended"},
-		"one that hangs": {takes: time.Hour, want: shutdownPatience,
+		"a shutdown in time": {takes: shutdownTimeout - time.Second, want: shutdownTimeout - time.Second, err: "ended"},
+		"one that hangs": {takes: time.Hour, want: shutdownTimeout,
 			err: "shutdown did not complete within 9s of the signal"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestEndsWithin(t *testing.T) {
 				ctx, signal := context.WithTimeout(t.Context(), time.Minute)
 				defer signal()
 				begin := time.Now()
-				err := endsWithin(ctx, shutdownPatience, func(ctx context.Context) error {
+				err := endsWithin(ctx, shutdownTimeout, func(ctx context.Context) error {
 					<-ctx.Done()
 					time.Sleep(test.takes)
 					return errors.New("ended")
@@ -214,7 +214,7 @@ func TestManagerEndsThoughTheAPIServerHangs(t *testing.T) {
 			default:
 				return nil
 			}
-		}).WithTimeout(shutdownPatience / 3).WithPolling(50 * time.Millisecond).
+		}).WithTimeout(shutdownTimeout / 3).WithPolling(50 * time.Millisecond).
 			Should(MatchError(ContainSubstring("signal: terminated")))
 	})
 }

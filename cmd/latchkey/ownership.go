@@ -20,7 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/ownership/controllersharding"
 )
 
-// handOverTimeout is how long a manager that ends hands its buckets over: with shutdownPatience
+// handOverTimeout is how long a manager that ends hands its buckets over: with shutdownTimeout
 // less than the 30 s after which Kubernetes kills a Pod.
 const handOverTimeout = 18 * time.Second
 
@@ -41,12 +41,12 @@ func (s *sharingFlags) bind(flags *flag.FlagSet) {
 		"host's name, which is that of the Pod")
 }
 
-// shutdownPatience returns how long the whole shutdown may take.
-func (m *managerFlags) shutdownPatience() time.Duration {
+// shutdownTimeout returns how long the whole shutdown may take.
+func (m *managerFlags) shutdownTimeout() time.Duration {
 	if m.sharing.buckets != 0 {
-		return handOverTimeout + shutdownPatience
+		return handOverTimeout + shutdownTimeout
 	}
-	return shutdownPatience
+	return shutdownTimeout
 }
 
 func (s *sharingFlags) shares() bool { return s.buckets != 0 || s.ring != "" }
@@ -109,7 +109,7 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 // from leading: a rolling update from one to the other has both for a time.
 func (m *managerFlags) insteadOfLeader(engine ownership.Engine, restConfig *rest.Config,
 	namespace, holder string) (ownership.Engine, error) {
-	return ownership.InsteadOfLeader(engine, restConfig, ownership.LeaderOptions{
+	return ownership.WithLeaderLease(engine, restConfig, ownership.LeaderOptions{
 		Lease: types.NamespacedName{Namespace: namespace, Name: m.leaderElectionID}, Holder: holder})
 }
 

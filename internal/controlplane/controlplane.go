@@ -214,8 +214,8 @@ func (c *ControlPlane) RotateServiceAccountKey() error {
 	return nil
 }
 
-// stopPatience is how long Stop waits after it sent a server the signal to end.
-const stopPatience = 10 * time.Second
+// stopTimeout is how long Stop waits after it sent a server the signal to end.
+const stopTimeout = 10 * time.Second
 
 // Stop ends all programs and removes their files.
 func (c *ControlPlane) Stop() error {
@@ -223,7 +223,7 @@ func (c *ControlPlane) Stop() error {
 		// SIGTERM instead of an interrupt, because shells make background processes ignore
 		// interrupts.
 		_ = c.manager.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(stopPatience, func() { _ = c.manager.Process.Kill() })
+		kill := time.AfterFunc(stopTimeout, func() { _ = c.manager.Process.Kill() })
 		_ = c.manager.Wait() // the exit code only reports the signal
 		kill.Stop()
 		_ = c.managerLog.Close()

@@ -35,9 +35,9 @@ type scopedInformer interface {
 	Readable(ctx context.Context) error
 }
 
-// readPatience bounds a read that waits for an informer to sync, because all extensions wait for
+// readTimeout bounds a read that waits for an informer to sync, because all extensions wait for
 // that read.
-const readPatience = 2 * time.Second
+const readTimeout = 2 * time.Second
 
 // NewReader returns a Reader of a cache.
 func NewReader(c cache.Cache) Reader {
@@ -46,7 +46,7 @@ func NewReader(c cache.Cache) Reader {
 
 // Get implements client.Reader. Get waits for 2 s at most.
 func (r Reader) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
-	ctx, cancel := context.WithTimeout(ctx, readPatience)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if informer := r.informer(ctx, object); informer != nil {
 		return informer.Get(ctx, key, object, opts...)

@@ -43,7 +43,7 @@
 //     terminationGracePeriodSeconds of more than Options.HandOverTimeout and the manager's
 //     GracefulShutdownTimeout together, whose defaults are 20 s and 30 s.
 //   - A fleet that had one leader before must not have both at a time: see
-//     ownership.InsteadOfLeader.
+//     ownership.WithLeaderLease.
 //   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
 //   - Who may write the Leases decides which replica serves what, and can keep extensions from
 //     being served, or let two replicas serve one until both have seen it. Let nothing but the host

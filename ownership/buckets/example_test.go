@@ -20,7 +20,7 @@ func addControllers(manager.Manager, clustercache.ClusterCache) error { return n
 // The replicas take the place of one leader, also in a rolling update.
 func Example_insteadOfLeader() {
 	run := func(ctx context.Context, mgr manager.Manager, engine *buckets.Engine) error {
-		replacing, err := ownership.InsteadOfLeader(engine, mgr.GetConfig(), ownership.LeaderOptions{
+		replacing, err := ownership.WithLeaderLease(engine, mgr.GetConfig(), ownership.LeaderOptions{
 			Lease:  types.NamespacedName{Namespace: "my-namespace", Name: "my-operator"}, // the leader's
 			Holder: "replicas that share by 64 buckets",
 		})

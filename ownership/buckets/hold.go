@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// takePatience is how long a replica says of a bucket that it does not serve it yet.
-	takePatience = 30 * time.Second
-	// servePatience is how long a replica that hands over buckets waits until the next one serves a
+	// takeTimeout is how long a replica says of a bucket that it does not serve it yet.
+	takeTimeout = 30 * time.Second
+	// serveTimeout is how long a replica that hands over buckets waits until the next one serves a
 	// bucket that it has taken.
-	servePatience = 10 * time.Second
+	serveTimeout = 10 * time.Second
 )
 
 // serve holds a bucket whenever this replica is to have it, until ctx is done. Requests pass the
@@ -45,7 +45,7 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fl
 // is done. It returns false if it could not take the bucket.
 func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) bool {
 	handsOver := false
-	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Patience: e.options.RenewDeadline}, e.lock(b),
+	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Timeout: e.options.RenewDeadline}, e.lock(b),
 		func(holds context.Context, f *fence.Fence) {
 			e.buckets[b].held.Store(true)
 			taken := e.take(ctx, replica, b, f.Within(fleet))
@@ -67,7 +67,7 @@ func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *
 	start := time.Now()
 	e.buckets[b].fence.Store(f)
 	ctrl.LoggerFrom(ctx).V(1).Info("Took a bucket", "bucket", b)
-	ctx, cancel := context.WithTimeout(ctx, takePatience)
+	ctx, cancel := context.WithTimeout(ctx, takeTimeout)
 	taken := make(chan struct{})
 	go func() {
 		defer close(taken)
@@ -118,7 +118,7 @@ func (e *Engine) giveUp(ctx context.Context, replica ownership.Replica, b int) {
 	start := time.Now()
 	e.buckets[b].fence.Store(nil)
 	e.buckets[b].serves.Store(false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpTimeout)
 	defer cancel()
 	if err := replica.GiveUp(ctx, e.share(b)); err != nil {
 		ctrl.LoggerFrom(ctx).Info("A bucket is given up while something still runs for it", "bucket", b, "error", err.Error())
@@ -138,7 +138,7 @@ func (e *Engine) awaitSuccessor(ctx context.Context, b int) {
 	if !e.await(taking, func(p *plan) bool { return taken(p) || over(p) }) {
 		return
 	}
-	ctx, cancel = context.WithTimeout(ctx, servePatience)
+	ctx, cancel = context.WithTimeout(ctx, serveTimeout)
 	defer cancel()
 	e.await(ctx, func(p *plan) bool {
 		return over(p) || !taken(p) || slices.Contains(p.serving[p.holders[b]], b)

@@ -59,7 +59,7 @@ func (o *ordinalEngine) Run(ctx context.Context, replica ownership.Replica) erro
 	}
 	<-ctx.Done()
 	o.running.Store(false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpTimeout)
 	defer cancel()
 	return replica.GiveUp(ctx, o.has)
 }

@@ -183,7 +183,7 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 			logger.Info("Serves its extensions")
 			<-holds.Done()
 			e.fence.Store(nil)
-			giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpPatience)
+			giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpTimeout)
 			defer cancel()
 			if err := replica.GiveUp(giving, all); err != nil {
 				logger.Info("The shard is given up while something still runs for it", "error", err.Error())
@@ -236,7 +236,7 @@ var errNotHeld = errors.New("the Lease of the shard is not held")
 // extension decides.
 func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) error {
 	mine := func(extension client.Object) bool { return extension.GetUID() == d.uid }
-	giving, cancel := context.WithTimeout(ctx, holding.GiveUpPatience)
+	giving, cancel := context.WithTimeout(ctx, holding.GiveUpTimeout)
 	defer cancel()
 	if err := replica.GiveUp(giving, mine); err != nil {
 		return err // such as a Reconcile that hangs, and may still connect the extension

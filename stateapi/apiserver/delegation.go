@@ -34,9 +34,9 @@ const (
 )
 
 const (
-	reviewTimeout     = 10 * time.Second
-	publishedPatience = 30 * time.Second
-	checkInterval     = 500 * time.Millisecond
+	reviewTimeout    = 10 * time.Second
+	publishedTimeout = 30 * time.Second
+	checkInterval    = 500 * time.Millisecond
 	// The caches of answers are short, so that a permission that is granted or revoked counts soon.
 	tokenTTL, allowTTL, denyTTL = 10 * time.Second, 10 * time.Second, 5 * time.Second
 )
@@ -179,7 +179,7 @@ func checkReviews(ctx context.Context, client kubernetes.Interface, tokens, acce
 
 // awaitCA returns when the certificate authority is known.
 func (p *frontProxy) awaitCA(ctx context.Context) error {
-	return wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, publishedPatience, true,
+	return wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, publishedTimeout, true,
 		func(context.Context) (bool, error) { return len(p.ca.CurrentCABundleContent()) > 0, nil })
 }
 

@@ -58,7 +58,7 @@
 //   - An update of an object that does not exist creates it if the store can create, and if the
 //     user may. An update of an object that was read before, and deleted since, is NotFound.
 //   - A watch of a [MemoryStore] has no buffer: its client may be behind by the store's history. A
-//     client that reads nothing for WatchPatience, or is behind the history, begins anew. Watches
+//     client that reads nothing for WatchTimeout, or is behind the history, begins anew. Watches
 //     delay neither the owner of the store nor each other.
 //   - The design owes its shape, typed stores that are found by assertion, to the extension API
 //     server of Rancher's steve.

@@ -41,10 +41,10 @@ type MemoryStoreOptions[T runtime.Object] struct {
 	History int
 	// BookmarkInterval is how often a watch that allows bookmarks gets one. Defaults to a minute.
 	BookmarkInterval time.Duration
-	// WatchPatience is how long a client may take to read one event of a watch before the watch ends.
+	// WatchTimeout is how long a client may take to read one event of a watch before the watch ends.
 	// A watch that is late by less goes on from History: it has no buffer of its own. Defaults to 30
 	// s.
-	WatchPatience time.Duration
+	WatchTimeout time.Duration
 }
 
 // MemoryStore is a store in memory, which NewMemoryStore creates: a Lister, Getter and Watcher of
@@ -79,7 +79,7 @@ type change[T runtime.Object] struct {
 func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *MemoryStore[T, TList] {
 	options.History = cmp.Or(options.History, 1000)
 	options.BookmarkInterval = cmp.Or(options.BookmarkInterval, time.Minute)
-	options.WatchPatience = cmp.Or(options.WatchPatience, 30*time.Second)
+	options.WatchTimeout = cmp.Or(options.WatchTimeout, 30*time.Second)
 	now := time.Now().UnixMicro()
 	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, began: now, objects: map[string]T{},
 		changed: make(chan struct{})}

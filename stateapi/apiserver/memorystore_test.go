@@ -299,7 +299,7 @@ func TestRecreated(t *testing.T) {
 func TestStalledWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s := newStore(storeOptions{WatchPatience: time.Minute})
+		s := newStore(storeOptions{WatchTimeout: time.Minute})
 		stalled, err := s.Watch(in(t, ""), &metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		reading := watchStore(t, s, "", metav1.ListOptions{})

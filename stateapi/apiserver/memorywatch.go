@@ -68,7 +68,7 @@ func (m *MemoryStore[T, TList]) Watch(ctx Context, options *metav1.ListOptions) 
 					"stack", string(debug.Stack()))
 			}
 		}()
-		m.deliver(&c, delivery[T]{ctx: ctx, patience: m.options.WatchPatience, result: result, onRead: m.options.OnRead},
+		m.deliver(&c, delivery[T]{ctx: ctx, patience: m.options.WatchTimeout, result: result, onRead: m.options.OnRead},
 			options)
 	}()
 	return result, nil

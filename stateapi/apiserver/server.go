@@ -22,8 +22,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// drainPatience is how long a server that ends waits for the watches of its clients.
-const drainPatience = 2 * time.Second
+// drainTimeout is how long a server that ends waits for the watches of its clients.
+const drainTimeout = 2 * time.Second
 
 // ExtensionAPIServer is an API server behind another one. Its methods may be called from any
 // goroutine.
@@ -180,7 +180,7 @@ func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitG
 // awaitCheck is Check, repeated while the API server in front does not answer.
 func (s *ExtensionAPIServer) awaitCheck(ctx context.Context) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, checkInterval, publishedPatience, true,
+	err := wait.PollUntilContextTimeout(ctx, checkInterval, publishedTimeout, true,
 		func(ctx context.Context) (bool, error) {
 			if last = s.Check(ctx); last == nil || isTransient(last) {
 				return last == nil, nil
@@ -223,7 +223,7 @@ func (s *ExtensionAPIServer) newServer(listener net.Listener) (*genericapiserver
 		config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
 	}
 	config.EnableProfiling, config.EnableMetrics, config.EnableIndex = false, false, false
-	config.ShutdownWatchTerminationGracePeriod = drainPatience
+	config.ShutdownWatchTerminationGracePeriod = drainTimeout
 	names := newDefinitionNames(s.scheme, s.options.OpenAPIDefinitionNameReplacements)
 	definitions := withSharedDefinitions(s.options.GetOpenAPIDefinitions)
 	config.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, names.namer)

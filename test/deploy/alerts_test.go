@@ -200,9 +200,9 @@ func (p *prometheus) firing(t *testing.T) func() ([]string, error) {
 	}
 }
 
-// alertPatience bounds the wait for an alert: the slowest one fires after 60 s, and resolves as
+// alertTimeout bounds the wait for an alert: the slowest one fires after 60 s, and resolves as
 // long after its repair, which latchkey notices within 30 s.
-const alertPatience = 3 * time.Minute
+const alertTimeout = 3 * time.Minute
 
 // fires checks that the alert does not fire, that it fires after its cause, and no longer after the
 // repair. No other alert fires at the same time, but for those that the same cause concerns, or a
@@ -210,10 +210,10 @@ const alertPatience = 3 * time.Minute
 func (p *prometheus) fires(t *testing.T, alert string, cause, repair func(g Gomega), also ...string) {
 	t.Run(alert, func(t *testing.T) {
 		g := NewWithT(t)
-		g.Eventually(p.firing(t)).WithTimeout(alertPatience).ShouldNot(ContainElement(alert)) // for an earlier cause
+		g.Eventually(p.firing(t)).WithTimeout(alertTimeout).ShouldNot(ContainElement(alert)) // for an earlier cause
 		begun := time.Now()
 		cause(g)
-		g.Eventually(p.firing(t)).WithTimeout(alertPatience).WithPolling(250 * time.Millisecond).
+		g.Eventually(p.firing(t)).WithTimeout(alertTimeout).WithPolling(250 * time.Millisecond).
 			Should(ContainElement(alert))
 		firedAt := time.Now()
 		firing, err := p.firing(t)()
@@ -223,7 +223,7 @@ func (p *prometheus) fires(t *testing.T, alert string, cause, repair func(g Gome
 		}
 		repair(g)
 		repaired := time.Now()
-		g.Eventually(p.firing(t)).WithTimeout(alertPatience).WithPolling(250 * time.Millisecond).
+		g.Eventually(p.firing(t)).WithTimeout(alertTimeout).WithPolling(250 * time.Millisecond).
 			ShouldNot(ContainElement(alert))
 		t.Logf("fired after %s, resolved after %s", firedAt.Sub(begun).Round(time.Second),
 			time.Since(repaired).Round(time.Second))
@@ -346,7 +346,7 @@ func TestAlertsOfTheManager(t *testing.T) {
 		g.Eventually(func() ([]sample, error) {
 			return p.query(t, `latchkey_connections{reason="ServiceAccountNotFound"} == 1`)
 		}).WithTimeout(patience).Should(HaveLen(1))
-		g.Eventually(p.firing(t)).WithTimeout(alertPatience).Should(BeEmpty()) // what fired before
+		g.Eventually(p.firing(t)).WithTimeout(alertTimeout).Should(BeEmpty()) // what fired before
 		g.Consistently(p.firing(t)).WithTimeout(20 * time.Second).WithPolling(time.Second).Should(BeEmpty())
 		account("create", "red")(g)
 	})

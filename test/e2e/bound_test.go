@@ -184,7 +184,7 @@ func TestForWhileExtensionsChange(t *testing.T) {
 				g.Eventually(func() error {
 					_, err := c.o.For(t.Context(), e).GetClient(t.Context())
 					return err
-				}).WithTimeout(settlePatience).Should(Succeed())
+				}).WithTimeout(settleTimeout).Should(Succeed())
 			}
 			var violations []string
 			requests := 0
@@ -218,7 +218,7 @@ func (c *changing) run(t *testing.T) {
 					continue
 				}
 				before := c.served[i].Load()
-				err := wait.PollUntilContextTimeout(ctx, time.Millisecond, settlePatience, true,
+				err := wait.PollUntilContextTimeout(ctx, time.Millisecond, settleTimeout, true,
 					func(context.Context) (bool, error) { return c.served[i].Load() > before, nil })
 				if err != nil {
 					return errors.Wrapf(err, "waiting until %s is served", name)

@@ -79,10 +79,10 @@ func (s *sequence) did(format string, args ...any) {
 	s.steps = append(s.steps, fmt.Sprintf(format, args...))
 }
 
-// admin retries a request of the administrator until the API server answers, for settlePatience at
+// admin retries a request of the administrator until the API server answers, for settleTimeout at
 // most. NotFound and AlreadyExists count as success.
 func (s *sequence) admin(operation string, f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), settlePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
 	defer cancel()
 	for {
 		err := f(ctx)
@@ -257,7 +257,7 @@ func (s *sequence) watch(name string) error {
 	if s.rng.IntN(2) == 0 || s.accounts[s.account] == "" {
 		return nil
 	}
-	for deadline := time.Now().Add(settlePatience); u.calls.Load() == 0; <-time.After(5 * time.Millisecond) {
+	for deadline := time.Now().Add(settleTimeout); u.calls.Load() == 0; <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("watch %q is registered, but its handler was not called: %s", name, s.wrong())
 		}
@@ -278,14 +278,14 @@ func (s *sequence) unwatch(name string) {
 	s.did("unwatch %s", name)
 }
 
-// settlePatience is longer than patience. Informers, including the manager's, back off from an API
+// settleTimeout is longer than patience. Informers, including the manager's, back off from an API
 // server that restarts again and again. The backoff grows to 30 s, which jitter may double.
-const settlePatience = 3 * patience
+const settleTimeout = 3 * patience
 
-// settle waits until the connection matches the model. After settlePatience settle returns the
+// settle waits until the connection matches the model. After settleTimeout settle returns the
 // difference as an error.
 func (s *sequence) settle() error {
-	deadline := time.Now().Add(settlePatience)
+	deadline := time.Now().Add(settleTimeout)
 	for {
 		wrong := s.wrong()
 		if wrong == "" {

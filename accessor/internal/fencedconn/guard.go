@@ -45,8 +45,8 @@ type Use struct {
 // lateWrite is how long net/http may still send parts of a request whose RoundTrip has returned.
 const lateWrite = 10 * time.Second
 
-// ackPatience is how long the other side may take to acknowledge what it has received.
-const ackPatience = 100 * time.Millisecond
+// ackTimeout is how long the other side may take to acknowledge what it has received.
+const ackTimeout = 100 * time.Millisecond
 
 // Begin notes a request that needs the term. The caller calls HasReturned after RoundTrip.
 func (g *Guard) Begin(term *fence.Term) *Use {
@@ -96,7 +96,7 @@ func (u *Use) HasReturned() {
 	case !written:
 		abort(raw)
 	case !delivered:
-		time.AfterFunc(ackPatience, u.abortUnlessDelivered)
+		time.AfterFunc(ackTimeout, u.abortUnlessDelivered)
 	}
 }
 

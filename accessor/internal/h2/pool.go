@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	dialTimeout  = 10 * time.Second // including the handshake
-	maxDials     = 3                // dials at the same time
-	dialPatience = time.Second      // time after which another dial starts in addition to one that hangs
+	dialTimeout   = 10 * time.Second // including the handshake
+	maxDials      = 3                // dials at the same time
+	fallbackDelay = time.Second      // time after which another dial starts in addition to one that hangs
 )
 
 // pool reserves room for requests on HTTP/2 connections. It dials only if its connections have no
@@ -43,7 +43,7 @@ type pool struct {
 // request gets room when the headers of the previous request are being sent. Otherwise net/http may
 // count a waiting request twice, or not at all, if other requests are cancelled meanwhile. Then all
 // requests on the connection wait for each other (golang/go#70809 is of that kind). A new
-// connection carries a single request until its first answer, or dialPatience, shows that the
+// connection carries a single request until its first answer, or fallbackDelay, shows that the
 // server's settings have arrived. The reason is that net/http sends nothing if more room is
 // reserved than the settings allow.
 type clientConn struct {
@@ -219,14 +219,14 @@ func (p *pool) dialLocked(promising bool) {
 	}
 	// Call serve again in case a dial hangs, or a state hook misses a change while serve runs.
 	if p.timer == nil {
-		p.timer = time.AfterFunc(dialPatience, p.serve)
+		p.timer = time.AfterFunc(fallbackDelay, p.serve)
 	} else {
-		p.timer.Reset(dialPatience)
+		p.timer.Reset(fallbackDelay)
 	}
 	if promising {
 		return
 	}
-	if n := len(p.dials); n == maxDials || n > 0 && time.Since(p.dials[n-1]) < dialPatience {
+	if n := len(p.dials); n == maxDials || n > 0 && time.Since(p.dials[n-1]) < fallbackDelay {
 		return
 	}
 	startedAt := time.Now()
@@ -240,9 +240,9 @@ func (p *pool) isPromisingLocked() bool {
 
 // isPromising reports whether the connection may soon have more room: when its first answer
 // arrives, or when the headers of a request are sent. If the headers are not sent within
-// dialPatience, because the server reads nothing, the connection is not promising.
+// fallbackDelay, because the server reads nothing, the connection is not promising.
 func (c *clientConn) isPromising() bool {
-	return !c.settled || c.sending.Load() && time.Since(c.reservedAt) < dialPatience
+	return !c.settled || c.sending.Load() && time.Since(c.reservedAt) < fallbackDelay
 }
 
 // run dials. The dial belongs to no single request, because other requests may wait for it. The
@@ -262,7 +262,7 @@ func (p *pool) run(startedAt time.Time) {
 	switch {
 	case err == nil:
 		p.conns = append(p.conns, conn)
-		time.AfterFunc(dialPatience, func() { p.settle(conn) })
+		time.AfterFunc(fallbackDelay, func() { p.settle(conn) })
 	case len(p.dials) == 0:
 		for _, w := range p.waiters {
 			w.err = err

@@ -262,7 +262,7 @@ func newHangingProxy(t *testing.T, server string, hang int32) (url string, accep
 	return "https://" + listener.Addr().String(), accepted
 }
 
-// A dial that hangs delays requests by dialPatience only, because another dial starts.
+// A dial that hangs delays requests by fallbackDelay only, because another dial starts.
 func TestDialThatHangs(t *testing.T) {
 	g := NewWithT(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -271,7 +271,7 @@ func TestDialThatHangs(t *testing.T) {
 	t.Cleanup(server.Close)
 	url, accepted := newHangingProxy(t, server.URL, 1)
 	transport := newTransport(t, url)
-	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-dialPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout-fallbackDelay)
 	defer cancel()
 	var asking sync.WaitGroup
 	for range 20 {

@@ -14,8 +14,8 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 )
 
-// GiveUpPatience bounds giving up, which waits 5 s for event handlers that hang.
-const GiveUpPatience = 10 * time.Second
+// GiveUpTimeout bounds giving up, which waits 5 s for event handlers that hang.
+const GiveUpTimeout = 10 * time.Second
 
 // Times are the times of a leader election.
 type Times struct {
@@ -53,8 +53,8 @@ func (t Times) Validate() error {
 // Options configure Hold.
 type Options struct {
 	Times
-	// Patience is how long Hold tries to get the lease; 0 is no limit.
-	Patience time.Duration
+	// Timeout is how long Hold tries to get the lease; 0 is no limit.
+	Timeout time.Duration
 	// Keep says when the lease is left to expire, instead of being released when serve has returned.
 	Keep Keep
 	// Margin is how much longer the lease lasts than the fence stays open.
@@ -113,9 +113,9 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 		}
 	}()
 	waiting := ctx
-	if options.Patience > 0 {
+	if options.Timeout > 0 {
 		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, options.Patience)
+		waiting, cancel = context.WithTimeout(ctx, options.Timeout)
 		defer cancel()
 	}
 	select {

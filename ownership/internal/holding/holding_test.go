@@ -69,7 +69,7 @@ func TestHold(t *testing.T) {
 		}()
 		synctest.Wait()
 		g.Expect(s.holder(g)).To(Equal("one"))
-		brief := Options{Times: times, Patience: time.Minute}
+		brief := Options{Times: times, Timeout: time.Minute}
 		g.Expect(Hold(t.Context(), brief, s.lock("two"), nil)).To(BeFalse(), "another one holds it")
 		cancel()
 		time.Sleep(time.Minute)

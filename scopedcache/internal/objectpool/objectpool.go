@@ -8,10 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mostVariants bounds how many different objects of one UID and resourceVersion are kept. There is
+// maxVariants bounds how many different objects of one UID and resourceVersion are kept. There is
 // more than one where the transforms of informers differ, or where an API server shows different
 // users different contents.
-const mostVariants = 8
+const maxVariants = 8
 
 // Pool keeps equal objects once, for the informers of one API server. Objects are equal if their
 // types, UIDs, resourceVersions and all of their contents are equal. So an informer never gets
@@ -80,7 +80,7 @@ func (p *Pool) hold(k key, object, same any, compared int) (kept any, done bool)
 	switch {
 	case same != nil, len(variants) != compared:
 		return nil, false
-	case compared == mostVariants:
+	case compared == maxVariants:
 		return object, true
 	case p.objects == nil:
 		p.objects = map[key][]held{}
@@ -104,7 +104,7 @@ func (p *Pool) Find(object any) any {
 // find returns the object that is equal to object, nil if there is none, and how many objects it
 // was compared with. The comparison, which takes most of the time, is without the lock.
 func (p *Pool) find(k key, object any) (same any, compared int) {
-	var candidates [mostVariants]any
+	var candidates [maxVariants]any
 	p.mu.Lock()
 	for n, variant := range p.objects[k] {
 		candidates[n] = variant.object

@@ -82,10 +82,10 @@ func TestVariantsAreBounded(t *testing.T) {
 	g := NewWithT(t)
 	p := &Pool{}
 	var all []any
-	for n := range 3 * mostVariants {
+	for n := range 3 * maxVariants {
 		all = append(all, p.Hold(configMap("u", "1", fmt.Sprint(n))))
 	}
-	g.Expect(p.Len()).To(Equal(mostVariants))
+	g.Expect(p.Len()).To(Equal(maxVariants))
 	for n, object := range all {
 		g.Expect(object.(*corev1.ConfigMap).Data["content"]).To(Equal(fmt.Sprint(n)))
 		p.Release(object)

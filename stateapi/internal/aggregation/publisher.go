@@ -24,8 +24,8 @@ import (
 const (
 	// checkInterval is how often the objects in the cluster are compared with what they should be.
 	checkInterval = 10 * time.Second
-	// withdrawPatience is how long the withdrawal may take, after the end of Run's context.
-	withdrawPatience = 2 * time.Second
+	// withdrawTimeout is how long the withdrawal may take, after the end of Run's context.
+	withdrawTimeout = 2 * time.Second
 )
 
 // Options say which objects lead to this process.
@@ -191,7 +191,7 @@ func (p *Publisher) withdraw(ctx context.Context) {
 	if !p.options.Address.IsValid() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, withdrawPatience)
+	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
 	found := &discoveryv1.EndpointSlice{}
 	err := p.client.Get(ctx, client.ObjectKey{Namespace: p.options.Service.Namespace,

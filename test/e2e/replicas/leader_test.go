@@ -20,7 +20,7 @@ func TestLeaderAndBuckets(t *testing.T) {
 	name := fmt.Sprint("change-", time.Now().UnixMilli()) // which no other run of the test has in the audit log
 	tenants := manyExtensions(t, name, 24)
 	t.Cleanup(func() { _, _ = cp.Kubectl(context.Background(), "delete", "lease", leaderLease, "--ignore-not-found") })
-	f := newFleet(t, name, options{Extensions: tenants, Buckets: 8, InsteadOfLeader: true})
+	f := newFleet(t, name, options{Extensions: tenants, Buckets: 8, WithLeaderLease: true})
 	waits := func(r *replica) {
 		g.Eventually(r.log.String).WithTimeout(patience).Should(Or(
 			ContainSubstring("Waits until the leader has ended"), ContainSubstring("Attempting to acquire leader lease")))

@@ -61,8 +61,8 @@ type options struct {
 	Buckets int
 	// Fleet is the name of the buckets' fleet.
 	Fleet string
-	// InsteadOfLeader is whether replicas that share keep leaders away.
-	InsteadOfLeader bool
+	// WithLeaderLease is whether replicas that share keep leaders away.
+	WithLeaderLease bool
 	// Ring is the ControllerRing if the extensions are ConfigMaps that a sharder divides.
 	Ring string
 	// ClusterScoped leaves the extensions what they are otherwise, although there is a Ring.
@@ -138,8 +138,8 @@ func runReplica(text string) error {
 		}
 		managerCtx = engine.HandOver(ctx)
 		cacheOptions.Ownership, cacheOptions.WatchFilterValue = o.fenced(engine), o.Fleet
-		if o.InsteadOfLeader {
-			cacheOptions.Ownership, err = ownership.InsteadOfLeader(cacheOptions.Ownership, leases,
+		if o.WithLeaderLease {
+			cacheOptions.Ownership, err = ownership.WithLeaderLease(cacheOptions.Ownership, leases,
 				ownership.LeaderOptions{Lease: types.NamespacedName{Namespace: "default", Name: leaderLease}, Holder: "all",
 					LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
 			if err != nil {

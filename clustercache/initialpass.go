@@ -13,10 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// firstPass finds out when every extension has been reconciled once, whatever the result: those of
-// the first list, and those that appear before the controller runs. With EnableWarmup the list is
-// complete long before the replica leads. Its methods may be called from any goroutine.
-type firstPass struct {
+// initialPass finds out when every extension has been reconciled once, whatever the result: those
+// of the first list, and those that appear before the controller runs. With EnableWarmup the list
+// is complete long before the replica leads. Its methods may be called from any goroutine.
+type initialPass struct {
 	done chan struct{} // closed then
 
 	mu      sync.Mutex
@@ -26,26 +26,26 @@ type firstPass struct {
 	waiting map[client.ObjectKey]struct{} // guarded by mu; nil when done is closed
 }
 
-func newFirstPass() *firstPass {
-	return &firstPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{},
+func newFirstPass() *initialPass {
+	return &initialPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{},
 		past: map[client.ObjectKey]struct{}{}}
 }
 
 // found notes an extension.
-func (p *firstPass) found(key client.ObjectKey) {
+func (p *initialPass) found(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.foundLocked(key)
 }
 
-func (p *firstPass) foundLocked(key client.ObjectKey) {
+func (p *initialPass) foundLocked(key client.ObjectKey) {
 	if _, past := p.past[key]; !past && p.waiting != nil {
 		p.waiting[key] = struct{}{}
 	}
 }
 
 // complete notes that found has been called for the whole list.
-func (p *firstPass) complete() {
+func (p *initialPass) complete() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.listed = true
@@ -54,7 +54,7 @@ func (p *firstPass) complete() {
 
 // begins notes that the controller runs, and can read the extensions, of which these are all. A
 // cache of which nothing may be read counts as listed, so the list alone proves nothing.
-func (p *firstPass) begins(all ...client.ObjectKey) {
+func (p *initialPass) begins(all ...client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, key := range all {
@@ -65,7 +65,7 @@ func (p *firstPass) begins(all ...client.ObjectKey) {
 }
 
 // reconciled notes that an extension has been reconciled.
-func (p *firstPass) reconciled(key client.ObjectKey) {
+func (p *initialPass) reconciled(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.waiting == nil {
@@ -76,35 +76,35 @@ func (p *firstPass) reconciled(key client.ObjectKey) {
 	p.finishLocked()
 }
 
-func (p *firstPass) finishLocked() {
+func (p *initialPass) finishLocked() {
 	if p.listed && p.runs && p.waiting != nil && len(p.waiting) == 0 {
 		p.waiting, p.past = nil, nil
 		close(p.done)
 	}
 }
 
-// notingHandler notes the extensions whose creations it hands on.
-type notingHandler struct {
+// trackingHandler notes the extensions whose creations it hands on.
+type trackingHandler struct {
 	handler.EventHandler
-	pass *firstPass
+	pass *initialPass
 }
 
 // Create implements handler.EventHandler.
-func (h notingHandler) Create(ctx context.Context, e event.CreateEvent,
+func (h trackingHandler) Create(ctx context.Context, e event.CreateEvent,
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	h.pass.found(client.ObjectKeyFromObject(e.Object))
 	h.EventHandler.Create(ctx, e, queue)
 }
 
-// notingSource notes when its handler has received the whole list. Controllers wait for that before
-// they reconcile.
-type notingSource struct {
+// trackingSource notes when its handler has received the whole list. Controllers wait for that
+// before they reconcile.
+type trackingSource struct {
 	source.SyncingSource
-	pass *firstPass
+	pass *initialPass
 }
 
 // WaitForSync implements source.SyncingSource.
-func (s notingSource) WaitForSync(ctx context.Context) error {
+func (s trackingSource) WaitForSync(ctx context.Context) error {
 	err := s.SyncingSource.WaitForSync(ctx)
 	if err == nil && ctx.Err() == nil { // the library returns nil when ctx is done
 		s.pass.complete()
@@ -113,4 +113,4 @@ func (s notingSource) WaitForSync(ctx context.Context) error {
 }
 
 // String implements fmt.Stringer, for the log.
-func (s notingSource) String() string { return fmt.Sprint(s.SyncingSource) }
+func (s trackingSource) String() string { return fmt.Sprint(s.SyncingSource) }
