@@ -29,10 +29,8 @@ type sharedDiscovery struct {
 	published chan struct{} // guarded by mu; closed at the next success; nil if no member waits
 }
 
-// publish frees all members that wait. Later calls do not join a flight that began before: what
-// they got would be older than they are.
+// publish frees all members that wait.
 func (s *sharedDiscovery) publish() {
-	s.flight.Forget("")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.published != nil {
@@ -66,19 +64,24 @@ func (s *sharedDiscovery) turn(now time.Time) time.Duration {
 // discover calls ask, which asks the server with the caller's own credential, in one flight with
 // other callers. A caller asks alone if the flight failed with another member's credential, or if
 // it takes longer than followerTimeout. The first success frees all: latest returns it, and ask has
-// called publish. That a discovery is too much is an answer, too. discover returns when ctx is
-// done; what it has begun goes on for the others.
-func (s *sharedDiscovery) discover(ctx context.Context, ask func() (*kinds, error), latest func() *kinds) (
+// called publish. Later calls do not join a flight that has published: what they got would be older
+// than they are. That a discovery is too much is an answer, too. discover returns when ctx is done;
+// what it has begun goes on for the others.
+func (s *sharedDiscovery) discover(ctx context.Context, ask func(publish func()) (*kinds, error),
+	latest func() *kinds) (
 	*kinds, error) {
 	start := time.Now()
 	success := s.success() // before the flight, so that none is missed
 	askAlone := func() <-chan singleflight.Result {
-		return new(singleflight.Group).DoChan("", func() (any, error) { return ask() })
+		return new(singleflight.Group).DoChan("", func() (any, error) { return ask(s.publish) })
 	}
 	var leads atomic.Bool
 	flight := s.flight.DoChan("", func() (any, error) {
 		leads.Store(true)
-		return ask()
+		return ask(func() {
+			s.flight.Forget("") // which is this one
+			s.publish()
+		})
 	})
 	var alone <-chan singleflight.Result
 	timer := time.NewTimer(followerTimeout)

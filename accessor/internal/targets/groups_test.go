@@ -408,7 +408,7 @@ func TestTooMuchIsAnAnswer(t *testing.T) {
 		var shared sharedDiscovery
 		none := func() *kinds { return nil }
 		go func() {
-			_, _ = shared.discover(t.Context(), func() (*kinds, error) {
+			_, _ = shared.discover(t.Context(), func(func()) (*kinds, error) {
 				time.Sleep(10 * time.Second)
 				return nil, io.EOF
 			}, none)
@@ -416,7 +416,7 @@ func TestTooMuchIsAnAnswer(t *testing.T) {
 		synctest.Wait()
 		var asked atomic.Int32
 		begun := time.Now()
-		_, err := shared.discover(t.Context(), func() (*kinds, error) {
+		_, err := shared.discover(t.Context(), func(func()) (*kinds, error) {
 			asked.Add(1)
 			return nil, &tooMuchError{io.ErrShortBuffer}
 		}, none)

@@ -159,8 +159,9 @@ func (k *kinds) explain(err error) error {
 // newKinds returns the kinds of a discovery that begins now.
 func newKinds() *kinds { return &kinds{number: numbers.Add(1), at: time.Now()} }
 
-// ask runs a discovery with our own credential, within the timeout of our config.
-func (m *Mapper) ask() (*kinds, error) {
+// ask runs a discovery with our own credential, within the timeout of our config, and calls publish
+// if it is the latest.
+func (m *Mapper) ask(publish func()) (*kinds, error) {
 	if err := m.kinds.groups.tooMuch(time.Now()); err != nil {
 		return nil, err
 	}
@@ -201,7 +202,7 @@ func (m *Mapper) ask() (*kinds, error) {
 		}
 		if m.kinds.latest.CompareAndSwap(latest, result) {
 			m.kinds.groups.replaced(result.at)
-			m.kinds.shared.publish()
+			publish()
 			return result, nil
 		}
 	}

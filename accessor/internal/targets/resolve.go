@@ -102,14 +102,14 @@ func (r *recent) found(group *recentGroup) *kinds {
 	return group.found
 }
 
-// publish notes what was found of the group, and returns the latest.
-func (r *recent) publish(group *recentGroup, found *kinds) *kinds {
+// publish notes what was found of the group, calls publish, and returns the latest.
+func (r *recent) publish(group *recentGroup, found *kinds, publish func()) *kinds {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if group.found == nil || group.found.at.Before(found.at) {
 		group.found, group.foundAt = found, time.Now()
 	}
-	group.shared.publish()
+	publish()
 	return group.found
 }
 
@@ -146,7 +146,7 @@ func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*k
 	if found != nil || err != nil {
 		return found, err
 	}
-	return group.shared.discover(ctx, func() (*kinds, error) {
+	return group.shared.discover(ctx, func(publish func()) (*kinds, error) {
 		found, err := m.kinds.anew.hold(group)
 		defer m.kinds.anew.end(group)
 		if found != nil || err != nil { // another flight has just ended
@@ -162,7 +162,7 @@ func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*k
 		if compare != nil {
 			compare(found)
 		}
-		return m.kinds.anew.publish(group, found), nil
+		return m.kinds.anew.publish(group, found, publish), nil
 	}, func() *kinds { return m.kinds.anew.found(group) })
 }
 

@@ -333,16 +333,16 @@ func TestDiscoverAfterSuccess(t *testing.T) {
 		var shared sharedDiscovery
 		first, ends := newKinds(), make(chan struct{})
 		published := atomic.Pointer[kinds]{}
-		found, err := shared.discover(t.Context(), func() (*kinds, error) {
+		found, err := shared.discover(t.Context(), func(publish func()) (*kinds, error) {
 			published.Store(first)
-			shared.publish()
+			publish()
 			<-ends
 			return first, nil
 		}, published.Load)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(found).To(BeIdenticalTo(first))
 		start, second := time.Now(), newKinds()
-		found, err = shared.discover(t.Context(), func() (*kinds, error) { return second, nil }, published.Load)
+		found, err = shared.discover(t.Context(), func(func()) (*kinds, error) { return second, nil }, published.Load)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(found).To(BeIdenticalTo(second))
 		g.Expect(time.Now()).To(Equal(start), "it does not wait for the first flight")
