@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -28,8 +29,10 @@ const (
 
 // call calls a function of the host operator about an extension.
 func call(ctx context.Context, counts *metrics.Cache, what string, extension client.Object, f func() error) error {
-	caller := hostcode.Caller{Logger: ctrl.LoggerFrom(ctx), Metrics: counts}
-	return caller.Call(what, f, "extension", klog.KObj(extension))
+	caller := hostcode.Caller{Metrics: counts, Logger: func() logr.Logger {
+		return ctrl.LoggerFrom(ctx).WithValues("extension", klog.KObj(extension))
+	}}
+	return caller.Call(what, f)
 }
 
 // isWanted calls Options.Filter. A panic counts as no: a tenant whose object makes Filter panic

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -188,11 +189,14 @@ func (r *APIReconciler[T, C]) secrets(mgr ctrl.Manager) (cache.Cache, error) {
 // often does no harm.
 func (r *APIReconciler[T, C]) isReferenced(ctx context.Context, watcher SecretWatcher[C],
 	secret *corev1.Secret) (referenced bool) {
-	err := hostcode.Caller{Logger: ctrl.LoggerFrom(ctx)}.Call("IsReferencedSecret", func() error {
+	logger := func() logr.Logger {
+		return ctrl.LoggerFrom(ctx).WithValues("namespace", secret.Namespace, "name", secret.Name)
+	}
+	err := hostcode.Caller{Logger: logger}.Call("IsReferencedSecret", func() error {
 		config, _, _ := r.current.get()
 		referenced = watcher.IsReferencedSecret(ctx, secret, config)
 		return nil
-	}, "namespace", secret.Namespace, "name", secret.Name)
+	})
 	return referenced || err != nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"unique"
 
+	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -222,12 +223,18 @@ func (w *watch) call(conn Connection, note func() bool, f func()) {
 			w.idle = nil
 		}
 	}()
-	caller := hostcode.Caller{Logger: w.reg.registry.Logger, Metrics: w.reg.registry.Metrics}
+	caller := hostcode.Caller{Metrics: w.reg.registry.Metrics, Logger: w.logger}
 	_ = caller.Call("a handler", func() error { // the log has the error
 		f()
 		return nil
-	}, "extension", klog.KRef(w.reg.registry.Extension.Namespace, w.reg.registry.Extension.Name), "watch", w.reg.name,
-		"kind", w.part.Value().kind, "consequence", "the event is lost")
+	})
+}
+
+// logger returns the logger of a handler that panicked.
+func (w *watch) logger() logr.Logger {
+	extension := w.reg.registry.Extension
+	return w.reg.registry.Logger.WithValues("extension", klog.KRef(extension.Namespace, extension.Name),
+		"watch", w.reg.name, "kind", w.part.Value().kind, "consequence", "the event is lost")
 }
 
 // awaitIdle waits until no call is running and the informer is released, or until ctx ends. Call

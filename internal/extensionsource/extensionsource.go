@@ -180,14 +180,16 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 // only its own event.
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
 	object client.Object) {
-	caller := hostcode.Caller{Logger: s.logger(ctx), Metrics: s.hub.Metrics}
+	caller := hostcode.Caller{Metrics: s.hub.Metrics, Logger: func() logr.Logger {
+		return s.logger(ctx).WithValues("extension", klog.KObj(object), "consequence", "the event is lost")
+	}}
 	// the log has the error
 	_ = caller.Call("the map function of an extension source", func() error {
 		for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {
 			queue.Add(request)
 		}
 		return nil
-	}, "extension", klog.KObj(object), "consequence", "the event is lost")
+	})
 }
 
 func (s *extensionSource[request]) logger(ctx context.Context) logr.Logger {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
@@ -12,17 +13,24 @@ import (
 func TestCall(t *testing.T) {
 	g := NewWithT(t)
 	var logged strings.Builder
-	c := Caller{Logger: funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{})}
+	asked := 0
+	c := Caller{Logger: func() logr.Logger {
+		asked++
+		return funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{}).WithValues("extension", "red")
+	}}
 	g.Expect(c.Call("Filter", func() error { return nil })).To(Succeed())
 	failure := errors.New("no")
 	err := c.Call("Filter", func() error { return failure })
 	g.Expect(err).To(BeIdenticalTo(failure))
 	g.Expect(IsPanic(err)).To(BeFalse())
+	g.Expect(IsPanic(nil)).To(BeFalse())
 	g.Expect(logged.String()).To(BeEmpty())
+	g.Expect(asked).To(BeZero(), "a call that does not panic costs no logger")
 
-	err = c.Call("Filter", func() error { panic("secret") }, "extension", "red")
+	err = c.Call("Filter", func() error { panic("secret") })
 	g.Expect(err).To(MatchError("Filter panicked: see the host operator's log"))
-	g.Expect(IsPanic(errors.Wrap(err, "filtering"))).To(BeTrue())
+	g.Expect(IsPanic(err)).To(BeTrue())
+	g.Expect(IsPanic(errors.Wrap(err, "of another call"))).To(BeFalse())
 	g.Expect(logged.String()).To(And(ContainSubstring(`"error"="secret"`), ContainSubstring(`"extension"="red"`),
 		ContainSubstring(`"function"="Filter"`), ContainSubstring("hostcode_test.go"), ContainSubstring("stack")))
 }
