@@ -61,7 +61,7 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 		}
 	}
 	s.entries.mu.Lock()
-	if s.entries.ended {
+	if s.entries.ended || s.user.hasEnded() {
 		s.entries.mu.Unlock()
 		return nil, s.user.stopError()
 	}

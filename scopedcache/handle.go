@@ -53,7 +53,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 				scope)
 	}
 	s.entries.mu.Lock()
-	if s.entries.ended {
+	if s.entries.ended || s.user.hasEnded() {
 		s.entries.mu.Unlock()
 		return nil, s.user.stopError()
 	}

@@ -156,7 +156,7 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	for {
 		r.entries.mu.Lock()
-		if r.entries.ended {
+		if r.entries.ended || r.user.hasEnded() {
 			r.entries.mu.Unlock()
 			return nil, r.user.stopError()
 		}

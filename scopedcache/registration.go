@@ -13,7 +13,6 @@ import (
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
 	entry     *entry
-	user      *user // whose handler it is
 	feed      *replay.Feed
 	options   toolscache.HandlerOptions
 	done      latch.Latch // opened by settle
@@ -22,7 +21,7 @@ type registration struct {
 	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
 
-// add registers a user's handler, and feeds it if an informer runs.
+// add registers a handler for a user, and feeds it if an informer runs.
 func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
 	settled func()) (*registration, error) {
 	var feeding replay.Options
@@ -30,7 +29,7 @@ func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options to
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
 	feed := replay.New(handler, s.selection.kind.example, feeding)
-	r := &registration{entry: s, user: u, feed: feed, options: options, onSettled: settled}
+	r := &registration{entry: s, feed: feed, options: options, onSettled: settled}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone.IsOpen() {

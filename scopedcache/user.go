@@ -43,8 +43,14 @@ func (u *user) hasBegun() bool {
 // stopped returns a channel that is closed when the life has ended.
 func (u *user) stopped() <-chan struct{} { return u.over }
 
-// stopError returns why the life has ended. Call it only after the life has begun.
+// hasEnded reports whether the life has begun and ended.
+func (u *user) hasEnded() bool { return u.hasBegun() && !u.runs() }
+
+// stopError returns why the life has ended, or why it will never begin.
 func (u *user) stopError() error {
+	if !u.hasBegun() {
+		return errors.WithStack(ErrStopped)
+	}
 	if cause := context.Cause(u.life); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -56,7 +62,7 @@ func (u *user) check() error {
 	if !u.hasBegun() {
 		return &cache.ErrCacheNotStarted{}
 	}
-	if u.life.Err() != nil {
+	if !u.runs() {
 		return u.stopError()
 	}
 	return nil

@@ -54,6 +54,10 @@ func TestUsersEndAlone(t *testing.T) {
 		}
 		_, err = theirs.AddEventHandler(toolscache.ResourceEventHandlerFuncs{})
 		g.Expect(err).To(MatchError(ended))
+		_, err = sibling.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: "w", Dependent: "uid"})
+		g.Expect(err).To(MatchError(ended))
+		_, err = sibling.GetInformer(t.Context(), configMap())
+		g.Expect(err).To(MatchError(ended))
 		g.Expect(informer.IsStopped()).To(BeTrue())
 		g.Expect(ours.List(t.Context(), configMapList())).To(Succeed())
 		g.Expect(c.List(t.Context(), configMapList())).To(Succeed())
@@ -65,4 +69,38 @@ func configMapList() client.ObjectList {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind(configMaps.Kind + "List"))
 	return list
+}
+
+// A read that waits for an informer ends with the life of its user, while others wait on.
+func TestWaitingUsersEndAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		env := &environment{}
+		entries := newEntrySet(env)
+		e := entries.newEntry(&kind{}, Scope{})
+		life, end := context.WithCancelCause(t.Context())
+		first, second := newUser(time.Minute), newUser(time.Hour)
+		first.begin(t.Context())
+		second.begin(life)
+		results := map[*user]chan error{first: make(chan error, 2), second: make(chan error, 2)}
+		for u, result := range results {
+			go func() {
+				_, err := u.awaitReading(t.Context(), e)
+				result <- err
+			}()
+			go func() { result <- e.awaitSettled(t.Context(), u) }()
+		}
+		synctest.Wait()
+		ended := errors.New("their connection has ended")
+		end(ended)
+		synctest.Wait()
+		for range 2 {
+			g.Expect(results[second]).To(Receive(MatchError(ended)))
+			g.Expect(results[first]).NotTo(Receive())
+		}
+		e.gone.Open()
+		for range 2 {
+			g.Expect(<-results[first]).To(MatchError(ErrReleased))
+		}
+	})
 }

@@ -28,7 +28,7 @@ import (
 // three things. While nothing happens, the result keeps a goroutine with a small stack, and no
 // buffers. Errors of the connection are returned; client-go repeats some of these watches, and then
 // returns one without events. And the answer is not compressed: from 1.37 on an API server
-// compresses watches that begin with a list, and what reads them keeps 44 KiB for each, for ever.
+// compresses watches that begin with a list, and a client keeps 44 KiB for each while it lasts.
 func watchOf(ctx context.Context, c collection, options metav1.ListOptions,
 	observer Observer) (watch.Interface, error) {
 	answer := &answerRecorder{next: c.httpClient().Transport}
