@@ -750,6 +750,7 @@ func TestReconcileDuringShutdown(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	g.Expect(s.Run(ended)).To(Succeed())
+	g.Expect(context.Cause(s.life)).To(MatchError(connstate.ErrNotConnected), "what requests of a late connection return")
 	g.Expect(s.shared.targets.List()).To(BeEmpty())
 	reconcile("after")
 	g.Expect(s.shared.targets.List()).To(BeEmpty())

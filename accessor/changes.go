@@ -23,7 +23,7 @@ func (s *State) compared() comparedState {
 	c := comparedState{Snapshot: s.Snapshot, uid: s.UID, message: connstate.ErrorText(s.Err),
 		probeError: connstate.ErrorText(s.Health.LastError), target: s.Target, tokenExpires: s.TokenExpires}
 	c.Health = connstate.Health{ConsecutiveFailures: s.Health.ConsecutiveFailures}
-	c.Err, c.LastSuccess, c.Proven = nil, time.Time{}, false
+	c.Err, c.LastSuccess, c.Proven, c.Credential = nil, time.Time{}, false, 0
 	return c
 }
 

@@ -158,7 +158,7 @@ func (s *Set) shutdown() {
 		return true
 	})
 	s.options.Logger.Info("Ended all connections", "connections", connected)
-	s.end(stopping)
+	s.end(lifecycle.Stopping(stopping))
 	// accessors that Reconcile created meanwhile; Reconcile creates no more from now on
 	s.each(func(a *identityAccessor) {
 		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})

@@ -149,8 +149,9 @@ type termRoundTripper struct {
 func (r termRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := r.next.RoundTrip(req)
 	if err == nil && r.conn.term.Err() != nil {
+		ended := r.conn.Err() // first: it cancels the request, which Close may wait for
 		_ = resp.Body.Close()
-		return nil, r.conn.Err()
+		return nil, ended
 	}
 	return resp, err
 }

@@ -39,7 +39,7 @@ func isThrottled(err error) bool {
 }
 
 // NotSent returns the answer of an attempt whose own credential failed: no review was sent. The API
-// server that issues tokens may have refused to for now.
+// server that issues tokens may have answered "try again later".
 func NotSent(err error) Answer {
 	answer := Answer{Verdict: connstate.Failing, Err: err, NotSent: ReasonOf(err)}
 	if retryAfter, throttled := connstate.ThrottledFor(err); throttled {
@@ -55,8 +55,9 @@ func WasSent(err error) bool {
 	return ReasonOf(err) == connstate.ReasonUnreachable && !errors.As(err, &none)
 }
 
-// Stale returns why a caller whose object differs from that of the connection has no connection.
-// mismatch is the difference. A newer credential that cannot be used yet explains it.
+// Stale returns the reason and the cause for a caller whose object is not the one that the
+// connection was made for. mismatch is the difference. A newer credential that cannot be used yet
+// explains it.
 func (m *Machine) Stale(mismatch error) (connstate.Reason, error) {
 	if m.rotationErr != nil {
 		mismatch = errors.WithMessage(m.rotationErr, mismatch.Error())
@@ -74,6 +75,11 @@ func (r Removal) reason() connstate.Reason {
 	default:
 		return connstate.ReasonNotStarted
 	}
+}
+
+// Stopping returns the error of what ends because the manager stops, and has no machine any more.
+func Stopping(cause error) *connstate.NotConnectedError {
+	return &connstate.NotConnectedError{Reason: Stopped.reason(), Err: cause}
 }
 
 // LeaseReason is the reason of what ends with the lease.
