@@ -45,9 +45,10 @@ func Condition(err error, generation int64) metav1.Condition {
 
 // ReportedElsewhere reports whether a call failed with a reason that the caller must not report: it
 // returns without writing the status of the extension, and without a requeue. After ReasonStale the
-// next event leads to a Reconcile with a newer object. With ReasonNotOwned another replica has the
-// extension, and writes its status. ReportedElsewhere returns false for nil and for any other
-// error.
+// next event usually leads to a Reconcile with a newer object; a ReasonStale that lasts is a
+// mistake of the caller, whose text says which. With ReasonNotOwned the replica that has the
+// extension, or will have it, writes the status. ReportedElsewhere returns false for nil and for
+// any other error.
 func ReportedElsewhere(err error) bool {
 	var notConnected *NotConnectedError
 	return errors.As(err, &notConnected) && notConnected.ReportedElsewhere()

@@ -26,7 +26,7 @@ type initialPass struct {
 	waiting map[client.ObjectKey]struct{} // guarded by mu; nil when done is closed
 }
 
-func newFirstPass() *initialPass {
+func newInitialPass() *initialPass {
 	return &initialPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{},
 		past: map[client.ObjectKey]struct{}{}}
 }

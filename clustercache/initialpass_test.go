@@ -10,7 +10,7 @@ import (
 
 // The first pass ends when the list is complete and each of its extensions was reconciled, in any
 // order. Extensions that appear after the end of the pass do not count.
-func TestFirstPass(t *testing.T) {
+func TestInitialPass(t *testing.T) {
 	a, b, later := client.ObjectKey{Name: "a"}, client.ObjectKey{Name: "b"}, client.ObjectKey{Name: "later"}
 	for name, tc := range map[string]struct {
 		steps func(p *initialPass)
@@ -44,7 +44,7 @@ func TestFirstPass(t *testing.T) {
 		"later, one missing": {func(p *initialPass) { p.found(a); p.complete(); p.found(later); p.reconciled(later) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newFirstPass()
+			p := newInitialPass()
 			if !strings.HasPrefix(name, "standby") {
 				p.begins()
 			}

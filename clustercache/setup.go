@@ -89,7 +89,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		metrics:  counts,
 		ended:    ended,
 
-		initialPass: newFirstPass(),
+		initialPass: newInitialPass(),
 	}
 	if o.Ownership != nil {
 		if err := o.Ownership.Check(kind.GroupKind(), kind.Namespaced); err != nil {

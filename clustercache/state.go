@@ -69,6 +69,12 @@ type ConnectionState struct {
 	Scopes []ScopeState `json:"-"`
 }
 
+// Starting reports whether the first connect of the extension has not ended yet. What was connected
+// before, or was tried in vain, is not starting, whatever is tried now.
+func (s *ConnectionState) Starting() bool {
+	return s.Phase != PhaseConnected && s.Epoch == 0 && s.Reason.Pending()
+}
+
 // WatchState is a snapshot of a watch with one informer. A WatchContent has one WatchState per kind
 // and namespace.
 type WatchState struct {

@@ -47,8 +47,9 @@ type scopeJSON struct {
 	Dependents     []string  `json:"dependents,omitempty"`
 }
 
-// MarshalJSON implements json.Marshaler. Errors become their texts, without any secret; what is
-// empty is left out. The form is for people and scripts: it cannot be read back.
+// MarshalJSON implements json.Marshaler. Errors become their texts, without any secret. What is
+// empty is left out, but for name, phase, healthy, and the number of objects of a scope. The form
+// is for people and scripts: it cannot be read back.
 func (s ConnectionState) MarshalJSON() ([]byte, error) {
 	form := stateJSON{
 		Namespace:        s.Extension.Namespace,

@@ -60,8 +60,14 @@ func TestStateJSON(t *testing.T) {
 	blue := ConnectionState{Extension: client.ObjectKey{Name: "blue"}, Phase: PhaseConnected}
 	g.Expect(json.Marshal(blue)).To(MatchJSON(`{"name": "blue", "phase": "Connected", "healthy": false}`))
 	g.Expect(json.Marshal(&blue)).To(MatchJSON(`{"name": "blue", "phase": "Connected", "healthy": false}`))
-	state := reflect.TypeFor[ConnectionState]()
-	for i := range state.NumField() {
-		g.Expect(state.Field(i).Tag.Get("json")).NotTo(BeEmpty(), "the field %s has no name in JSON", state.Field(i).Name)
+	all := reflect.ValueOf(everyField(t))
+	none, err := json.Marshal(ConnectionState{})
+	g.Expect(err).NotTo(HaveOccurred())
+	for i := range all.NumField() {
+		var one ConnectionState
+		reflect.ValueOf(&one).Elem().Field(i).Set(all.Field(i))
+		name := all.Type().Field(i).Name
+		g.Expect(all.Type().Field(i).Tag.Get("json")).NotTo(BeEmpty(), "%s has no name in JSON", name)
+		g.Expect(json.Marshal(one)).NotTo(MatchJSON(none), "%s is not in JSON", name)
 	}
 }

@@ -63,11 +63,11 @@ func WithLeaderLease(engine Engine, config *rest.Config, options LeaderOptions) 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
-	return &insteadOfLeader{Engine: engine, options: options, times: times, leases: leases}, nil
+	return &withLeaderLease{Engine: engine, options: options, times: times, leases: leases}, nil
 }
 
-// insteadOfLeader holds the Lease of a leader election while its engine runs.
-type insteadOfLeader struct {
+// withLeaderLease holds the Lease of a leader election while its engine runs.
+type withLeaderLease struct {
 	Engine
 	options LeaderOptions
 	times   holding.Times
@@ -77,7 +77,7 @@ type insteadOfLeader struct {
 
 // Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica
 // that was suspended finds out there that a leader may act.
-func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+func (e *withLeaderLease) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 	outer := e.fence.Load()
 	if outer == nil {
 		return nil, false
@@ -93,7 +93,7 @@ func (e *insteadOfLeader) Owns(extension client.Object) (f *fence.Fence, owned b
 }
 
 // Run implements Engine.
-func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) {
+func (e *withLeaderLease) Run(ctx context.Context, replica Replica) (err error) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("lease", e.options.Lease)
 	if err := e.fits(ctx); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (e *insteadOfLeader) Run(ctx context.Context, replica Replica) (err error) 
 
 // fits returns an error if the engine knows that other replicas divide the extensions in another
 // way: they may hold the Lease for good.
-func (e *insteadOfLeader) fits(ctx context.Context) error {
+func (e *withLeaderLease) fits(ctx context.Context) error {
 	if engine, ok := e.Engine.(Fitter); ok {
 		return engine.Fits(ctx)
 	}
@@ -132,7 +132,7 @@ func (e *insteadOfLeader) fits(ctx context.Context) error {
 
 // askWhileItWaits calls fits now and then, until stop is called, which returns its error. After an
 // error, refuse is called.
-func (e *insteadOfLeader) askWhileItWaits(ctx context.Context, refuse func()) (stop func() error) {
+func (e *withLeaderLease) askWhileItWaits(ctx context.Context, refuse func()) (stop func() error) {
 	asking, cancel := context.WithCancel(ctx)
 	misfit := make(chan error, 1)
 	go func() {
@@ -151,7 +151,7 @@ func (e *insteadOfLeader) askWhileItWaits(ctx context.Context, refuse func()) (s
 	})
 }
 
-func (e *insteadOfLeader) lock() resourcelock.Interface {
+func (e *withLeaderLease) lock() resourcelock.Interface {
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.options.Lease.Namespace, Name: e.options.Lease.Name},
 		Client:     e.leases,

@@ -80,7 +80,7 @@ func share(t *testing.T, leases *clientset.Clientset, logger logr.Logger) *shari
 	s := &sharing{inner: &engine{}, ended: make(chan error, 1)}
 	made, err := WithLeaderLease(s.inner, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "all"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	made.(*insteadOfLeader).leases = leases.CoordinationV1()
+	made.(*withLeaderLease).leases = leases.CoordinationV1()
 	s.Engine = made
 	ctx, cancel := context.WithCancel(ctrl.LoggerInto(t.Context(), logger))
 	s.stop = cancel
@@ -110,7 +110,7 @@ func lead(t *testing.T, leases *clientset.Clientset) (leads func() bool, stop co
 
 // Replicas that share wait until the leader has ended, together keep another one away, and let it
 // lead when none of them has run for the time that giving up takes.
-func TestInsteadOfLeader(t *testing.T) {
+func TestWithLeaderLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		leases := clientset.NewClientset()
@@ -143,7 +143,7 @@ func TestInsteadOfLeader(t *testing.T) {
 
 // A replica that cannot renew the Lease gives everything up before the Lease ends, and Run says
 // why. What keeps it from the Lease is logged.
-func TestInsteadOfLeaderIsLost(t *testing.T) {
+func TestWithLeaderLeaseIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		leases := clientset.NewClientset()
@@ -188,7 +188,7 @@ func TestInsteadOfLeaderIsLost(t *testing.T) {
 }
 
 // A replica that finds that a leader has taken the Lease ends at once.
-func TestInsteadOfLeaderIsTaken(t *testing.T) {
+func TestWithLeaderLeaseIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		leases := clientset.NewClientset()
@@ -225,14 +225,14 @@ func (f *fitting) Fits(context.Context) error {
 
 // A replica that divides the extensions in another way than those that hold the Lease ends, before
 // it has written the Lease, and while it waits for it.
-func TestInsteadOfLeaderDoesNotFit(t *testing.T) {
+func TestWithLeaderLeaseDoesNotFit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		leases, misfit := clientset.NewClientset(), errors.New("another number")
 		run := func(engine *fitting) chan error {
 			made, err := WithLeaderLease(engine, &rest.Config{}, LeaderOptions{Lease: leaderLease, Holder: "12"})
 			g.Expect(err).NotTo(HaveOccurred())
-			made.(*insteadOfLeader).leases = leases.CoordinationV1()
+			made.(*withLeaderLease).leases = leases.CoordinationV1()
 			ended := make(chan error, 1)
 			go func() { ended <- made.Run(ctrl.LoggerInto(t.Context(), logr.Discard()), nil) }()
 			return ended

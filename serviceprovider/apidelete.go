@@ -170,7 +170,7 @@ func (r *APIReconciler[T, C]) reportUnreachable(obj T, config C, request *cluste
 		reason = ReasonAccessLost
 	case request.Status.SecretRef != nil:
 		result, err := r.notConnected(obj, config, err)
-		if notConnected.Reason == clustercache.ReasonNotStarted {
+		if notConnected.Reason.Pending() {
 			return unclear, result, err
 		}
 		return blocked, result, err

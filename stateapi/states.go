@@ -72,7 +72,7 @@ func connectionColumns() apiserver.StoreOption {
 			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) }},
 		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
 		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},
-		connectionColumn{Name: "Credential", Wide: true, Description: "How long the connection has used its credential.",
+		connectionColumn{Name: "Credential Age", Wide: true, Description: "How long the connection has used its credential.",
 			Cell: func(c *v1alpha1.Connection) any { return ageOf(c.Status.CredentialSince) }},
 		connectionColumn{Name: "Epoch", Type: "integer", Wide: true,
 			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch }},
@@ -92,7 +92,7 @@ func stateOf(state clustercache.ConnectionState) string {
 	switch {
 	case state.Phase == clustercache.PhaseConnected:
 		return v1alpha1.StateConnected
-	case state.Reason.Pending():
+	case state.Starting():
 		return v1alpha1.StateConnecting
 	default:
 		return v1alpha1.StateDisconnected

@@ -99,8 +99,12 @@ func TestRetriesChangeNothing(t *testing.T) {
 		g.Expect(connectionOf(retry)).To(Equal(before))
 	}
 	first := lost
-	first.Phase, first.Reason = clustercache.PhaseConnecting, clustercache.ReasonNotStarted
+	first.Phase, first.Reason, first.Epoch = clustercache.PhaseConnecting, clustercache.ReasonNotStarted, 0
 	g.Expect(connectionOf(first).Status.State).To(Equal("Connecting"))
+	first.Phase = clustercache.PhaseDisconnected
+	g.Expect(connectionOf(first).Status.State).To(Equal("Connecting"), "before the first connect begins")
+	first.Epoch = 2
+	g.Expect(connectionOf(first).Status.State).To(Equal("Disconnected"), "the extension names nothing any more")
 	for _, condition := range before.Status.Conditions {
 		g.Expect(condition.Status).To(Equal(metav1.ConditionFalse))
 		g.Expect(condition.Reason).NotTo(BeEmpty())

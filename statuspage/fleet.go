@@ -49,7 +49,7 @@ func rowOf(state clustercache.ConnectionState) *row {
 	switch {
 	case state.Phase == clustercache.PhaseConnected:
 		r.State = stateConnected
-	case state.Reason.Pending():
+	case state.Starting():
 		r.State = stateConnecting
 	}
 	if !state.DisconnectedSince.IsZero() {

@@ -195,7 +195,11 @@ func TestProblemsAndColumns(t *testing.T) {
 		}),
 		change("message", func(s *clustercache.ConnectionState) { s.Message = "the newest credential is not used" }),
 		named("disconnected", disconnected(clustercache.ReasonUnauthorized, "")),
-		named("beginning", disconnected(clustercache.ReasonNotStarted, "")),
+		named("beginning", func() clustercache.ConnectionState {
+			s := disconnected(clustercache.ReasonNotStarted, "")
+			s.Epoch = 0
+			return s
+		}()),
 	}
 	for n := range maxPageSize {
 		states = append(states, change(fmt.Sprintf("x%03d", n), func(s *clustercache.ConnectionState) {

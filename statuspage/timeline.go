@@ -69,7 +69,7 @@ type scopeTrouble struct {
 // the extension was not known. A scope that syncs again still counts as one that does not deliver.
 func seenOf(old *seen, state clustercache.ConnectionState) seen {
 	s := seen{uid: state.UID, connected: state.Phase == clustercache.PhaseConnected, reason: string(state.Reason),
-		connecting: state.Reason.Pending(), message: cut(state.Message), epoch: state.Epoch,
+		connecting: state.Starting(), message: cut(state.Message), epoch: state.Epoch,
 		credentialSince: state.CredentialSince, tokenExpires: state.TokenExpires, healthy: state.Healthy}
 	for _, scope := range state.Scopes {
 		name, trouble := scopeName(scope), scopeTrouble{}

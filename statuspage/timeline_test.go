@@ -113,7 +113,7 @@ func TestEntriesBetween(t *testing.T) {
 		})), connected(func(s *state) {
 			s.Scopes = []clustercache.ScopeState{scope("ConfigMap", clustercache.StateSyncing, "")}
 		}), nil},
-		"another object": {new(connected()), func() state { s := starting; s.UID = "2"; s.Epoch = 1; return s }(),
+		"another object": {new(connected()), func() state { s := starting; s.UID = "2"; return s }(),
 			[]entry{{at(9), entryRecreated, "", "another object has the name now: UID 2"}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -138,7 +138,7 @@ func (c *checker) wait(ctx context.Context, patience time.Duration) ([]clusterca
 // settled reports whether every connect has a result.
 func settled(states []clustercache.ConnectionState) bool {
 	for _, state := range states {
-		if state.Phase == clustercache.PhaseConnecting || state.Reason == clustercache.ReasonNotStarted {
+		if state.Phase == clustercache.PhaseConnecting || state.Reason.Pending() {
 			return false
 		}
 	}

@@ -85,7 +85,7 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		if err != nil {
 			return nil, errors.WithMessage(err, "--buckets")
 		}
-		options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace,
+		options.Ownership, err = m.withLeaderLease(engine, restConfig, namespace,
 			fmt.Sprintf("replicas that share by %d buckets", m.sharing.buckets))
 		return engine.HandOver(ctx), err
 	}
@@ -94,7 +94,7 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 	if err != nil {
 		return nil, errors.WithMessage(err, "--ring")
 	}
-	if options.Ownership, err = m.insteadOfLeader(engine, restConfig, namespace,
+	if options.Ownership, err = m.withLeaderLease(engine, restConfig, namespace,
 		"shards of ring "+m.sharing.ring); err != nil {
 		return nil, err
 	}
@@ -105,9 +105,9 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 	return ctx, nil
 }
 
-// insteadOfLeader lets the engine run when no manager with --leader-elect leads, and keeps those
+// withLeaderLease lets the engine run when no manager with --leader-elect leads, and keeps those
 // from leading: a rolling update from one to the other has both for a time.
-func (m *managerFlags) insteadOfLeader(engine ownership.Engine, restConfig *rest.Config,
+func (m *managerFlags) withLeaderLease(engine ownership.Engine, restConfig *rest.Config,
 	namespace, holder string) (ownership.Engine, error) {
 	return ownership.WithLeaderLease(engine, restConfig, ownership.LeaderOptions{
 		Lease: types.NamespacedName{Namespace: namespace, Name: m.leaderElectionID}, Holder: holder})

@@ -26,6 +26,7 @@ func TestHub(t *testing.T) {
 	g.Expect(one.Take()).To(BeEmpty())
 	two.Close()
 	hub.Put("late", 1)
+	g.Expect(one.Signal()).To(Receive(), "there is something to take again")
 	g.Expect(two.Take()).To(Equal(map[string]int{"busy": 999, "other": 999}))
 	g.Expect(one.Take()).To(Equal(map[string]int{"late": 1}))
 	one.Close()

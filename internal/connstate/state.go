@@ -103,7 +103,8 @@ func ReasonOfVerdict(verdict Verdict) Reason {
 	}
 }
 
-// Pending reports whether the first connect of the extension has not ended yet.
+// Pending reports whether there is no result of a connect: the first one is under way, or the
+// extension names no credential, or not yet.
 func (r Reason) Pending() bool { return r == ReasonNotStarted }
 
 // ErrNotConnected is in the chain of every error that occurs because an extension is not connected,

@@ -1,4 +1,4 @@
-// Package jitter takes the delays of a backoff with a random number of the caller's.
+// Package jitter advances a backoff with a random number that the caller supplies.
 //
 // # Setup
 //

@@ -56,7 +56,9 @@ func (r *after) reconcile(ctx context.Context, extension client.Object, conditio
 	cc, extensionKey := r.cc, client.ObjectKeyFromObject(extension)
 	c, err := cc.GetClient(ctx, extensionKey)
 	var notConnected *clustercache.NotConnectedError
-	if errors.As(err, &notConnected) {
+	if clustercache.ReportedElsewhere(err) {
+		return ctrl.Result{}, nil // another Reconcile, or another replica, writes the status
+	} else if errors.As(err, &notConnected) {
 		meta.SetStatusCondition(&conditions, clustercache.Condition(err, extension.GetGeneration()))
 		return ctrl.Result{}, nil // the source calls again
 	} else if err != nil {

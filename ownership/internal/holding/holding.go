@@ -76,7 +76,7 @@ const (
 // Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done
 // when the lease is lost, or ctx is done. When serve returns, Hold releases the lease, as
 // Options.Keep says, and returns true. Hold returns false if it does not get the lease while ctx
-// lasts, nor before Patience is over.
+// lasts, nor before Options.Timeout is over.
 func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
 	times := options.Times

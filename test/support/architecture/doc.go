@@ -7,6 +7,7 @@
 //   - docs/operations.md has every reason.
 //   - The Go code of the README compiles, and every link of a page leads somewhere.
 //   - Outside of the lifecycle machine nothing decides why an extension is not connected.
+//   - Comments are no wider than 100 columns.
 //
 // # Setup
 //

@@ -21,35 +21,46 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// deciders are the packages that may decide about a Reason: the machine, the vocabulary, and the
-// fake, whose user is the machine.
-var deciders = []string{"accessor/internal/lifecycle", "internal/connstate", "fake"}
+// deciders are the packages that may decide about a Reason: the machine, the vocabulary, the fake,
+// whose user is the machine, and the demo, which expects one of each.
+var deciders = []string{"accessor/internal/lifecycle", "internal/connstate", "fake", "cmd/latchkey/demo"}
 
-// exceptions are the functions elsewhere that may name a Reason, or read the clock: why an
-// extension that has no machine has no connection; what a condition says about a request without a
-// token; and since when a handle fails that sees the end of its lease before the machine does. That
-// one may not step, because watches ask it under their locks, and it has the Reason from the
-// machine.
+// exceptions are the functions elsewhere that may name a Reason or read the clock. absentReason
+// says why an extension that has no machine has no connection. Condition says what a condition
+// shows of a request without a token. closeWithTerm reads the clock because a caller can see the
+// end of the lease before the machine does, and must not step the machine: watches call it under
+// their locks.
 var exceptions = []string{"accessor.absentReason", "clustercache.Condition",
 	"accessor/internal/connection.closeWithTerm"}
 
 // shown are the types whose times a state shows.
-var shown = []string{"internal/connstate.NotConnectedError", "accessor.ConnectionState", "accessor.snapshot",
+var shown = []string{"internal/connstate.NotConnectedError", "accessor.State", "accessor.snapshot",
 	"clustercache.ConnectionState", "accessor/internal/lifecycle.Snapshot"}
 
 // Outside of the machine nothing decides why there is no connection, and since when.
 func TestOnlyTheMachineDecides(t *testing.T) {
 	g := NewWithT(t)
-	list := checkedPackages(t, "./...")
-	checked := 0
-	for _, p := range list {
-		if name := strings.TrimPrefix(p.path, module+"/"); p.uses(module+"/internal/connstate") &&
-			!slices.Contains(deciders, name) && !strings.HasPrefix(name, "test/") {
-			checked++
-			g.Expect(p.decisions()).To(BeEmpty())
+	known := map[string]bool{}
+	for _, p := range checkedPackages(t, "./...") {
+		name := strings.TrimPrefix(p.path, module+"/")
+		for _, declared := range p.types.Scope().Names() {
+			known[name+"."+declared] = true
+		}
+		known[name] = true
+		if !slices.Contains(deciders, name) && !strings.HasPrefix(name, "test/") {
+			found, excepted := p.decisions()
+			g.Expect(found).To(BeEmpty())
+			for _, function := range excepted {
+				known[function+" decides"] = true
+			}
 		}
 	}
-	g.Expect(checked).To(BeNumerically(">", 5), "these packages use Reasons")
+	for _, name := range slices.Concat(deciders, shown) {
+		g.Expect(known).To(HaveKey(name), "a rule names what is gone")
+	}
+	for _, name := range exceptions {
+		g.Expect(known).To(HaveKey(name+" decides"), "an exception that is not needed")
+	}
 }
 
 // The check finds each way to decide.
@@ -63,6 +74,8 @@ func TestDecisionsAreFound(t *testing.T) {
 		`func f(s string) connstate.Reason { return connstate.Reason(s) }`:                          "converts",
 		`func f(e *connstate.NotConnectedError) { e.Since = time.Now() }`:                           "stamps",
 		`func f() any { now := time.Now(); return connstate.NotConnectedError{Since: now.Add(1)} }`: "stamps",
+		`func f(r connstate.Reason) bool { return string(r) == "Stale" }`:                           "compares",
+		`func f(e *connstate.NotConnectedError) { var now = time.Now(); e.Since = now }`:            "stamps",
 		`func f(e *connstate.NotConnectedError) { e.Reason = "" }`:                                  "",
 		`func f(r connstate.Reason) bool { return r == "" }`:                                        "",
 		`const renamed = connstate.ReasonStale`:                                                     "",
@@ -70,7 +83,7 @@ func TestDecisionsAreFound(t *testing.T) {
 	} {
 		source := "package p\nimport (\"time\"; \"" + module + "/internal/connstate\")\n" +
 			"var _ time.Time; var _ connstate.Phase\n" + code
-		found := checkSource(t, source).decisions()
+		found, _ := checkSource(t, source).decisions()
 		if want == "" {
 			g.Expect(found).To(BeEmpty(), code)
 		} else {
@@ -86,10 +99,6 @@ type checkedPackage struct {
 	set   *token.FileSet
 	info  *types.Info
 	types *types.Package
-}
-
-func (p *checkedPackage) uses(path string) bool {
-	return slices.ContainsFunc(p.types.Imports(), func(i *types.Package) bool { return i.Path() == path })
 }
 
 // exports returns what go list says about the packages and all that they import.
@@ -166,21 +175,26 @@ func check(t *testing.T, path string, set *token.FileSet, imports types.Importer
 	return &checkedPackage{path: path, files: files, set: set, info: info, types: checked}
 }
 
-// decisions returns where the package decides about a Reason, or stamps a time that a state shows.
-func (p *checkedPackage) decisions() (found []string) {
+// decisions returns where the package decides about a Reason, or stamps a time that a state shows,
+// and which exceptions do.
+func (p *checkedPackage) decisions() (found, excepted []string) {
 	for _, file := range p.files {
 		for _, declaration := range file.Decls {
 			if d, ok := declaration.(*ast.GenDecl); ok && d.Tok == token.CONST {
 				continue // another name for the same
 			}
-			if f, ok := declaration.(*ast.FuncDecl); ok &&
-				slices.Contains(exceptions, strings.TrimPrefix(p.path, module+"/")+"."+f.Name.Name) {
-				continue
+			decisions := p.decisionsIn(declaration)
+			if f, ok := declaration.(*ast.FuncDecl); ok && len(decisions) > 0 {
+				name := strings.TrimPrefix(p.path, module+"/") + "." + f.Name.Name
+				if slices.Contains(exceptions, name) {
+					excepted = append(excepted, name)
+					continue
+				}
 			}
-			found = append(found, p.decisionsIn(declaration)...)
+			found = append(found, decisions...)
 		}
 	}
-	return found
+	return found, excepted
 }
 
 func (p *checkedPackage) decisionsIn(declaration ast.Decl) (found []string) {
@@ -199,7 +213,8 @@ func (p *checkedPackage) decisionsIn(declaration ast.Decl) (found []string) {
 				report(n, "names %s", n.Value)
 			}
 		case *ast.BinaryExpr:
-			if (n.Op == token.EQL || n.Op == token.NEQ) && p.isDecision(n.X) && p.isDecision(n.Y) {
+			if compares := n.Op == token.EQL || n.Op == token.NEQ; compares &&
+				(p.isDecision(n.X) && p.isDecision(n.Y) || p.isText(n.X) || p.isText(n.Y)) {
 				report(n, "compares Reasons")
 			}
 		case *ast.SwitchStmt:
@@ -219,6 +234,12 @@ func (p *checkedPackage) decisionsIn(declaration ast.Decl) (found []string) {
 				if field, ok := left.(*ast.SelectorExpr); ok && isShown(p.info.TypeOf(field.X)) &&
 					isTime(p.info.TypeOf(left)) && p.readsClock(right, clock) {
 					report(n, "stamps a time that a state shows")
+				}
+			}
+		case *ast.ValueSpec:
+			for i, value := range n.Values {
+				if p.readsClock(value, clock) {
+					clock[p.info.ObjectOf(n.Names[min(i, len(n.Names)-1)])] = true
 				}
 			}
 		case *ast.CompositeLit:
@@ -241,6 +262,12 @@ func (p *checkedPackage) decisionsIn(declaration ast.Decl) (found []string) {
 func (p *checkedPackage) isDecision(e ast.Expr) bool {
 	t := p.info.Types[e]
 	return isReason(t.Type) && (t.Value == nil || constant.StringVal(t.Value) != "")
+}
+
+// isText reports whether the expression is the text of a Reason.
+func (p *checkedPackage) isText(e ast.Expr) bool {
+	call, ok := e.(*ast.CallExpr)
+	return ok && len(call.Args) == 1 && p.info.Types[call.Fun].IsType() && isReason(p.info.TypeOf(call.Args[0]))
 }
 
 // readsClock reports whether the value comes from the clock; known are variables whose values do.
