@@ -157,9 +157,6 @@ func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 func (a *identityAccessor) reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
 	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution),
 		Err: err}
-	if err != nil {
-		event.Reason = lifecycle.ReasonOf(err)
-	}
 	payload := eventPayload{resolution: resolution}
 	a.mu.Lock()
 	a.object = object

@@ -19,7 +19,7 @@ func (s *step) resolved(e Resolved) {
 		rotating{s}.dropRotation()
 		rotating{s}.reportRotationError(e.Err)
 	case e.Err != nil:
-		s.dropAndBackOff(e.Reason, e.Err)
+		s.dropAndBackOff(ReasonOf(e.Err), e.Err)
 		return
 	case e.Resolution.Key != s.resolution.Key:
 		if !s.adopt(e) {
@@ -50,7 +50,8 @@ func (s *step) confirm(objectVersion string) {
 // is impersonated with a kubeconfig is not watched anyway.
 func (m *Machine) canGoOnUnread(e Resolved) bool {
 	isWatched := m.resolution.Impersonated && m.resolution.ServiceAccount != types.NamespacedName{}
-	unread := e.Reason == connstate.ReasonUnreachable || e.Reason == connstate.ReasonOperatorForbidden && !isWatched
+	reason := ReasonOf(e.Err)
+	unread := reason == connstate.ReasonUnreachable || reason == connstate.ReasonOperatorForbidden && !isWatched
 	return unread && m.credential != 0 && e.Resolution.Reference == m.resolution.Reference &&
 		e.Resolution.ServiceAccount == m.resolution.ServiceAccount && e.Resolution.Source == m.resolution.Source
 }

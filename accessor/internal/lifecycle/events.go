@@ -30,9 +30,8 @@ type Resolved struct {
 	Generation int64
 	// Resolution is the result. If Err is set, only Source, ServiceAccount and KeepCurrent count.
 	Resolution Resolution
-	// Reason and Err state why resolving failed. Err is nil if resolving succeeded.
-	Reason connstate.Reason
-	Err    error
+	// Err states why resolving failed, nil if it succeeded. ReasonOf says what that means.
+	Err error
 	// Target is the target that the driver acquired because Resolution.Key differs from
 	// [Machine.CredentialKey]; otherwise zero. TargetErr states why the driver could not acquire
 	// the target.

@@ -13,7 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
@@ -34,6 +36,25 @@ var scenarioConfig = &Config{
 
 // removals are the removals by the words of scenarios.
 var removals = map[string]Removal{"deleted": Deleted, "filtered": Filtered, "stopped": Stopped}
+
+// failure is an error of resolving, or of a credential, that has the reason.
+type failure struct {
+	error
+	reason connstate.Reason
+}
+
+// Is makes errors.Is find what has the reason.
+func (f failure) Is(target error) bool { return target == failures[f.reason] }
+
+var failures = map[connstate.Reason]error{
+	connstate.ReasonNotAllowed:             credential.ErrNotAllowed,
+	connstate.ReasonInvalidReference:       credential.ErrInvalidReference,
+	connstate.ReasonInvalidCredential:      credential.ErrInvalidCredential,
+	connstate.ReasonServiceAccountNotFound: identity.ErrServiceAccountNotFound,
+	connstate.ReasonTokenRequestFailed:     identity.ErrTokenRequestFailed,
+	connstate.ReasonOperatorForbidden:      identity.ErrOperatorForbidden,
+	connstate.ReasonUnreachable:            nil,
+}
 
 // player is the driver of a scenario.
 type player struct {
@@ -201,7 +222,7 @@ func (p *player) resolved(verb string, o options) Event {
 	}}
 	switch {
 	case verb == "resolve-error":
-		e.Reason, e.Err = connstate.Reason(o.get("reason", "NotAllowed")), errors.New(o.get("error", "failed"))
+		e.Err = failure{errors.New(o.get("error", "failed")), connstate.Reason(o.get("reason", "NotAllowed"))}
 	case o.has("no-target"):
 		e.TargetErr = errors.New("no such target")
 	case e.Resolution.Key != p.machine.CredentialKey():

@@ -339,8 +339,9 @@ var inputs = func() (list []input) {
 			}})
 	}
 	resolveErr := func(reason connstate.Reason, keep bool) input {
+		err := failure{error: errServer, reason: reason}
 		return input{name: "resolve error " + string(reason), event: func(*world) Event {
-			return Resolved{Generation: 1, Reason: reason, Err: errServer,
+			return Resolved{Generation: 1, Err: err,
 				Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep}}
 		}}
 	}
