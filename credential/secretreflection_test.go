@@ -2,13 +2,19 @@ package credential
 
 import (
 	"context"
+	"net/http"
 	"testing"
 
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // A reflector that was replaced changes nothing any more: neither what is known of the Secret, nor
@@ -41,4 +47,27 @@ func TestReplacedReflector(t *testing.T) {
 	g.Expect(watched.failure).NotTo(HaveOccurred())
 	g.Expect(watched.forbidden).To(BeTrue())
 	g.Expect(woken).To(Equal(2))
+}
+
+// What decompresses an answer would stay with the watch of each Secret.
+func TestSecretsAreNotCompressed(t *testing.T) {
+	g := NewWithT(t)
+	var sent []http.Header
+	transport := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sent = append(sent, req.Header)
+		return nil, errors.New("down")
+	})
+	reader, err := corev1client.NewForConfigAndClient(&rest.Config{}, &http.Client{Transport: transport})
+	g.Expect(err).NotTo(HaveOccurred())
+	watched := &watchedSecret{ref: SecretReference{Namespace: "n", Name: "s"}, all: newSecrets(nil, nil, nil)}
+	listerWatcher := toolscache.ToListerWatcherWithContext(
+		(&secretReflection{watched, t.Context()}).listerWatcher(reader.RESTClient()))
+	_, err = listerWatcher.WatchWithContext(t.Context(), metav1.ListOptions{})
+	g.Expect(err).To(HaveOccurred())
+	_, err = listerWatcher.ListWithContext(t.Context(), metav1.ListOptions{})
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(len(sent)).To(BeNumerically(">=", 2))
+	for _, header := range sent {
+		g.Expect(header).To(HaveKeyWithValue("Accept-Encoding", []string{"identity"}))
+	}
 }
