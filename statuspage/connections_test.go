@@ -35,7 +35,7 @@ func TestConnections(t *testing.T) {
 	page, _, end := startPage(t, blue, redState)
 	defer end()
 	ask := func(query, accept string) *httptest.ResponseRecorder {
-		req := httptest.NewRequest(http.MethodGet, "/status/connections"+query, http.NoBody)
+		req := httptest.NewRequest(http.MethodGet, "/status/connections"+query, nil)
 		req.Header.Set("Accept", accept)
 		answer := httptest.NewRecorder()
 		page.ServeHTTP(answer, req)

@@ -1,5 +1,5 @@
 // Command terminalpicture draws the demo's output, from standard input, as a terminal in an SVG
-// file on standard output. "make picture" draws docs/run.svg with it.
+// file on standard output. "make picture" calls it to draw docs/run.svg.
 package main
 
 import (

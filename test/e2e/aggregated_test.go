@@ -80,7 +80,7 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 }
 
 // An aggregated API whose server does not answer is not taken for one that does not exist, also if
-// the first tenant that asks for anything asks for a kind that nobody serves.
+// the first tenant that asks for anything asks for a kind that no API server has.
 func TestAggregatedAPIThatIsDown(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()

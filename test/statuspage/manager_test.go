@@ -150,8 +150,8 @@ func get(t *testing.T, url, token, host string) answer {
 // anyToken matches the tokens of ServiceAccounts.
 var anyToken = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.`)
 
-// Somebody on call filters, sorts, opens an extension with the keyboard, and sees a fault and its
-// end without touching anything.
+// An engineer on call filters, sorts, opens an extension with the keyboard, and sees a fault and
+// its end without touching anything.
 func TestStatusPage(t *testing.T) {
 	g := NewWithT(t)
 	cp := startControlPlane(t)
@@ -283,7 +283,7 @@ func TestStatusPage(t *testing.T) {
 	g.Expect(anyToken.MatchString(token)).To(BeTrue(), "the check above can fail")
 }
 
-// With --status-secure nobody reads anything without a token that the API server takes, of a user
+// With --status-secure no reader sees anything without a token that the API server takes, of a user
 // who may get the path.
 func TestSecureStatusPage(t *testing.T) {
 	g := NewWithT(t)

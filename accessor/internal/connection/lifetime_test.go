@@ -60,7 +60,7 @@ func TestBodyWhileTheConnectionEnds(t *testing.T) {
 			c := newTestConnection(t)
 			body := during{f: func() { c.Close(errGone) }, text: "text", err: tc.err}
 			resp, err := c.roundTripper(respond(http.StatusOK, body), false).
-				RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
+				RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", nil))
 			g.Expect(err).NotTo(HaveOccurred())
 			defer resp.Body.Close()
 			n, err := resp.Body.Read(make([]byte, 10))
@@ -101,7 +101,7 @@ func TestRefusedRequestIsNotSent(t *testing.T) {
 		return nil, errGone
 	})
 	_, err := c.roundTripper(next, false). //nolint:bodyclose // there is none
-						RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
+						RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", nil))
 	g.Expect(err).To(BeIdenticalTo(errGone))
 }
 
@@ -111,6 +111,6 @@ func TestNoCredentialAfterTheEnd(t *testing.T) {
 	c := newTestConnection(t)
 	c.Close(errGone)
 	_, err := (&identityRoundTripper{conn: c}). //nolint:bodyclose // there is none
-							RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", http.NoBody))
+							RoundTrip(httptest.NewRequest(http.MethodGet, "https://server/api", nil))
 	g.Expect(err).To(BeIdenticalTo(errGone))
 }

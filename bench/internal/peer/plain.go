@@ -14,7 +14,7 @@ import (
 )
 
 // PlainPeer has a controller-runtime cache for each tenant, which share a RESTMapper and a
-// transport. Their tokens are never renewed, nothing is probed, and nobody notices a revoked
+// transport. Their tokens are never renewed, nothing is probed, and no part of it notices a revoked
 // permission.
 type PlainPeer struct {
 	config  *rest.Config

@@ -170,8 +170,8 @@ func TestHundredReconciles(t *testing.T) {
 
 }
 
-// A tenant whose server accepts connections and never answers delays nobody else, and says why it
-// waits.
+// A tenant whose server accepts connections and never answers delays no other tenant, and says why
+// it waits.
 func TestBlackHole(t *testing.T) {
 	g := NewWithT(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -203,8 +203,8 @@ func TestBlackHole(t *testing.T) {
 	isReady(t, m)
 }
 
-// A CreateOrUpdate that hangs, such as one whose tenant stopped to answer in mid-request, delays
-// nobody else.
+// A CreateOrUpdate that hangs, such as one whose tenant stopped to answer in mid-request, delays no
+// other tenant.
 func TestHangingReconcile(t *testing.T) {
 	hang := make(chan struct{})
 	s := &service[*v1alpha1.Mailbox]{}
