@@ -20,6 +20,7 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // identityAccessor is one extension's connection. The lifecycle machine makes every decision. The
@@ -32,14 +33,15 @@ import (
 type identityAccessor struct {
 	key       client.ObjectKey
 	set       *Set
-	within    *fence.Term          // in which this replica may act for the extension; nil for any time
-	term      *fence.Term          // within; where replicas share, the part of it that ends with the accessor
+	lease     *fence.Term          // in which this replica may act for the extension; nil for any time
+	term      *fence.Term          // that requests need: lease; where replicas share, one that endTerm can end earlier
+	endTerm   func(cause string)   // nil unless replicas share
 	requests  *connection.Requests // that can be refused when the extension is given up; nil if it never is
 	published atomic.Pointer[snapshot]
 	watches   watches.Registry   // has its own lock; may be used under mu, because it never calls the accessor
 	effects   afterEffects       // has its own lock; effects are appended under mu and run without it
 	tasks     workpool.TaskGroup // the goroutines of all connections
-	left      chan struct{}      // closed when nothing of the accessor runs any more, or what hangs had its time
+	done      chan struct{}      // closed when nothing of the accessor runs any more, or what hangs had its time
 
 	mu          sync.Mutex // guards the fields below
 	machine     lifecycle.Machine
@@ -47,22 +49,23 @@ type identityAccessor struct {
 	conn        *connection.Connection // that has begun and not ended; nil for none
 	answered    <-chan struct{}        // closed when no request is under way, after RefuseRequests
 	termEnded   bool                   // EndTerm was carried out
-	unfollow    func() bool            // ends what followTerm began; nil before
+	unfollow    func() bool            // ends what followLease began; nil before
 	membership  *targets.Membership
 	credentials openCredentials
 	attempt     *attempt      // the one that was created last
 	compared    comparedState // as last reported
 }
 
-func newAccessor(set *Set, key client.ObjectKey, term *fence.Term) *identityAccessor {
+func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, within: term, term: term, tasks: workpool.TaskGroup{Parent: &set.tasks},
-		left: make(chan struct{}), machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
+	a := &identityAccessor{key: key, set: set, lease: lease, term: lease, tasks: workpool.TaskGroup{Parent: &set.tasks},
+		done: make(chan struct{}), machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
 		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
 			Metrics: set.options.Metrics}}
-	if set.options.Divided {
+	if set.options.ReplicasShare {
 		set.options.Metrics.Took()
-		a.term, a.requests = term.Part(), &connection.Requests{}
+		a.term, a.endTerm = term.Join(lease)
+		a.requests = &connection.Requests{}
 	}
 	a.watches.Changed = a.reportChange
 	a.effects.spawn = func(drain func()) {
@@ -134,7 +137,7 @@ func (a *identityAccessor) observedLocked() lifecycle.Observed {
 		seen.Served = a.conn.LastServed()
 		seen.Target, seen.Members = a.membership.Health(), a.membership.Members()
 	}
-	if a.within.Err() != nil {
+	if a.lease.Err() != nil {
 		seen.LeaseEnded = new(a.leaseEnded())
 	}
 	return seen
@@ -207,12 +210,12 @@ func (a *identityAccessor) leave(event lifecycle.Event) {
 	a.effects.wait()
 }
 
-// followTerm ends the accessor with its term. The caller has made the accessor known before.
-func (a *identityAccessor) followTerm() {
-	if a.within == nil {
+// followLease ends the accessor with its lease. The caller has made the accessor known before.
+func (a *identityAccessor) followLease() {
+	if a.lease == nil {
 		return
 	}
-	stop := context.AfterFunc(a.within.Context(), func() { a.stepAsync(a.leaseEnded()) })
+	stop := context.AfterFunc(a.lease.Context(), func() { a.stepAsync(a.leaseEnded()) })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.termEnded {
@@ -221,15 +224,15 @@ func (a *identityAccessor) followTerm() {
 	a.unfollow = stop
 }
 
-// leaseEnded returns the event for the end of the term.
+// leaseEnded returns the event for the end of the lease.
 func (a *identityAccessor) leaseEnded() lifecycle.LeaseEnded {
-	return lifecycle.LeaseEnded{Cause: cmp.Or(a.within.Err(), fence.ErrClosed)}
+	return lifecycle.LeaseEnded{Cause: cmp.Or(a.lease.Err(), fence.ErrClosed)}
 }
 
-// belongsTo reports whether the accessor is that of the object in the term, and not of an earlier
-// object with the same name, or of an earlier term.
-func (a *identityAccessor) belongsTo(object client.Object, term *fence.Term) bool {
-	if a.within != term {
+// belongsTo reports whether the accessor is that of the object under the lease, and not of an
+// earlier object with the same name, or under an earlier lease.
+func (a *identityAccessor) belongsTo(object client.Object, lease *fence.Term) bool {
+	if a.lease != lease {
 		return false
 	}
 	last := a.lastObject()

@@ -92,7 +92,7 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 	case lifecycle.AwaitTasks:
 		return func() { a.awaitTasks(e.Timeout) }
 	case lifecycle.Left:
-		return func() { a.hasLeft(e.Clean) }
+		return func() { a.reportDone(e.Clean) }
 	case lifecycle.ReportTarget:
 		return func() {
 			previous.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})

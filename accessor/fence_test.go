@@ -166,7 +166,7 @@ func TestClientsOfTheConfigLookBeforeTheyWrite(t *testing.T) {
 		term := f.Term()
 		g.Eventually(func() bool {
 			a, known := d.byKey.Load(red)
-			return known && a.within == term && a.published.Load().conn != nil
+			return known && a.lease == term && a.published.Load().conn != nil
 		}).WithTimeout(patience).Should(BeTrue())
 		config, err := d.At(red).GetRESTConfig(t.Context())
 		g.Expect(err).NotTo(HaveOccurred())

@@ -24,10 +24,10 @@ const answerTimeout = 2 * time.Second
 // settleInterval is how often Settled looks.
 const settleInterval = 20 * time.Millisecond
 
-// unregister makes an extension unknown, if a is still its accessor. Until a has left, a is among
-// leaving.
+// unregister makes an extension unknown, if a is still its accessor. Until a is done, a is among
+// draining.
 func (s *Set) unregister(a *identityAccessor) {
-	s.leaving.Store(a, struct{}{}) // before it is unknown, so that GiveUp sees it here or there
+	s.draining.Store(a, struct{}{}) // before it is unknown, so that GiveUp sees it here or there
 	s.byKey.Compute(a.key, func(current *identityAccessor, _ bool) (*identityAccessor, xsync.ComputeOp) {
 		if current == a {
 			return nil, xsync.DeleteOp
@@ -65,26 +65,26 @@ func (a *identityAccessor) awaitTasks(timeout time.Duration) {
 	})
 }
 
-// endTermLocked ends what still uses the accessor's part of the term. A whole term ends with its
-// lease.
+// endTermLocked ends the requests that still need the accessor's term. Unless replicas share, the
+// term is that of the lease, and ends with it.
 func (a *identityAccessor) endTermLocked() {
 	a.termEnded = true
 	if a.unfollow != nil {
 		a.unfollow()
 	}
-	if a.set.options.Divided {
-		a.term.End("this replica does not act for the extension any more")
+	if a.endTerm != nil {
+		a.endTerm("this replica does not act for the extension any more")
 	}
 }
 
-// hasLeft answers those who wait until nothing of the extension runs any more.
-func (a *identityAccessor) hasLeft(clean bool) {
+// reportDone answers the callers that wait until nothing of the extension runs any more.
+func (a *identityAccessor) reportDone(clean bool) {
 	if !clean && a.set.life.Err() == nil { // a set that has ended says so once
 		a.set.options.Logger.Info("Event handlers of other controllers are still running for an extension that has ended",
 			"extension", connstate.KeyString(a.key), "waited", handlerTimeout)
 	}
-	a.set.leaving.Delete(a)
-	close(a.left)
+	a.set.draining.Delete(a)
+	close(a.done)
 }
 
 // spawn runs f in a goroutine that the set waits for, or here if the set has waited already.
@@ -111,13 +111,13 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 	})
 	_ = ending.Wait()
 	var err error
-	s.leaving.Range(func(key, _ any) bool {
+	s.draining.Range(func(key, _ any) bool {
 		a := key.(*identityAccessor)
 		if object := a.lastObject(); object == nil || !share(object) {
 			return true
 		}
 		select {
-		case <-a.left:
+		case <-a.done:
 		case <-ctx.Done(): // requests under way have no more time either
 			a.step(lifecycle.NoMoreTime{}, eventPayload{})
 			err = cmp.Or(err, errors.Wrapf(context.Cause(ctx), "giving up %s", connstate.KeyString(a.key)))

@@ -42,7 +42,7 @@ func driveShared(t *testing.T) *shared {
 			<-held
 		}
 	}))
-	s.options.Divided, s.divided = true, true
+	s.options.ReplicasShare, s.replicasShare = true, true
 	s.extension("red", "red")
 	s.eventually("red", connectedAs("user-of-red"))
 	return s
@@ -134,7 +134,7 @@ func TestGiveUpAwaitsAnswers(t *testing.T) {
 	g.Eventually(func() error { return put(r.conn, r.server.URL+"/hold") }).WithTimeout(patience).
 		Should(reasonIs(connstate.ReasonNotOwned), "a request that has not started")
 	g.Consistently(r.gaveUp).WithTimeout(soon).ShouldNot(Receive())
-	g.Expect(r.a.left).NotTo(BeClosed())
+	g.Expect(r.a.done).NotTo(BeClosed())
 	r.expectAnswered()
 	g.Expect(r.conn.Err()).To(reasonIs(connstate.ReasonNotOwned))
 	g.Expect(r.disconnectReasons()).To(Equal([]string{"NotOwned"}), "one log line")
@@ -193,7 +193,7 @@ func TestGiveUpAwaitsTasks(t *testing.T) {
 			g.Eventually(s.Keys).WithTimeout(patience).Should(BeEmpty())
 			handled <- struct{}{}
 			g.Eventually(gaveUp).WithTimeout(patience).Should(Receive(BeNil()))
-			g.Expect(a.left).To(BeClosed())
+			g.Expect(a.done).To(BeClosed())
 		})
 	}
 }
@@ -232,7 +232,7 @@ func TestShutdownWhileRefusing(t *testing.T) {
 	r := driveRefusing(t)
 	r.shutdown()
 	g.Eventually(r.underWay).WithTimeout(patience).Should(Receive(reasonIs(connstate.ReasonNotOwned)))
-	leaving := 0
-	r.leaving.Range(func(any, any) bool { leaving++; return true })
-	g.Expect(leaving).To(BeZero())
+	draining := 0
+	r.draining.Range(func(any, any) bool { draining++; return true })
+	g.Expect(draining).To(BeZero())
 }

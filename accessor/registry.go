@@ -22,8 +22,8 @@ type registry struct {
 	mayNotRead atomic.Pointer[error]                           // see MayNotRead; nil if the host operator may
 	leads      func() bool                                     // see Options.Leads
 	// checkKey returns why no extension can have a key; nil for any key
-	checkKey func(client.ObjectKey) error
-	divided  bool // replicas share the extensions, so what is unknown here may be another's
+	checkKey      func(client.ObjectKey) error
+	replicasShare bool // replicas share the extensions, so what is unknown here may be another's
 	// notOwned has the UIDs of the extensions that were reconciled, and are not this replica's.
 	notOwned *xsync.Map[client.ObjectKey, types.UID]
 }
@@ -60,7 +60,7 @@ func (r *registry) find(key client.ObjectKey) (*identityAccessor, error) {
 }
 
 func (r *registry) absence() absence {
-	a := absence{oneLeads: r.leads != nil, leads: r.leads != nil && r.leads(), shared: r.divided}
+	a := absence{oneLeads: r.leads != nil, leads: r.leads != nil && r.leads(), shared: r.replicasShare}
 	if cause := r.mayNotRead.Load(); cause != nil {
 		a.mayNotRead = *cause
 	}

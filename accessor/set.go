@@ -59,7 +59,7 @@ type Set struct {
 	shared      *Shared
 	attempts    *workpool.Share
 	tasks       workpool.TaskGroup
-	leaving     sync.Map // *identityAccessor to struct{}: given up, with goroutines that may still run
+	draining    sync.Map // *identityAccessor to struct{}: given up, with goroutines that may still run
 
 	life context.Context // parent of everything; ends when Run does
 	end  context.CancelCauseFunc
@@ -78,7 +78,7 @@ func NewSet(options Options) *Set {
 	return &Set{
 		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](),
 			notOwned: xsync.NewMap[client.ObjectKey, types.UID](), leads: options.Leads,
-			checkKey: options.CheckKey, divided: options.Divided},
+			checkKey: options.CheckKey, replicasShare: options.ReplicasShare},
 		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
 		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
 			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider(),
@@ -89,7 +89,7 @@ func NewSet(options Options) *Set {
 			DenialRetry:   denialRetry,
 			AnswerTimeout: answerTimeout,
 			TaskTimeout:   handlerTimeout,
-			Shared:        options.Divided,
+			Shared:        options.ReplicasShare,
 		},
 		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
@@ -116,7 +116,7 @@ func (s *Set) Run(ctx context.Context) error {
 // metricsSnapshot returns the values that the metrics export.
 func (s *Set) metricsSnapshot() metrics.Snapshot {
 	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
-	if s.options.Divided {
+	if s.options.ReplicasShare {
 		p.Divided = &metrics.Division{}
 		s.notOwned.Range(func(_ client.ObjectKey, uid types.UID) bool {
 			p.Divided.Add(uid, false)
@@ -153,7 +153,7 @@ func (s *Set) shutdown() {
 		}
 		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})
 	})
-	s.leaving.Range(func(key, _ any) bool { // requests under way have no more time
+	s.draining.Range(func(key, _ any) bool { // requests under way have no more time
 		key.(*identityAccessor).leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: stopping})
 		return true
 	})
@@ -172,30 +172,30 @@ func (s *Set) shutdown() {
 
 // Reconcile receives the identity that the extension connects as, or the error of resolving it, and
 // starts the attempt that is due: a connect, a probe, or none. It never blocks. The result is the
-// delay until the next call, or 0 if only a Wake or a change of the extension leads to one. term is
-// the term in which this replica may act for the extension, nil for any time.
+// delay until the next call, or 0 if only a Wake or a change of the extension leads to one. lease
+// is the term in which this replica may act for the extension, nil for any time.
 func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, err error,
-	term *fence.Term) time.Duration {
+	lease *fence.Term) time.Duration {
 	key := client.ObjectKeyFromObject(object)
 	found, ok := s.byKey.Load(key)
-	if ok && found.belongsTo(object, term) {
+	if ok && found.belongsTo(object, lease) {
 		return found.reconcile(object, resolution, err)
 	}
 	switch {
 	case !ok:
-	case found.within != term: // the lease ended and began again
+	case found.lease != lease: // the lease ended and began again
 		found.leave(found.leaseEnded())
 	default: // the object was deleted and created again between two reconciles
 		found.leave(lifecycle.Removed{Why: lifecycle.Deleted})
 	}
-	a := newAccessor(s, key, term)
+	a := newAccessor(s, key, lease)
 	s.byKey.Store(key, a)
 	s.notOwned.Delete(key)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor
 		a.leave(lifecycle.Removed{Why: lifecycle.Stopped, Cause: context.Cause(s.life)})
 		return 0
 	}
-	a.followTerm()
+	a.followLease()
 	return a.reconcile(object, resolution, err)
 }
 

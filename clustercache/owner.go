@@ -91,12 +91,11 @@ func (o *owner) awaitReconciles(ctx context.Context, share ownership.Share) erro
 // term returns the term in which this replica may act for the extension, nil for any time, or false
 // if the extension is not this replica's.
 func (o *owner) term(extension client.Object) (term *fence.Term, owned bool) {
-	f, owned := o.engine.Owns(extension)
-	if !owned || f == nil {
-		return nil, owned
+	term, owned = o.engine.Owns(extension)
+	if !owned || term.Err() != nil {
+		return nil, false
 	}
-	term = f.Term()
-	return term, term != nil
+	return term, true
 }
 
 // forgotten lets the engine see an extension that is filtered out: it may be asked to give it up.

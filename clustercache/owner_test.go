@@ -10,7 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/ownership"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // Giving up waits for the Reconciles of its extensions that have begun, for a time, and for no
@@ -47,3 +49,30 @@ func TestAwaitReconciles(t *testing.T) {
 		g.Expect(o.running).To(BeEmpty())
 	})
 }
+
+// An extension whose term has ended is not this replica's, whatever the engine says: also if the
+// engine asked a fence that was not open yet.
+func TestTermThatHasEnded(t *testing.T) {
+	g := NewWithT(t)
+	lease, f := testutil.NewLease()
+	engine := &fixedEngine{}
+	o := &owner{engine: engine}
+	owns := func() bool { _, owned := o.term(nil); return owned }
+	g.Expect(owns()).To(BeTrue(), "without a lease")
+	engine.term = f.Term()
+	g.Expect(owns()).To(BeFalse(), "before the lease")
+	lease.Renew(3600)
+	g.Expect(owns()).To(BeFalse(), "a term does not begin again")
+	engine.term = f.Term()
+	g.Expect(owns()).To(BeTrue())
+	lease.Release()
+	g.Expect(owns()).To(BeFalse())
+}
+
+// fixedEngine has every extension in one term.
+type fixedEngine struct {
+	ownership.Engine
+	term *fence.Term
+}
+
+func (e *fixedEngine) Owns(client.Object) (*fence.Term, bool) { return e.term, true }

@@ -119,8 +119,8 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
 		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
 		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Leads: r.owner.leads(),
-		Divided: r.owner.shares(),
-		Wake:    r.wake, Changed: hub.Changed, States: states,
+		ReplicasShare: r.owner.shares(),
+		Wake:          r.wake, Changed: hub.Changed, States: states,
 	})
 	cc := &clusterCache{set: r.set, initialPass: r.initialPass.done, metrics: counts, sources: hub, states: states,
 		scheme: r.scheme, gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}

@@ -22,6 +22,8 @@ func TestOpenAsLongAsTheLease(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
 		g.Expect(f.Open()).To(BeFalse(), "before the first renewal")
+		g.Expect(f.Term().Err()).To(And(MatchError(ErrClosed), MatchError(ContainSubstring("not taken yet"))))
+		g.Expect(f.Term().Context().Err()).To(HaveOccurred())
 		g.Expect(f.Remaining()).To(BeZero())
 		sent := time.Now()
 		time.Sleep(4 * second) // the renewal is under way

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // transport is a RoundTripper that a test decides about.
@@ -228,14 +230,14 @@ func TestTermOf(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
 		f.renewed(time.Now(), 5*second)
-		var term *Term
+		var needed *Term
 		_, err := f.RoundTripper(transport(func(req *http.Request) (*http.Response, error) {
-			term = TermOf(req.Context())
+			needed = term.Of(req.Context())
 			return nil, io.EOF
 		})).RoundTrip(request(t.Context(), http.MethodGet, nil))
 		g.Expect(err).To(MatchError(io.EOF))
-		g.Expect(term).To(BeIdenticalTo(f.Term()))
-		g.Expect(TermOf(t.Context())).To(BeNil())
+		g.Expect(needed).To(BeIdenticalTo(f.Term()))
+		g.Expect(term.Of(t.Context())).To(BeNil())
 		g.Expect((*Term)(nil).Err()).NotTo(HaveOccurred(), "no term is needed")
 		f.close("the end of the test")
 	})

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
@@ -72,24 +73,25 @@ type withLeaderLease struct {
 	options LeaderOptions
 	times   holding.Times
 	leases  coordinationclient.LeasesGetter
-	fence   atomic.Pointer[fence.Fence] // nil before the Lease is held
+	term    atomic.Pointer[fence.Term] // in which the Lease is held; nil before
+	joined  joinedTerms                // of the engine's terms with that
 }
 
-// Owns implements Engine. Requests pass the fence of the engine, and that of the Lease: a replica
+// Owns implements Engine. Requests need the term of the engine, and that of the Lease: a replica
 // that was suspended finds out there that a leader may act.
-func (e *withLeaderLease) Owns(extension client.Object) (f *fence.Fence, owned bool) {
-	outer := e.fence.Load()
-	if outer == nil {
+func (e *withLeaderLease) Owns(extension client.Object) (term *fence.Term, owned bool) {
+	leaderLease := e.term.Load()
+	if leaderLease == nil {
 		return nil, false
 	}
-	f, owned = e.Engine.Owns(extension)
+	term, owned = e.Engine.Owns(extension)
 	switch {
 	case !owned:
 		return nil, false
-	case f == nil:
-		return outer, true
+	case term == nil:
+		return leaderLease, true
 	}
-	return f.Within(outer), true
+	return e.joined.of(term, leaderLease), true
 }
 
 // Run implements Engine.
@@ -105,8 +107,8 @@ func (e *withLeaderLease) Run(ctx context.Context, replica Replica) (err error) 
 	options := holding.Options{Times: e.times, Keep: holding.KeepAlways,
 		Margin: holding.GiveUpTimeout, // the fence closes, all is given up, and only then a leader can take the Lease
 		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) }}
-	held := holding.Hold(ctx, options, holding.Together(e.lock(), logger), func(holds context.Context, f *fence.Fence) {
-		e.fence.Store(f)
+	held := holding.Hold(ctx, options, holding.Together(e.lock(), logger), func(holds context.Context, term *fence.Term) {
+		e.term.Store(term)
 		if err = stopAsking(); err != nil {
 			return
 		}
@@ -157,4 +159,30 @@ func (e *withLeaderLease) lock() resourcelock.Interface {
 		Client:     e.leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.options.Holder},
 	}
+}
+
+// joinedTerms returns the same term for the same two terms, while both last.
+type joinedTerms struct {
+	mu    sync.Mutex
+	terms map[[2]*fence.Term]*fence.Term // guarded by mu; those that last
+}
+
+func (j *joinedTerms) of(a, b *fence.Term) *fence.Term {
+	both := [2]*fence.Term{a, b}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if joined, ok := j.terms[both]; ok {
+		return joined
+	}
+	joined, _ := term.Join(a, b)
+	if j.terms == nil {
+		j.terms = map[[2]*fence.Term]*fence.Term{}
+	}
+	j.terms[both] = joined
+	context.AfterFunc(joined.Context(), func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		delete(j.terms, both)
+	})
+	return joined
 }

@@ -27,14 +27,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 var _ Fitter = (*fitting)(nil)
 
 var leaderLease = types.NamespacedName{Namespace: "n", Name: "leader"}
 
-// engine owns everything while it runs.
+// engine owns everything while it runs, in its term.
 type engine struct {
+	term *fence.Term // that Owns returns; may be nil
+
 	mu      sync.Mutex
 	running bool // guarded by mu
 }
@@ -43,10 +46,10 @@ func (*engine) Kind() Kind { return Shared }
 
 func (*engine) Check(schema.GroupKind, bool) error { return nil }
 
-func (e *engine) Owns(client.Object) (*fence.Fence, bool) {
+func (e *engine) Owns(client.Object) (*fence.Term, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return nil, e.running
+	return e.term, e.running
 }
 
 func (e *engine) Run(ctx context.Context, _ Replica) error {
@@ -71,8 +74,8 @@ type sharing struct {
 }
 
 func (s *sharing) owns() bool {
-	f, owned := s.Owns(&metav1.PartialObjectMetadata{})
-	return owned && f.Open()
+	term, owned := s.Owns(&metav1.PartialObjectMetadata{})
+	return owned && term.Err() == nil
 }
 
 func share(t *testing.T, leases *clientset.Clientset, logger logr.Logger) *sharing {
@@ -173,8 +176,8 @@ func TestWithLeaderLeaseIsLost(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		g.Expect(one.owns()).To(BeTrue())
 
-		f, _ := one.Owns(&metav1.PartialObjectMetadata{})
-		g.Expect(f.Open()).To(BeTrue())
+		term, _ := one.Owns(&metav1.PartialObjectMetadata{})
+		g.Expect(term.Err()).NotTo(HaveOccurred())
 		set(true)
 		begun := time.Now()
 		err := <-one.ended
@@ -183,7 +186,7 @@ func TestWithLeaderLeaseIsLost(t *testing.T) {
 		g.Expect(time.Since(begun)).To(BeNumerically("<", 15*time.Second))
 		g.Expect(one.owns()).To(BeFalse())
 		time.Sleep(15*time.Second - time.Since(begun))
-		g.Expect(f.Open()).To(BeFalse(), "10 s before a leader can take the Lease")
+		g.Expect(term.Err()).To(MatchError(fence.ErrClosed), "10 s before a leader can take the Lease")
 	})
 }
 
@@ -275,4 +278,41 @@ func TestLeaderOptions(t *testing.T) {
 		_, err := WithLeaderLease(&engine{}, &rest.Config{}, options)
 		g.Expect(err).To(HaveOccurred())
 	}
+}
+
+// The terms of an engine need the Lease, too, and each pair is one Term for as long as both last.
+func TestTermsWithTheLeaderLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		bucket, bucketFence := testutil.NewLease()
+		leader, leaderFence := testutil.NewLease()
+		bucket.Renew(3600)
+		leader.Renew(3600)
+		inner := &engine{running: true, term: bucketFence.Term()}
+		e := &withLeaderLease{Engine: inner}
+		_, owned := e.Owns(nil)
+		g.Expect(owned).To(BeFalse(), "the Lease is not held")
+		e.term.Store(leaderFence.Term())
+		term, owned := e.Owns(nil)
+		g.Expect(owned).To(BeTrue())
+		g.Expect(term.Err()).NotTo(HaveOccurred())
+		again, _ := e.Owns(nil)
+		g.Expect(again).To(BeIdenticalTo(term), "another one would end the connection")
+
+		bucket.Release()
+		g.Expect(term.Err()).To(MatchError(fence.ErrClosed))
+		bucket.Renew(3600)
+		inner.term = bucketFence.Term()
+		next, owned := e.Owns(nil)
+		g.Expect(owned).To(BeTrue())
+		g.Expect(next).NotTo(BeIdenticalTo(term))
+		synctest.Wait()
+		g.Expect(e.joined.terms).To(HaveLen(1), "what has ended is forgotten")
+		leader.Release()
+		g.Expect(next.Err()).To(MatchError(fence.ErrClosed))
+		synctest.Wait()
+		g.Expect(e.joined.terms).To(BeEmpty())
+		g.Expect(bucketFence.Open()).To(BeTrue())
+		bucket.Release()
+	})
 }

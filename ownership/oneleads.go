@@ -36,7 +36,10 @@ func (l leader) Check(schema.GroupKind, bool) error {
 }
 
 // Owns implements Engine.
-func (l leader) Owns(client.Object) (f *fence.Fence, owned bool) { return l.fence, l.fence.Open() }
+func (l leader) Owns(client.Object) (term *fence.Term, owned bool) {
+	term = l.fence.Term()
+	return term, term.Err() == nil
+}
 
 // Run implements Engine. What the replica has ends with the lease, so Run gives nothing up.
 func (l leader) Run(ctx context.Context, replica Replica) error {

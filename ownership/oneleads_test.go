@@ -51,7 +51,7 @@ func TestLeader(t *testing.T) {
 		lease, f := testutil.NewLease()
 		e := Leader(f)
 		g.Expect(e.Kind()).To(Equal(OneLeads))
-		owns := func() (*fence.Fence, bool) { return e.Owns(nil) }
+		owns := func() (*fence.Term, bool) { return e.Owns(nil) }
 		_, owned := owns()
 		g.Expect(owned).To(BeFalse(), "before Run, and before the lease")
 
@@ -70,7 +70,7 @@ func TestLeader(t *testing.T) {
 		expect(1, "the first term")
 		of, owned := owns()
 		g.Expect(owned).To(BeTrue())
-		g.Expect(of).To(BeIdenticalTo(f))
+		g.Expect(of).To(BeIdenticalTo(f.Term()))
 
 		before := r.began.Load()
 		lease.Release()

@@ -16,7 +16,7 @@ const (
 	// OneLeads is the kind of an engine with which one replica at a time has all extensions. Owns
 	// gives the same answer for every extension, also before Run. On the other replicas the extensions
 	// have the reason NotLeading, and the reconciler runs where the manager leads. Such an engine has
-	// a fence for what it owns, and never calls GiveUp: everything ends with the lease, and with the
+	// a term for what it owns, and never calls GiveUp: everything ends with the lease, and with the
 	// manager.
 	OneLeads Kind = iota + 1
 	// Shared is the kind of an engine with which each replica has some of the extensions. The others
@@ -34,13 +34,14 @@ type Engine interface {
 	// calls Check, and fails with its error.
 	Check(kind schema.GroupKind, namespaced bool) error
 
-	// Owns reports whether the extension is this replica's now. The fence is that of the lease which
-	// says so, nil if there is none: requests for the extension pass the fence. Owns must not do I/O.
-	// It is called on each reconcile of an extension. If the result changes for another reason than a
-	// change of the extension, the engine calls Take or GiveUp. Do not change the object, which has
-	// its GroupVersionKind. An engine of kind OneLeads is also asked with an object that has no
-	// content.
-	Owns(extension client.Object) (f *fence.Fence, owned bool)
+	// Owns reports whether the extension is this replica's now. term is the period in which this
+	// replica may act for the extension, the same Term while it lasts; nil if no lease ends it.
+	// Requests for the extension are sent in the term only. An extension whose term has ended is not
+	// this replica's. Owns must not do I/O: it is called on each reconcile of an extension. If the
+	// result changes for another reason than a change of the extension, or the end of the term, the
+	// engine calls Take or GiveUp. Do not change the object, which has its GroupVersionKind. An
+	// engine of kind OneLeads is also asked with an object that has no content.
+	Owns(extension client.Object) (term *fence.Term, owned bool)
 
 	// Run takes and gives up extensions until ctx is done. Then Run gives up all of them, and returns.
 	// If Run returns before ctx is done, with or without an error, the manager ends. Where replicas

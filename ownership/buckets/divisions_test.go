@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/ownership"
 )
 
@@ -75,16 +76,15 @@ func (d *divisions) join(name string, buckets int) *divider {
 	return r
 }
 
-// served counts the extensions that each replica serves, and fails if one has two with an open
-// fence.
+// served counts the extensions that each replica serves, and fails if one has two whose terms last.
 func (d *divisions) served() map[string]int {
 	d.t.Helper()
 	served := map[string]int{}
 	for _, uid := range d.uids {
 		first := ""
 		for _, r := range d.replicas {
-			f, owned := r.engine.Owns(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uid}})
-			if !owned || !f.Open() {
+			term, owned := r.engine.Owns(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uid}})
+			if !owned || term.Err() != nil {
 				continue
 			}
 			served[r.name]++
@@ -328,14 +328,14 @@ func TestFenceOfTheFleet(t *testing.T) {
 		d := newDivisions(t)
 		a := d.join("a", 1)
 		d.pass(25 * time.Second)
-		f, owned := a.engine.Owns(&metav1.PartialObjectMetadata{})
+		term, owned := a.engine.Owns(&metav1.PartialObjectMetadata{})
 		d.g.Expect(owned).To(BeTrue())
-		d.g.Expect(f.Open()).To(BeTrue())
+		d.g.Expect(term.Err()).NotTo(HaveOccurred())
 		a.idle.hangs <- struct{}{}
 		d.delete(roleLabel + "=" + roleFleet)
 		time.Sleep(3 * time.Second)
 		for range 60 { // also when its elector, which goes on until then, finds the new Lease
-			d.g.Expect(f.Open()).To(BeFalse())
+			d.g.Expect(term.Err()).To(MatchError(fence.ErrClosed))
 			time.Sleep(100 * time.Millisecond)
 		}
 		bucket, err := d.server.CoordinationV1().Leases("n").Get(t.Context(), "fleet-bucket-0", metav1.GetOptions{})

@@ -49,9 +49,9 @@ type Engine struct {
 
 // bucket is the part of a bucket that changes.
 type bucket struct {
-	fence  atomic.Pointer[fence.Fence] // nil while the bucket is not this replica's
-	serves atomic.Bool                 // its extensions are connected, or have been tried once
-	held   atomic.Bool                 // from when the bucket is taken until its lease is released
+	term   atomic.Pointer[fence.Term] // nil while the bucket is not this replica's
+	serves atomic.Bool                // its extensions are connected, or have been tried once
+	held   atomic.Bool                // from when the bucket is taken until its lease is released
 }
 
 // plan is who is to have which bucket, and who has it. The slices and maps are not changed any
@@ -76,9 +76,9 @@ func (e *Engine) Check(kind schema.GroupKind, _ bool) error {
 }
 
 // Owns implements ownership.Engine.
-func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
-	f = e.buckets[bucketOf(extension.GetUID(), len(e.buckets))].fence.Load()
-	return f, f != nil
+func (e *Engine) Owns(extension client.Object) (term *fence.Term, owned bool) {
+	term = e.buckets[bucketOf(extension.GetUID(), len(e.buckets))].term.Load()
+	return term, term != nil
 }
 
 // share returns the extensions of a bucket.
@@ -115,9 +115,9 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	return e.runInFleet(ctx, replica)
 }
 
-// divide serves this replica's buckets until ctx is done. Their requests pass the fence of the
+// divide serves this replica's buckets until ctx is done. Their requests need the term of the
 // fleet, too. ends reports whether that is for good.
-func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Fence, ends func() bool) {
+func (e *Engine) divide(ctx context.Context, replica ownership.Replica, fleet *fence.Term, ends func() bool) {
 	stopRenewing := e.announce(context.WithoutCancel(ctx))
 	e.awaitOthers(ctx)
 	var serving sync.WaitGroup

@@ -47,8 +47,8 @@ func (e *Engine) runInFleet(ctx context.Context, replica ownership.Replica) erro
 		}}
 	for {
 		held := holding.Hold(ctx, options, holding.Together(e.fleetLock(refuse), logger),
-			func(holds context.Context, f *fence.Fence) {
-				e.divide(holds, replica, f, func() bool { return ctx.Err() != nil })
+			func(holds context.Context, fleet *fence.Term) {
+				e.divide(holds, replica, fleet, func() bool { return ctx.Err() != nil })
 			})
 		if ctx.Err() != nil {
 			break

@@ -13,6 +13,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
@@ -25,9 +26,9 @@ const (
 	serveTimeout = 10 * time.Second
 )
 
-// serve holds a bucket whenever this replica is to have it, until ctx is done. Requests pass the
-// bucket's fence within that of the fleet.
-func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) {
+// serve holds a bucket whenever this replica is to have it, until ctx is done. Requests need the
+// bucket's term and that of the fleet.
+func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Term) {
 	mayTake := func(p *plan) bool {
 		return p.owners[b] == e.options.Identity && (p.holders[b] == "" || p.holders[b] == e.options.Identity)
 	}
@@ -43,12 +44,13 @@ func (e *Engine) serve(ctx context.Context, replica ownership.Replica, b int, fl
 
 // hold takes a bucket, and holds it until it is to be another replica's, its lease is lost, or ctx
 // is done. It returns false if it could not take the bucket.
-func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Fence) bool {
+func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fleet *fence.Term) bool {
 	handsOver := false
 	held := holding.Hold(ctx, holding.Options{Times: e.options.times(), Timeout: e.options.RenewDeadline}, e.lock(b),
-		func(holds context.Context, f *fence.Fence) {
+		func(holds context.Context, bucket *fence.Term) {
 			e.buckets[b].held.Store(true)
-			taken := e.take(ctx, replica, b, f.Within(fleet))
+			both, _ := term.Join(bucket, fleet)
+			taken := e.take(ctx, replica, b, both)
 			handsOver = e.holdUntil(holds, b)
 			taken()
 			e.giveUp(ctx, replica, b)
@@ -63,9 +65,9 @@ func (e *Engine) hold(ctx context.Context, replica ownership.Replica, b int, fle
 }
 
 // take connects the extensions of a bucket. The function that it returns ends that.
-func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, f *fence.Fence) (end func()) {
+func (e *Engine) take(ctx context.Context, replica ownership.Replica, b int, both *fence.Term) (end func()) {
 	start := time.Now()
-	e.buckets[b].fence.Store(f)
+	e.buckets[b].term.Store(both)
 	ctrl.LoggerFrom(ctx).V(1).Info("Took a bucket", "bucket", b)
 	ctx, cancel := context.WithTimeout(ctx, takeTimeout)
 	taken := make(chan struct{})
@@ -116,7 +118,7 @@ func (e *Engine) ownerOf(b int) string {
 // giveUp ends what this replica does for the extensions of a bucket.
 func (e *Engine) giveUp(ctx context.Context, replica ownership.Replica, b int) {
 	start := time.Now()
-	e.buckets[b].fence.Store(nil)
+	e.buckets[b].term.Store(nil)
 	e.buckets[b].serves.Store(false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpTimeout)
 	defer cancel()

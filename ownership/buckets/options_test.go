@@ -94,8 +94,8 @@ func TestForOrdinal(t *testing.T) {
 		}
 		owners := func(object client.Object) (n int) {
 			for _, engine := range engines {
-				if f, owned := engine.Owns(object); owned {
-					g.Expect(f).To(BeNil())
+				if term, owned := engine.Owns(object); owned {
+					g.Expect(term).To(BeNil())
 					n++
 				}
 			}

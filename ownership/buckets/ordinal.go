@@ -42,7 +42,7 @@ func (*ordinalEngine) Kind() ownership.Kind { return ownership.Shared }
 func (*ordinalEngine) Check(schema.GroupKind, bool) error { return nil }
 
 // Owns implements ownership.Engine.
-func (o *ordinalEngine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+func (o *ordinalEngine) Owns(extension client.Object) (term *fence.Term, owned bool) {
 	return nil, o.running.Load() && o.has(extension)
 }
 

@@ -68,7 +68,7 @@ func TestDrain(t *testing.T) {
 
 	lease, f := testutil.NewLease()
 	lease.Renew(3600)
-	e.fence.Store(f)
+	e.term.Store(f.Term())
 	r.hangs = errors.New("a Reconcile hangs")
 	g.Expect(e.drain(t.Context(), r, d)).To(MatchError(r.hangs), "it is tried again")
 	g.Expect(patches).To(BeEmpty())

@@ -36,13 +36,13 @@ const drainsAtOnce = 16
 type Engine struct {
 	options Options
 	leases  coordinationclient.LeasesGetter
-	bound   atomic.Bool             // Check was called
-	begun   atomic.Bool             // Run was called
-	api     client.Client           // without a cache
-	kind    schema.GroupKind        // set by Check
-	listed  atomic.Pointer[listing] // since the Lease is held
-	process string                  // in which the engine runs; see processAnnotation
-	fence   atomic.Pointer[fence.Fence]
+	bound   atomic.Bool                // Check was called
+	begun   atomic.Bool                // Run was called
+	api     client.Client              // without a cache
+	kind    schema.GroupKind           // set by Check
+	listed  atomic.Pointer[listing]    // since the Lease is held
+	process string                     // in which the engine runs; see processAnnotation
+	term    atomic.Pointer[fence.Term] // in which the Lease is held, and the extensions are listed; nil otherwise
 	drains  workqueue.TypedRateLimitingInterface[types.UID]
 
 	mu       sync.Mutex
@@ -77,13 +77,13 @@ func (e *Engine) Check(kind schema.GroupKind, namespaced bool) error {
 
 // Owns implements ownership.Engine. An extension that is to be given up is not this shard's any
 // more.
-func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
+func (e *Engine) Owns(extension client.Object) (term *fence.Term, owned bool) {
 	labels := extension.GetLabels()
 	if labels[e.options.shardLabel()] != e.options.Shard {
 		return nil, false
 	}
-	f = e.fence.Load()
-	if f == nil {
+	term = e.term.Load()
+	if term == nil {
 		return nil, false
 	}
 	if _, drains := labels[e.options.drainLabel()]; drains {
@@ -97,7 +97,7 @@ func (e *Engine) Owns(extension client.Object) (f *fence.Fence, owned bool) {
 	if listed := e.listed.Load(); listed == nil || !listed.confirms(extension) {
 		return nil, false // what the cache has may be from before the Lease was lost; the next event decides
 	}
-	return f, true
+	return term, true
 }
 
 // drainsLater reports whether a later version of an extension is to be given up. Otherwise
@@ -171,18 +171,18 @@ func (e *Engine) Run(ctx context.Context, replica ownership.Replica) error {
 	// A Lease that is released and taken again would make the sharder move extensions without a drain.
 	options := holding.Options{Times: e.options.times(), Keep: holding.KeepLost}
 	for ctx.Err() == nil {
-		held := holding.Hold(ctx, options, e.lock(), func(holds context.Context, f *fence.Fence) {
+		held := holding.Hold(ctx, options, e.lock(), func(holds context.Context, term *fence.Term) {
 			if !e.list(holds) {
 				return
 			}
 			e.forgetOthers()
-			e.fence.Store(f)
+			e.term.Store(term)
 			if err := replica.Take(holds, all); err != nil && holds.Err() == nil {
 				logger.Info("Not all extensions of the shard could be tried yet", "error", err.Error())
 			}
 			logger.Info("Serves its extensions")
 			<-holds.Done()
-			e.fence.Store(nil)
+			e.term.Store(nil)
 			giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), holding.GiveUpTimeout)
 			defer cancel()
 			if err := replica.GiveUp(giving, all); err != nil {
@@ -241,7 +241,7 @@ func (e *Engine) drain(ctx context.Context, replica ownership.Replica, d drain) 
 	if err := replica.GiveUp(giving, mine); err != nil {
 		return err // such as a Reconcile that hangs, and may still connect the extension
 	}
-	if f := e.fence.Load(); f == nil || !f.Open() {
+	if term := e.term.Load(); term == nil || term.Err() != nil {
 		return errNotHeld
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{

@@ -45,7 +45,7 @@ func (*handEngine) Kind() ownership.Kind { return ownership.Shared }
 
 func (*handEngine) Check(schema.GroupKind, bool) error { return nil }
 
-func (e *handEngine) Owns(extension client.Object) (*fence.Fence, bool) {
+func (e *handEngine) Owns(extension client.Object) (*fence.Term, bool) {
 	e.mu.Lock()
 	owned, hold := e.owned[extension.GetName()], e.hold
 	e.hold = nil
@@ -54,7 +54,7 @@ func (e *handEngine) Owns(extension client.Object) (*fence.Fence, bool) {
 		hold <- struct{}{}
 		hold <- struct{}{}
 	}
-	return e.fence, owned
+	return e.fence.Term(), owned
 }
 
 func (e *handEngine) Run(ctx context.Context, replica ownership.Replica) error {

@@ -11,8 +11,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/util/flowcontrol"
 
-	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // neverRedirect returns redirects to the caller. An API server does not redirect its clients; a
@@ -97,7 +97,7 @@ func (r lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, erro
 		}
 	}
 	ended := r.conn.Err
-	if fence.MayHaveChanged(req) {
+	if term.MayHaveChanged(req) {
 		ended = func() error {
 			if err := r.conn.Err(); err != nil {
 				return r.conn.interrupted(req, err)
@@ -182,17 +182,17 @@ func (c *Connection) requestContext(req *http.Request) context.Context {
 	if c.term == nil {
 		return req.Context()
 	}
-	return fence.WithTerm(req.Context(), c.term)
+	return term.With(req.Context(), c.term)
 }
 
 // interrupted returns the error of a request that was under way when the connection ended.
 func (c *Connection) interrupted(req *http.Request, ended error) error {
 	var notConnected *connstate.NotConnectedError
-	if !fence.MayHaveChanged(req) || !errors.As(ended, &notConnected) {
+	if !term.MayHaveChanged(req) || !errors.As(ended, &notConnected) {
 		return ended
 	}
 	return &connstate.NotConnectedError{Extension: notConnected.Extension, Reason: notConnected.Reason,
-		Since: notConnected.Since, Err: fence.Interrupted(req, notConnected.Err)}
+		Since: notConnected.Since, Err: term.Interrupted(req, notConnected.Err)}
 }
 
 // releasingBody is a response body that calls release when it is closed. If the connection ends

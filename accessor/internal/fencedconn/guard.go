@@ -13,6 +13,7 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // Guard keeps a TCP connection from sending a request whose term has ended. A request compares the
@@ -36,7 +37,7 @@ type Guard struct {
 // Use is a request that needs a term and uses the connection.
 type Use struct {
 	guard    *Guard
-	term     *fence.Term
+	term     *term.Term
 	written  bool      // guarded by the guard's mu; the kernel has taken the whole request
 	upTo     int64     // guarded by the guard's mu; up to which byte of the connection the request is, once written
 	returned time.Time // guarded by the guard's mu; when RoundTrip returned, zero before
@@ -49,11 +50,11 @@ const lateWrite = 10 * time.Second
 const ackTimeout = 100 * time.Millisecond
 
 // Begin notes a request that needs the term. The caller calls HasReturned after RoundTrip.
-func (g *Guard) Begin(term *fence.Term) *Use {
-	if g == nil || term == nil {
+func (g *Guard) Begin(needed *term.Term) *Use {
+	if g == nil || needed == nil {
 		return nil
 	}
-	u := &Use{guard: g, term: term}
+	u := &Use{guard: g, term: needed}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	kept := g.uses[:0]
@@ -236,8 +237,8 @@ func Wrap(ctx context.Context, conn net.Conn) net.Conn {
 // it, and a function to call after RoundTrip. With HTTP/1.1 a connection carries one request at a
 // time.
 func GuardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
-	term := fence.TermOf(req.Context())
-	if term == nil {
+	needed := term.Of(req.Context())
+	if needed == nil {
 		return req, func() {}
 	}
 	var mu sync.Mutex
@@ -250,7 +251,7 @@ func GuardHTTP1(req *http.Request) (traced *http.Request, hasReturned func()) {
 		if marked, ok := conn.(*markedConn); ok {
 			mu.Lock()
 			defer mu.Unlock()
-			use = marked.guard.Begin(term) // of the last connection, if net/http tries several
+			use = marked.guard.Begin(needed) // of the last connection, if net/http tries several
 		}
 	}}
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), func() {

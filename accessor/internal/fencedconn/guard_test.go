@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -183,7 +184,7 @@ func TestLaterRequestsDoNotCount(t *testing.T) {
 	l.Renew(3600)
 	own := &Guard{}
 	left, right := tcpPair(t, own)
-	part := f.Term().Part()
+	part, endPart := term.Join(f.Term())
 	givenUp, stays := own.Begin(part), own.Begin(f.Term())
 	_, err := left.Write([]byte("request"))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -197,7 +198,7 @@ func TestLaterRequestsDoNotCount(t *testing.T) {
 	}).Should(BeTrue())
 	fill(t, left)
 	stays.WroteRequest()
-	part.End("given up")
+	endPart("given up")
 	givenUp.HasReturned()
 	givenUp.abortUnlessDelivered()
 	go func() { _, _ = io.Copy(io.Discard, right) }()
@@ -254,15 +255,16 @@ func TestGuardRemembers(t *testing.T) {
 			g := NewWithT(t)
 			lease, f := testutil.NewLease()
 			lease.Renew(3600)
-			own, part := &Guard{}, f.Term().Part()
+			own := &Guard{}
+			part, endPart := term.Join(f.Term())
 			use := own.Begin(part)
 			use.returned = returned()
 			if name == "returned before" {
-				part.End("given up")
+				endPart("given up")
 			}
 			own.Begin(f.Term())
 			if name == "under way" {
-				part.End("given up")
+				endPart("given up")
 			}
 			g.Expect(own.check()).To(MatchError(fence.ErrClosed))
 		})

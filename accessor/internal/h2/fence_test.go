@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -61,9 +62,9 @@ func (r *receiver) roundTripper(t *testing.T) http.RoundTripper {
 
 // post sends a request that needs the term. Nothing but the term ends it: the one whose goroutine
 // would cancel it does not run.
-func (r *receiver) post(ctx context.Context, roundTripper http.RoundTripper, term *fence.Term, path string,
+func (r *receiver) post(ctx context.Context, roundTripper http.RoundTripper, needed *fence.Term, path string,
 	body io.Reader) error {
-	req, err := http.NewRequestWithContext(fence.WithTerm(ctx, term), http.MethodPost, r.URL+path, body)
+	req, err := http.NewRequestWithContext(term.With(ctx, needed), http.MethodPost, r.URL+path, body)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/fencedconn"
-	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 const (
@@ -230,7 +230,7 @@ func (t *Transport) send(conn *clientConn, req *http.Request) (*http.Response, e
 			t.http2.sent(conn)
 		}
 	}
-	use := conn.guard.Begin(fence.TermOf(req.Context()))
+	use := conn.guard.Begin(term.Of(req.Context()))
 	trace := &httptrace.ClientTrace{WroteHeaders: func() {
 		headersSent.Store(true)
 		notifySent()

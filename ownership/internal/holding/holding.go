@@ -73,12 +73,12 @@ const (
 	KeepAlways      // others hold it too, with the same identity
 )
 
-// Hold takes the lease of lock, and calls serve while it holds it. The context of serve is done
-// when the lease is lost, or ctx is done. When serve returns, Hold releases the lease, as
-// Options.Keep says, and returns true. Hold returns false if it does not get the lease while ctx
-// lasts, nor before Options.Timeout is over.
+// Hold takes the lease of lock, and calls serve while it holds it, with the term that lasts as
+// long. The context of serve is done when the lease is lost, or ctx is done. When serve returns,
+// Hold releases the lease, as Options.Keep says, and returns true. Hold returns false if it does
+// not get the lease while ctx lasts, nor before Options.Timeout is over.
 func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
-	serve func(ctx context.Context, f *fence.Fence)) (held bool) {
+	serve func(ctx context.Context, term *fence.Term)) (held bool) {
 	times := options.Times
 	fenced, f := fence.ForLeaderElection(lock, times.LeaseDuration)
 	deferred := &deferredRelease{Interface: fenced}
@@ -125,7 +125,7 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 		return false
 	}
 	term := f.Term()
-	if term == nil {
+	if term.Err() != nil {
 		deferred.served(ctx, times, false)
 		return false
 	}
@@ -139,7 +139,7 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 		case <-serving.Done():
 		}
 	}()
-	serve(serving, f)
+	serve(serving, term)
 	lostLease := errors.Is(context.Cause(serving), fence.ErrClosed)
 	deferred.served(ctx, times, options.Keep == KeepAlways || options.Keep == KeepLost && lostLease)
 	return true

@@ -59,10 +59,10 @@ func TestHold(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		finish, held := make(chan struct{}), make(chan bool)
 		go func() {
-			held <- Hold(ctx, Options{Times: times}, s.lock("one"), func(ctx context.Context, f *fence.Fence) {
+			held <- Hold(ctx, Options{Times: times}, s.lock("one"), func(ctx context.Context, term *fence.Term) {
 				<-ctx.Done()
-				if !f.Open() {
-					t.Error("the fence is closed before the lease is released")
+				if term.Err() != nil {
+					t.Error("the term ends before the lease is released")
 				}
 				<-finish
 			})
@@ -77,7 +77,7 @@ func TestHold(t *testing.T) {
 		close(finish)
 		g.Expect(<-held).To(BeTrue())
 		g.Expect(s.holder(g)).To(BeEmpty())
-		g.Expect(Hold(t.Context(), brief, s.lock("two"), func(context.Context, *fence.Fence) {
+		g.Expect(Hold(t.Context(), brief, s.lock("two"), func(context.Context, *fence.Term) {
 			g.Expect(s.holder(g)).To(Equal("two"))
 		})).To(BeTrue())
 	})
@@ -91,7 +91,7 @@ func TestLost(t *testing.T) {
 		s, times := newServer(), Times{}.WithDefaults()
 		lost, finish, held := make(chan time.Time, 1), make(chan struct{}), make(chan bool)
 		go func() {
-			held <- Hold(t.Context(), Options{Times: times}, s.lock("one"), func(ctx context.Context, _ *fence.Fence) {
+			held <- Hold(t.Context(), Options{Times: times}, s.lock("one"), func(ctx context.Context, _ *fence.Term) {
 				<-ctx.Done()
 				lost <- time.Now()
 				<-finish
@@ -120,7 +120,7 @@ func TestKeepLost(t *testing.T) {
 			held := make(chan bool)
 			go func() {
 				held <- Hold(t.Context(), Options{Times: times, Keep: keep}, s.lock("one"),
-					func(ctx context.Context, _ *fence.Fence) { <-ctx.Done() })
+					func(ctx context.Context, _ *fence.Term) { <-ctx.Done() })
 			}()
 			synctest.Wait()
 			s.loses.Store(true)
@@ -130,7 +130,7 @@ func TestKeepLost(t *testing.T) {
 		for keep, holder := range map[Keep]string{KeepLost: "", KeepAlways: "one"} {
 			ctx, cancel := context.WithCancel(t.Context())
 			g.Expect(Hold(ctx, Options{Times: times, Keep: keep}, s.lock("one"),
-				func(context.Context, *fence.Fence) { cancel() })).To(BeTrue())
+				func(context.Context, *fence.Term) { cancel() })).To(BeTrue())
 			g.Expect(s.holder(g)).To(Equal(holder))
 		}
 	})

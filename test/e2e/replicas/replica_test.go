@@ -210,7 +210,7 @@ func (o *options) fenced(engine ownership.Engine) ownership.Engine {
 
 type unfencedEngine struct{ ownership.Engine }
 
-func (e unfencedEngine) Owns(extension client.Object) (*fence.Fence, bool) {
+func (e unfencedEngine) Owns(extension client.Object) (*fence.Term, bool) {
 	_, owned := e.Engine.Owns(extension)
 	return nil, owned
 }

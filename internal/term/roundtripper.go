@@ -1,4 +1,4 @@
-package fence
+package term
 
 import (
 	"context"
@@ -8,41 +8,32 @@ import (
 	"net/http"
 )
 
-// RoundTripper returns a RoundTripper whose requests pass the fence: none starts while it is
-// closed, and those under way end when it closes, streams included. Use it with rest.Config's Wrap.
-// A nil Fence lets all requests pass.
-func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	if f == nil {
-		return next
-	}
-	return &roundTripper{next: next, term: f.Term}
+// NewRoundTripper returns a RoundTripper whose requests need the term that current returns when
+// they begin: none starts after its end, and those under way end with it, streams included.
+func NewRoundTripper(next http.RoundTripper, current func() *Term) http.RoundTripper {
+	return &roundTripper{next: next, current: current}
 }
 
 // RoundTripper is Fence.RoundTripper for a single term: the requests do not pass when the fence
 // opens again.
 func (t *Term) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	return &roundTripper{next: next, term: func() *Term {
-		if t.Err() != nil {
-			return nil
-		}
-		return t
-	}}
+	return NewRoundTripper(next, func() *Term { return t })
 }
 
 type roundTripper struct {
-	next http.RoundTripper
-	term func() *Term // nil while closed
+	next    http.RoundTripper
+	current func() *Term
 }
 
 func (r *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	term := r.term()
-	if term == nil {
+	term := r.current()
+	if ended := term.Err(); ended != nil {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper closes the body, also on errors
 		}
-		return nil, fmt.Errorf("%s %s is not sent: %w", req.Method, req.URL.Path, ErrClosed)
+		return nil, fmt.Errorf("%s %s is not sent: %w", req.Method, req.URL.Path, ended)
 	}
-	ctx, cancel := context.WithCancelCause(WithTerm(req.Context(), term))
+	ctx, cancel := context.WithCancelCause(With(req.Context(), term))
 	stop := context.AfterFunc(term.ctx, func() { cancel(context.Cause(term.ctx)) })
 	release := func() {
 		stop()
@@ -134,18 +125,4 @@ func (s *fencedStream) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return s.writer.Write(p)
-}
-
-type termKey struct{}
-
-// WithTerm returns a context for a request that needs the term.
-func WithTerm(ctx context.Context, t *Term) context.Context {
-	return context.WithValue(ctx, termKey{}, t)
-}
-
-// TermOf returns the term that the request with this context needs, nil if none. A transport can so
-// look again before it writes.
-func TermOf(ctx context.Context) *Term {
-	t, _ := ctx.Value(termKey{}).(*Term)
-	return t
 }
