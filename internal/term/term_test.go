@@ -91,20 +91,21 @@ func TestJoinOfNone(t *testing.T) {
 // buckets.
 func TestJoinReleasesItsParents(t *testing.T) {
 	g := NewWithT(t)
-	fleet, bucket := NewLease(time.Now, time.Now(), time.Hour), NewLease(time.Now, time.Now(), time.Hour)
+	fleet := NewLease(time.Now, time.Now(), time.Hour)
 	defer fleet.End(ErrClosed)
-	byParent, _ := Join(bucket.Term(), fleet.Term())
-	early, end := Join(fleet.Term(), fleet.Term())
-	ended := []weak.Pointer[Term]{weak.Make(byParent), weak.Make(early)}
-	bucket.End(ErrClosed)
-	end("given up")
-	runtime.KeepAlive(byParent)
-	runtime.KeepAlive(early)
-	for _, pointer := range ended {
-		g.Eventually(func() *Term {
+	join := func() []weak.Pointer[Term] {
+		bucket := NewLease(time.Now, time.Now(), time.Hour)
+		byParent, _ := Join(bucket.Term(), fleet.Term())
+		early, end := Join(fleet.Term(), fleet.Term())
+		bucket.End(ErrClosed)
+		end("given up")
+		return []weak.Pointer[Term]{weak.Make(byParent), weak.Make(early)}
+	}
+	for _, pointer := range join() {
+		g.Eventually(func() bool {
 			runtime.GC()
-			return pointer.Value()
-		}).Should(BeNil())
+			return pointer.Value() == nil
+		}).Should(BeTrue())
 	}
 }
 
