@@ -494,6 +494,34 @@ func TestWatchContent(t *testing.T) {
 	conn.disconnect(r)
 }
 
+// A content that the end of its connection interrupts leaves nothing behind, not even the dependent
+// in watches that others registered. Each change of what States returns is reported.
+func TestWatchContentIsInterrupted(t *testing.T) {
+	g := NewWithT(t)
+	r := newRegistry()
+	changes := 0
+	r.Changed = func() { changes++ }
+	conn := connect(r, 1)
+	c := &ctl{}
+	watch := func(dependent types.UID, objects ...client.Object) error {
+		return r.WatchContent(t.Context(), conn, NewContentWatch(contentOptions{Name: "c", Watcher: c, Dependent: dependent,
+			Objects: objects, EventHandler: onAdd(nothing)}))
+	}
+	g.Expect(watch("a", object("ConfigMap", "n"))).To(Succeed())
+	g.Expect(changes).To(Equal(1))
+	g.Expect(watch("b", object("ConfigMap", "n"))).To(Succeed())
+	g.Expect(changes).To(Equal(2), "one more dependent")
+	g.Expect(watch("b", object("ConfigMap", "n"))).To(Succeed())
+	g.Expect(changes).To(Equal(2), "nothing has changed")
+
+	conn.hold = func(string) error { conn.end(); return nil }
+	g.Expect(watch("c", object("ConfigMap", "n"), object("Secret", "n"))).To(MatchError(errEnded))
+	g.Expect(names(r.States())).To(Equal([]string{"c ConfigMap/n a b"}))
+	g.Expect(changes).To(Equal(4), "the dependent joined, and left again")
+	r.End()
+	conn.disconnect(r)
+}
+
 // If one kind cannot be watched, the other kinds are still watched, and watches of removed kinds
 // still end.
 func TestWatchContentInPart(t *testing.T) {
@@ -669,10 +697,17 @@ func TestWhileRegistering(t *testing.T) {
 func TestControllerThatRefuses(t *testing.T) {
 	g := NewWithT(t)
 	r := newRegistry()
+	var seen []int // the number of watches at each change
+	r.Changed = func() {
+		for _, reg := range r.names {
+			seen = append(seen, len(reg.parts))
+		}
+	}
 	conn := connect(r, 1)
 	refusing := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{},
 		EventHandler: onAdd(nothing)})
 	g.Expect(r.Watch(t.Context(), conn, refusing)).To(MatchError(ContainSubstring("adding a source to the controller")))
+	g.Expect(seen).To(Equal([]int{1, 0}), "both changes are reported")
 	panicking := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{},
 		EventHandler: onAdd(nothing)})
 	g.Expect(func() { _ = r.Watch(t.Context(), conn, panicking) }).To(Panic())

@@ -1,0 +1,130 @@
+package watches
+
+import (
+	"testing"
+	"unique"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func partNamed(name string) unique.Handle[part] {
+	return unique.Make(part{kind: schema.GroupVersionKind{Version: "v1", Kind: name}})
+}
+
+// What a caller changes follows from what is registered and what is wanted.
+func TestPlanFor(t *testing.T) {
+	type registered map[string][]types.UID // by kind
+	for name, tc := range map[string]struct {
+		content    bool // of the registration
+		registered registered
+		wants      []string // kinds; dependent "me"
+		asContent  bool
+		leave      []string
+		join       []string
+		start      []string
+		conflict   string
+	}{
+		"a new watch":          {wants: []string{"A"}, start: []string{"A"}},
+		"the same watch again": {registered: registered{"A": {"me"}}, wants: []string{"A"}},
+		"one more dependent": {
+			registered: registered{"A": {"other"}},
+			wants:      []string{"A"},
+			join:       []string{"A"},
+		},
+		"without dependents": {
+			registered: registered{"A": {""}},
+			wants:      []string{"A"},
+			join:       []string{"A"},
+		},
+		"another kind": {
+			registered: registered{"A": {"me"}},
+			wants:      []string{"B"},
+			conflict:   "the registered watch is A",
+		},
+		"a watch under a content": {
+			content:    true,
+			registered: registered{"A": {"me"}},
+			wants:      []string{"A"},
+			conflict:   "WatchContent registered",
+		},
+		"a content under a watch": {
+			registered: registered{"A": {"me"}},
+			asContent:  true,
+			wants:      []string{"A"},
+			conflict:   "Watch registered",
+		},
+		"a new content": {
+			content:   true,
+			asContent: true,
+			wants:     []string{"A", "B"},
+			start:     []string{"A", "B"},
+		},
+		"the same content again": {
+			content:    true,
+			asContent:  true,
+			registered: registered{"A": {"me"}},
+			wants:      []string{"A"},
+		},
+		"a content that changes": {
+			content:    true,
+			asContent:  true,
+			registered: registered{"A": {"me"}, "B": {"me"}},
+			wants:      []string{"B", "C"},
+			leave:      []string{"A"},
+			start:      []string{"C"},
+		},
+		"contents of two": {
+			content:    true,
+			asContent:  true,
+			registered: registered{"A": {"other"}, "B": {"me", "other"}, "C": {"other"}},
+			wants:      []string{"C", "D"},
+			leave:      []string{"B"},
+			join:       []string{"C"},
+			start:      []string{"D"},
+		},
+		"an empty content": {
+			content:    true,
+			asContent:  true,
+			registered: registered{"A": {"me"}, "B": {"me", "other"}, "C": {"other"}},
+			leave:      []string{"A", "B"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			parts := map[unique.Handle[part]]*watch{}
+			for kind, dependents := range tc.registered {
+				parts[partNamed(kind)] = &watch{part: partNamed(kind), dependents: dependents}
+			}
+			wanted := Spec{content: tc.asContent, dependent: "me"}
+			for _, kind := range tc.wants {
+				wanted.parts = append(wanted.parts, partObject{part: partNamed(kind)})
+			}
+			plan, err := planFor(tc.content, parts, wanted)
+			if tc.conflict != "" {
+				g.Expect(err).To(MatchError(ErrConflict))
+				g.Expect(err).To(MatchError(ContainSubstring(tc.conflict)))
+				g.Expect(plan).To(Equal(changes{}))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			kinds := func(parts []unique.Handle[part]) (kinds []string) {
+				for _, p := range parts {
+					kinds = append(kinds, p.Value().kind.Kind)
+				}
+				return kinds
+			}
+			var start []unique.Handle[part]
+			for _, p := range plan.start {
+				start = append(start, p.part)
+			}
+			g.Expect(kinds(plan.leave)).To(ConsistOf(tc.leave))
+			g.Expect(kinds(plan.join)).To(Equal(tc.join))
+			g.Expect(kinds(start)).To(Equal(tc.start), "in the order of the content")
+			for kind, dependents := range tc.registered {
+				g.Expect(parts[partNamed(kind)].dependents).To(Equal(dependents), "nothing is changed")
+			}
+		})
+	}
+}
